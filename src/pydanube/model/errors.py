@@ -1,0 +1,108 @@
+"""The error tree: each class stands for one reaction of the caller.
+
+A new class needs a new reaction, or a status of its own on a door. Every door maps this tree exactly once, and a test
+walks it so that no class is left unmapped. `code` is what travels on the wire and is stored nowhere: numbers are never
+given to another class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DanubeError(Exception):
+    """Anything this project raises on purpose."""
+
+    code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Invalid(DanubeError):
+    """Fix the request, then send it again."""
+
+    code = 2
+
+
+class Refused(DanubeError):
+    """The state of the system says no; read the message."""
+
+    code = 3
+
+
+class NotFound(Refused):
+    """There is no such thing."""
+
+    code = 4
+
+
+class AlreadyExists(Refused):
+    """There is such a thing already."""
+
+    code = 5
+
+
+class Denied(Refused):
+    """You are known, and may not."""
+
+    code = 6
+
+
+class Unauthenticated(Refused):
+    """Say who you are."""
+
+    code = 7
+
+
+class Full(Refused):
+    """A limit is reached; wait or raise it."""
+
+    code = 8
+
+
+class NotOwner(Refused):
+    """Ask the broker named in `owner` (empty: look the owner up again)."""
+
+    code = 9
+
+    def __init__(self, message: str, owner: str = "") -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class StaleEpoch(Refused):
+    """You were fenced; stop writing."""
+
+    code = 10
+
+
+class Unavailable(DanubeError):
+    """Send the same request again, later."""
+
+    code = 11
+    retryable = True
+
+
+class Corrupt(DanubeError):
+    """Stored or sent bytes are not what was written; call a human."""
+
+    code = 12
+
+
+def tree() -> list[type[DanubeError]]:
+    """Every class of the tree, the root first."""
+    classes: list[type[DanubeError]] = [DanubeError]
+    for known in classes:
+        classes.extend(known.__subclasses__())
+    return classes
+
+
+def from_code(code: int, message: str, owner: str = "") -> DanubeError:
+    """The error a peer sent. A code from a later release becomes its nearest known meaning: a plain DanubeError."""
+    for known in tree():
+        if known.code == code:
+            return NotOwner(message, owner) if known is NotOwner else known(message)
+    return DanubeError(message)

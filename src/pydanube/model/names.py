@@ -1,0 +1,61 @@
+"""Names, parsed once at the door. Holding one of these types means that the text in it is valid.
+
+A topic is ``/namespace/topic``. Partition k of it is addressed by Danube clients as the topic ``/namespace/topic-part-k``;
+that suffix is therefore reserved. Names are always compared whole, never by prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+from .errors import Invalid
+from .limits import NAME_CHARACTERS_MAX
+
+_WORD: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_CHARACTERS_MAX}}}")
+_PARTITION_SUFFIX: Final = re.compile(r"-part-(0|[1-9][0-9]*)$")
+DEFAULT_NAMESPACE: Final = "default"
+
+
+def _word(text: str, what: str) -> str:
+    if not isinstance(text, str) or not _WORD.fullmatch(text):
+        raise Invalid(
+            f"{what} {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_' and '-'"
+        )
+    return text
+
+
+def parse_namespace(text: str) -> str:
+    return _word(text, "namespace")
+
+
+def parse_subscription(text: str) -> str:
+    return _word(text, "subscription")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    """A topic's full name, ``/namespace/topic``. Holding one means it is valid."""
+
+    namespace: str
+    topic: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        parts = text.split("/") if isinstance(text, str) else []
+        if len(parts) != 3 or parts[0]:
+            raise Invalid(f"topic {text!r} is not a full name: write it as /namespace/topic, for example /default/orders")
+        return cls(_word(parts[1], "namespace"), _word(parts[2], "topic"))
+
+    @property
+    def names_partition(self) -> bool:
+        """True when the name ends like a partition of another topic; no topic may be created under it."""
+        return _PARTITION_SUFFIX.search(self.topic) is not None
+
+    def partition(self, index: int) -> str:
+        """What Danube clients call partition `index` of this topic."""
+        return f"/{self.namespace}/{self.topic}-part-{index}"
+
+    def __str__(self) -> str:
+        return f"/{self.namespace}/{self.topic}"

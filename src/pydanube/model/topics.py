@@ -1,0 +1,114 @@
+"""Topics, partitions and subscriptions as nouns: what they are, not what happens to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from .errors import Invalid
+from .limits import PARTITIONS_MAX
+
+
+class AckLevel(IntEnum):
+    """What has happened to a message when its publisher is told that it was taken."""
+
+    MEMORY = 0
+    """In the broker's memory; gone with the process. For development and tests."""
+    WRITTEN = 1
+    """In the page cache: survives the process, not the machine."""
+    DURABLE = 2
+    """Synced to disk (in a cluster: on a quorum)."""
+
+    @classmethod
+    def parse(cls, text: str) -> AckLevel:
+        try:
+            return cls[text.upper()]
+        except (KeyError, AttributeError):
+            raise Invalid(f"ack level {text!r} is unknown: use durable, written or memory") from None
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class SubscriptionType(IntEnum):
+    """Numbers as in the Danube gRPC API."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+    @classmethod
+    def parse(cls, text: str) -> SubscriptionType:
+        try:
+            return cls[text.upper().replace("-", "_")]
+        except (KeyError, AttributeError):
+            raise Invalid(f"subscription type {text!r} is unknown: use exclusive, shared, failover or key-shared") from None
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """What a topic was created with. `partitions` 0 means plain: one partition, addressed by the topic's own name."""
+
+    partitions: int = 0
+    reliable: bool = True
+    ack_level: AckLevel = AckLevel.DURABLE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.partitions <= PARTITIONS_MAX:
+            raise Invalid(f"partitions={self.partitions} is out of range: use 0 (plain) to {PARTITIONS_MAX}")
+
+    @property
+    def partition_count(self) -> int:
+        return max(1, self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """One partition as its owner sees it. Offsets in [start_offset, end_offset) can be read."""
+
+    index: int
+    owner: str
+    epoch: int
+    start_offset: int
+    end_offset: int
+    ledgers: int
+    stored_bytes: int
+    health: str = "ok"
+    """"ok", or what is wrong and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    name: str
+    topic_id: int
+    config: TopicConfig
+    partitions: list[PartitionDescription] = field(default_factory=list)
+    subscriptions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionPartition:
+    """A subscription's place in one partition: everything below `position` is acked."""
+
+    partition: int
+    position: int
+    lag: int
+    acked_ahead: int
+    """Messages acked past `position`, out of order."""
+    unacked: int
+    """Messages delivered and not yet acked."""
+    consumer: str = ""
+    """Who holds it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionDescription:
+    topic: str
+    name: str
+    subscription_id: int
+    type: SubscriptionType
+    partitions: list[SubscriptionPartition] = field(default_factory=list)
