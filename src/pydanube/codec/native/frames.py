@@ -1,0 +1,192 @@
+"""Frames of the native protocol. One frame carries one request, answer, batch or event.
+
+A connection opens with 8 bytes of PREAMBLE from the client; after that both sides send frames:
+
+```
+ 0        4    5    6        8        12       16                  body_start            length
+ +--------+----+----+--------+--------+--------+---------------------+----------------------+
+ | length |kind|flag|  zero  | correl.|head len| head ...  | zeros   | body: batches ...    |
+ | u32    | u8 | u8 |  u16   | u32    | u32    |           | to 64   |                      |
+ +--------+----+----+--------+--------+--------+---------------------+----------------------+
+```
+
+All numbers are little-endian. `length` counts the whole frame. The body, where there is one, starts on a multiple of 64
+so that batches keep their alignment. A request's correlation number is chosen by the client (never 0) and comes back on
+its answer; frames that answer nothing carry 0. Nothing here is trusted before it is checked against `model.limits`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import ALIGNMENT, CONTROL_BYTES_MAX, FRAME_BYTES_MAX
+
+PREAMBLE: Final = b"DANUBE\x00\x01"
+PROTOCOL_VERSION: Final = 1
+HEADER: Final = struct.Struct("<IBBHII")
+_ZEROS: Final = bytes(ALIGNMENT)
+
+assert HEADER.size == 16
+
+
+class Kind(IntEnum):
+    """What a frame is. Numbers are never given to another meaning."""
+
+    HELLO = 1
+    WELCOME = 2
+    PING = 3
+    PONG = 4
+    GOAWAY = 5
+    REQUEST = 10
+    RESPONSE = 11
+    ERROR = 12
+    PUBLISH = 20
+    PUBLISHED = 21
+    DELIVER = 30
+    CREDIT = 31
+    ACK = 32
+    CONSUMER_CLOSED = 33
+    FETCH = 40
+    FETCHED = 41
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
+
+class Frame(NamedTuple):
+    """A received frame: views into the receive buffer, which lives as long as they do."""
+
+    kind: Kind
+    flags: int
+    correlation: int
+    head: memoryview
+    body: memoryview
+
+
+def body_start(head_length: int) -> int:
+    """Where the body of a frame with such a head begins."""
+    return -(-(HEADER.size + head_length) // ALIGNMENT) * ALIGNMENT
+
+
+def frame_length(header: memoryview) -> int:
+    """The whole length of the frame that starts here; checked, so that memory may be taken for it."""
+    length = int.from_bytes(header[:4], "little")
+    if not HEADER.size <= length <= FRAME_BYTES_MAX:
+        raise Invalid(f"frame length {length} is outside {HEADER.size}..{FRAME_BYTES_MAX}")
+    return length
+
+
+def decode(frame: memoryview) -> Frame:
+    """Split one whole frame. The views share memory with `frame`."""
+    length, kind, flags, zero, correlation, head_length = HEADER.unpack_from(frame)
+    known = _KINDS.get(kind)
+    if known is None:
+        raise Invalid(f"frame kind {kind} is unknown to protocol version {PROTOCOL_VERSION}")
+    if length != len(frame) or zero or head_length > CONTROL_BYTES_MAX or HEADER.size + head_length > length:
+        raise Invalid(f"{known.name} frame of {length} bytes with a head of {head_length} is malformed")
+    head = frame[HEADER.size : HEADER.size + head_length]
+    start = body_start(head_length)
+    return Frame(known, flags, correlation, head, frame[start:] if start < length else frame[length:])
+
+
+def encode(kind: Kind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> bytes:
+    """A frame without a body."""
+    return HEADER.pack(HEADER.size + len(head), kind, flags, 0, correlation, len(head)) + head
+
+
+def encode_front(kind: Kind, head: bytes, body_length: int, correlation: int = 0, flags: int = 0) -> bytes:
+    """Everything of a frame up to its body; the body's buffers follow it on the wire as they are."""
+    start = body_start(len(head))
+    front = HEADER.pack(start + body_length, kind, flags, 0, correlation, len(head)) + head
+    return front + _ZEROS[: start - len(front)]
+
+
+# -- heads of the hot path -------------------------------------------------------------------------------------------
+
+PUBLISH: Final = struct.Struct("<I")
+"""handle u32; body: one batch"""
+
+PUBLISHED: Final = struct.Struct("<IqI")
+"""handle u32, base offset i64, owner epoch u32. FLAG_DUPLICATE: stored by an earlier try."""
+
+FLAG_DUPLICATE: Final = 1
+
+CREDIT: Final = struct.Struct("<Iqq")
+"""handle u32, messages i64, bytes i64: both are added to what the consumer has left"""
+
+DELIVER: Final = struct.Struct("<IIII")
+"""handle u32, owner epoch u32, row ranges u32, redelivery counts u32; then for each range (start u32, end u32), then for
+each selected row its redelivery count u16. No ranges: every row. No counts: none was delivered before. Body: one batch."""
+
+ACK: Final = struct.Struct("<II")
+"""handle u32, ranges u32; then for each range (start i64, end i64) of offsets. FLAG_CUMULATIVE: one range, and everything
+below its end counts. A correlation number asks for a RESPONSE once the acks are synced."""
+
+FLAG_CUMULATIVE: Final = 1
+
+FETCHED: Final = struct.Struct("<qqqI")
+"""next offset i64 (where to go on), start offset i64, end offset i64 of what can be read, owner epoch u32.
+Body: whole batches, each padded to 64; the first may begin below the offset that was asked for."""
+
+_RANGE_ROWS: Final = struct.Struct("<II")
+_RANGE_OFFSETS: Final = struct.Struct("<qq")
+
+
+def encode_deliver_head(
+    handle: int, epoch: int, ranges: Sequence[tuple[int, int]] = (), redeliveries: Sequence[int] = ()
+) -> bytes:
+    head = DELIVER.pack(handle, epoch, len(ranges), len(redeliveries))
+    if ranges:
+        head += b"".join(_RANGE_ROWS.pack(start, end) for start, end in ranges)
+    if redeliveries:
+        head += struct.pack(f"<{len(redeliveries)}H", *redeliveries)
+    return head
+
+
+class DeliverHead(NamedTuple):
+    handle: int
+    epoch: int
+    ranges: list[tuple[int, int]]
+    redeliveries: tuple[int, ...]
+
+
+def decode_deliver_head(head: memoryview) -> DeliverHead:
+    _at_least(head, DELIVER.size, Kind.DELIVER)
+    handle, epoch, range_count, redelivery_count = DELIVER.unpack_from(head)
+    ranges_end = DELIVER.size + range_count * _RANGE_ROWS.size
+    if len(head) != ranges_end + redelivery_count * 2:
+        raise Invalid("DELIVER head does not have the length its counts ask for")
+    ranges = list(_RANGE_ROWS.iter_unpack(head[DELIVER.size : ranges_end]))
+    return DeliverHead(handle, epoch, ranges, struct.unpack_from(f"<{redelivery_count}H", head, ranges_end))
+
+
+def encode_ack_head(handle: int, ranges: Sequence[tuple[int, int]]) -> bytes:
+    return ACK.pack(handle, len(ranges)) + b"".join(_RANGE_OFFSETS.pack(start, end) for start, end in ranges)
+
+
+def decode_ack_head(head: memoryview) -> tuple[int, list[tuple[int, int]]]:
+    """The handle, and ranges that are not empty, not negative; order and overlap are the receiver's business."""
+    _at_least(head, ACK.size, Kind.ACK)
+    handle, count = ACK.unpack_from(head)
+    if len(head) != ACK.size + count * _RANGE_OFFSETS.size:
+        raise Invalid("ACK head does not have the length its count asks for")
+    ranges = list(_RANGE_OFFSETS.iter_unpack(head[ACK.size :]))
+    if any(start < 0 or end <= start for start, end in ranges):
+        raise Invalid("ACK holds a range that is empty or negative")
+    return handle, ranges
+
+
+def unpack_head(head: memoryview, layout: struct.Struct, kind: Kind) -> tuple[int, ...]:
+    """A head of fixed size, or Invalid."""
+    if len(head) != layout.size:
+        raise Invalid(f"{kind.name} head has {len(head)} bytes instead of {layout.size}")
+    return layout.unpack(head)
+
+
+def _at_least(head: memoryview, size: int, kind: Kind) -> None:
+    if len(head) < size:
+        raise Invalid(f"{kind.name} head is cut short at {len(head)} bytes")
