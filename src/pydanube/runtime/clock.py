@@ -1,0 +1,88 @@
+"""Time: what the wall says, what has passed, and waiting for it.
+
+Wall time is what people and records see; it may jump, in both directions. Everything that measures a duration or a
+deadline uses `monotonic`, which never goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from typing import Final, Protocol
+
+MICROSECONDS: Final = 1_000_000
+"""One second, in the unit of every stored time."""
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now_us(self) -> int:
+        """Wall time: microseconds since 1970, UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since some moment in the past; never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once `monotonic` has advanced by `seconds`. Cancelled, it leaves nothing behind."""
+        ...
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that stands still until it is told to go on. For the event loop's thread only."""
+
+    def __init__(self, now_us: int = 1_700_000_000_000_000, monotonic: float = 1_000.0) -> None:
+        self._now_us = now_us
+        self._monotonic = monotonic
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._tickets = itertools.count()
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._monotonic + seconds, next(self._tickets), woken))
+        await woken
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass. Sleepers that are due are woken, the earliest first, and run when the caller next awaits."""
+        assert seconds >= 0, "monotonic time never goes back"
+        self._monotonic += seconds
+        self._now_us += round(seconds * MICROSECONDS)
+        while self._sleepers and self._sleepers[0][0] <= self._monotonic:
+            _, _, woken = heapq.heappop(self._sleepers)
+            if not woken.done():
+                woken.set_result(None)
+
+    def set_wall(self, now_us: int) -> None:
+        """Let the wall clock jump, as an administrator or NTP would; nobody's deadline moves."""
+        self._now_us = now_us
+
+    @property
+    def sleeping(self) -> int:
+        """How many are waiting for time to pass."""
+        return sum(not woken.done() for _, _, woken in self._sleepers)

@@ -1,0 +1,90 @@
+"""Background tasks, and somebody who owns them.
+
+A task outside a TaskGroup lives in a Tasks: it cannot be lost to the garbage collector, its failure is noticed when it
+happens, and nothing of it runs on after `close`.
+
+Invariants
+    every task spawned here is finished when `close` has returned
+    an exception of a task is handed to `on_crash` once, on the loop, soon after it happened; cancellation is no crash
+    without an `on_crash` it is logged at once and raised by `close`: it cannot pass unseen
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Self, TypeVar
+
+from pydanube.model.errors import Unavailable
+
+from .telemetry import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+OnCrash = Callable[["asyncio.Task[Any]", BaseException], None]
+
+CANCEL_AGAIN_SECONDS: Final = 5.0
+"""A task that swallowed its cancellation (asyncio.wait_for of Python 3.11 can) is cancelled again after this long."""
+
+
+class Tasks:
+    """The background tasks of one owner."""
+
+    def __init__(self, on_crash: OnCrash | None = None) -> None:
+        self._on_crash = self._keep if on_crash is None else on_crash
+        self._running: set[asyncio.Task[Any]] = set()
+        self._crashes: list[BaseException] = []
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run it until it returns or this owner closes. Raises Unavailable once the owner is closed."""
+        if self._closed:
+            coro.close()
+            raise Unavailable(f"cannot start {name!r}: its owner has been closed")
+        task = asyncio.get_running_loop().create_task(coro, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    async def close(self) -> None:
+        """Cancel every task and wait until all have finished; raise what crashed and was handed to nobody.
+
+        May be called again. Cancelled, it leaves the tasks asked to stop and still owned: call it again to wait for
+        them. A task's own cleaning up is waited for, and cancelled too where it takes longer than
+        CANCEL_AGAIN_SECONDS. Must not be called by a task of this owner.
+        """
+        self._closed = True
+        assert asyncio.current_task() not in self._running, "a task cannot wait for its own end"
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            _, lingering = await asyncio.wait(self._running, timeout=CANCEL_AGAIN_SECONDS)
+            if lingering:
+                log.warning("tasks.lingered", tasks=sorted(task.get_name() for task in lingering))
+        crashes, self._crashes = self._crashes, []
+        if len(crashes) == 1:
+            raise crashes[0]
+        if crashes:
+            raise BaseExceptionGroup("several tasks crashed", crashes)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            return
+        crash = task.exception()
+        if crash is not None:
+            self._on_crash(task, crash)
+
+    def _keep(self, task: asyncio.Task[Any], crash: BaseException) -> None:
+        log.error("task.crashed", task=task.get_name(), exc_info=crash)
+        self._crashes.append(crash)

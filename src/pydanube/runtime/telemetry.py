@@ -1,0 +1,124 @@
+"""Where log events go: one line each on stderr, never on stdout.
+
+An event is a dotted name in the past tense, its data are fields: `log.info("segment.sealed", topic=name, bytes=size)`.
+
+    2026-01-31T12:00:00.000000Z info     segment.sealed           topic=/default/orders bytes=67108864 logger=storage
+    {"time": "2026-01-31T12:00:00.000000Z", "level": "info", "event": "segment.sealed", "topic": "/default/orders", ...}
+
+The client is a guest in other people's programs: this module keeps its own configuration and never touches structlog's
+global one, and until `configure` is called only warnings and worse are shown.
+
+Invariants
+    one event is one line (a traceback follows on lines of its own, or sits in a JSON field); no control character of
+    a field reaches a terminal
+    a broken stderr never breaks the program that logs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final, cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger as Logger
+from structlog.typing import Processor
+
+__all__ = ["LEVELS", "Logger", "configure", "get_logger"]
+
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_LEVEL_NUMBERS: Final[dict[str, int]] = {name: getattr(logging, name.upper()) for name in LEVELS}
+_COLOURS: Final = {"debug": "\x1b[2m", "info": "\x1b[32m", "warning": "\x1b[33m"}
+_COLOUR_SERIOUS: Final = "\x1b[31m"
+_COLOUR_END: Final = "\x1b[0m"
+
+
+class _Destination:
+    """What `configure` chose; read at every event, so that loggers made at import time follow."""
+
+    level: int = logging.WARNING
+    json: bool = False
+
+
+_destination = _Destination()
+
+
+def configure(level: str = "info", json: bool = False) -> None:
+    """Choose what is shown (one of LEVELS and everything worse) and how: for people, or as JSON lines."""
+    assert level in LEVELS, f"log level {level!r} is none of {', '.join(LEVELS)}"
+    _destination.level = _LEVEL_NUMBERS[level]
+    _destination.json = json
+
+
+def get_logger(name: str) -> Logger:
+    """A logger whose events carry `logger=name`. May be made at import time, before `configure`."""
+    short = name.removeprefix("pydanube.")
+    wrapped = structlog.wrap_logger(_Stderr(), processors=_PROCESSORS, wrapper_class=_BOUND)
+    return cast(Logger, wrapped.bind(logger=short))
+
+
+class _Stderr:
+    """Writes finished lines to whatever `sys.stderr` is at that moment."""
+
+    def msg(self, line: str) -> None:
+        with contextlib.suppress(
+            AttributeError, OSError, ValueError
+        ):  # none, a closed terminal or pipe: there is nobody left to tell
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    debug = info = warning = error = critical = exception = fatal = log = msg
+
+
+def _drop_below_level(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if _LEVEL_NUMBERS.get(method, logging.ERROR) < _destination.level:  # `exception` is an error too
+        raise structlog.DropEvent
+    return event
+
+
+def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+    if _destination.json:
+        ordered = {"time": event.pop("time"), "level": event.pop("level"), "event": event.pop("event"), **event}
+        return cast(str, _json(logger, method, ordered))
+    return _for_people(event)
+
+
+def _for_people(event: MutableMapping[str, Any]) -> str:
+    time, level, name = event.pop("time"), event.pop("level"), event.pop("event")
+    exception = event.pop("exception", None)
+    logger = event.pop("logger", None)
+    if logger is not None:
+        event["logger"] = logger  # last: least interesting
+    coloured = f"{level:<8}"
+    if _on_a_terminal():
+        coloured = f"{_COLOURS.get(level, _COLOUR_SERIOUS)}{coloured}{_COLOUR_END}"
+    fields = " ".join(f"{key}={_plain(value)}" for key, value in event.items())
+    line = f"{time} {coloured} {_plain(str(name), spaces=True):<24} {fields}".rstrip()
+    return line if exception is None else f"{line}\n{exception}"
+
+
+def _on_a_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by something that is hardly a file
+        return False
+
+
+def _plain(value: object, *, spaces: bool = False) -> str:
+    """The value as text; quoted where it could be mistaken for something else or could steer a terminal."""
+    text = value if isinstance(value, str) else repr(value)
+    clear = text.isprintable() and text != "" and not any(character in text for character in "='\"")
+    return text if clear and (spaces or " " not in text or not isinstance(value, str)) else repr(text)
+
+
+_json = structlog.processors.JSONRenderer(default=str, ensure_ascii=False)
+_BOUND: Final = structlog.make_filtering_bound_logger(logging.DEBUG)
+_PROCESSORS: Final[list[Processor]] = [
+    _drop_below_level,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+    structlog.processors.format_exc_info,
+    _render,
+]

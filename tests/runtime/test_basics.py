@@ -1,0 +1,201 @@
+"""Clock, chance, tasks and log events: small promises that everything else leans on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+
+import pytest
+
+from pydanube.model.errors import Unavailable
+from pydanube.runtime import telemetry
+from pydanube.runtime.clock import ManualClock, SystemClock
+from pydanube.runtime.randomness import identity, seeded
+from pydanube.runtime.tasks import Tasks
+
+
+async def test_the_system_clock_goes_forward() -> None:
+    clock = SystemClock()
+    wall, passed = clock.now_us(), clock.monotonic()
+    await clock.sleep(0.001)
+    assert clock.monotonic() - passed >= 0.001
+    assert clock.now_us() > wall > 1_700_000_000_000_000
+
+
+async def test_a_manual_clock_wakes_sleepers_in_the_order_they_are_due() -> None:
+    clock = ManualClock()
+    woken: list[str] = []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        await clock.sleep(seconds)
+        woken.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for name, seconds in (("late", 3.0), ("early", 1.0), ("middle", 2.0)):
+            group.create_task(sleeper(name, seconds))
+        await asyncio.sleep(0)
+        assert clock.sleeping == 3
+        clock.advance(0.5)
+        await asyncio.sleep(0)
+        assert woken == []
+        clock.advance(2.5)
+    assert woken == ["early", "middle", "late"]
+    assert clock.sleeping == 0
+
+
+async def test_a_cancelled_sleeper_leaves_nothing_behind() -> None:
+    clock = ManualClock()
+    task = asyncio.get_running_loop().create_task(clock.sleep(1.0))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert clock.sleeping == 0
+    clock.advance(2.0)
+
+
+def test_a_jump_of_the_wall_clock_moves_no_deadline() -> None:
+    clock = ManualClock()
+    before = clock.monotonic()
+    clock.set_wall(5)
+    assert (clock.now_us(), clock.monotonic()) == (5, before)
+    clock.advance(1.5)
+    assert (clock.now_us(), clock.monotonic()) == (1_500_005, before + 1.5)
+
+
+def test_identities_differ_and_seeds_repeat() -> None:
+    names = {identity() for _ in range(1_000)}
+    assert len(names) == 1_000
+    assert all(len(name) == 32 and int(name, 16) >= 0 for name in names)
+    assert seeded(7).random() == seeded(7).random()
+    assert seeded().random() != seeded().random()
+
+
+async def test_closing_cancels_and_awaits_every_task() -> None:
+    cleaned: list[int] = []
+
+    async def forever(number: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(number)
+
+    tasks = Tasks()
+    for number in range(3):
+        tasks.spawn(forever(number), f"forever-{number}")
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert sorted(cleaned) == [0, 1, 2]
+    assert len(tasks) == 0
+    await tasks.close()
+
+
+async def test_a_finished_task_is_let_go_and_its_result_is_there() -> None:
+    async def answer() -> int:
+        return 42
+
+    async with Tasks() as tasks:
+        assert await tasks.spawn(answer(), "answer") == 42
+        await asyncio.sleep(0)
+        assert len(tasks) == 0
+
+
+async def test_a_crash_is_logged_at_once_and_raised_at_close(capsys: pytest.CaptureFixture[str]) -> None:
+    async def crash() -> None:
+        raise ValueError("broken")
+
+    tasks = Tasks()
+    await asyncio.wait([tasks.spawn(crash(), "crashing")])
+    await asyncio.sleep(0)
+    logged = capsys.readouterr().err
+    assert "task.crashed" in logged
+    assert "task=crashing" in logged
+    assert "ValueError: broken" in logged
+    with pytest.raises(ValueError, match="broken"):
+        await tasks.close()
+    await tasks.close()
+
+
+async def test_several_crashes_are_raised_together() -> None:
+    async def crash(number: int) -> None:
+        raise ValueError(str(number))
+
+    tasks = Tasks()
+    await asyncio.wait([tasks.spawn(crash(number), "crashing") for number in range(2)])
+    with pytest.raises(ExceptionGroup) as raised:
+        await tasks.close()
+    assert [str(crash) for crash in raised.value.exceptions] == ["0", "1"]
+
+
+async def test_an_owner_with_a_crash_handler_hears_of_it_and_close_is_quiet() -> None:
+    heard: list[tuple[str, BaseException]] = []
+    broken = OSError("broken")
+
+    async def crash() -> None:
+        raise broken
+
+    tasks = Tasks(on_crash=lambda task, exception: heard.append((task.get_name(), exception)))
+    tasks.spawn(crash(), "crashing")
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert heard == [("crashing", broken)]
+
+
+async def test_nothing_starts_after_close() -> None:
+    tasks = Tasks()
+    await tasks.close()
+    with pytest.raises(Unavailable, match="late"):
+        tasks.spawn(asyncio.sleep(1), "late")
+
+
+@pytest.fixture(autouse=True)
+def _unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_destination", telemetry._Destination())
+
+
+def test_an_event_is_one_line_of_fields_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    log = telemetry.get_logger("pydanube.storage.wal")
+    telemetry.configure("info")
+    log.info("segment.sealed", topic="/default/orders", bytes=64, note="two words")
+    log.debug("segment.looked_at")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert " info     segment.sealed " in err
+    assert err.endswith(" topic=/default/orders bytes=64 note='two words' logger=storage.wal\n")
+
+
+def test_no_control_character_of_a_field_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.get_logger("x").warning("peer.refused", name="\x1b[2Jred\nfake.event", also={"k": "a\nb"})
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+
+
+def test_events_can_be_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.configure("debug", json=True)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        telemetry.get_logger("x").exception("thing.failed", size=3, path=ValueError)
+    record = json.loads(capsys.readouterr().err)
+    assert (record["event"], record["level"], record["size"], record["logger"]) == ("thing.failed", "error", 3, "x")
+    assert "ValueError: broken" in record["exception"]
+
+
+def test_a_guest_in_somebody_elses_program_shows_only_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    log = telemetry.get_logger("x")
+    log.info("thing.happened")
+    assert capsys.readouterr().err == ""
+    log.warning("thing.worsened")
+    assert "thing.worsened" in capsys.readouterr().err
+
+
+def test_a_closed_or_missing_stderr_breaks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for broken in (closed, None):
+        monkeypatch.setattr(sys, "stderr", broken)
+        telemetry.get_logger("x").warning("thing.worsened")
