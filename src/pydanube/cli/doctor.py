@@ -1,0 +1,72 @@
+"""`danube doctor`: is this machine ready for a broker? Every line that is not ok comes with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import click
+
+from . import checks
+from .options import examples, json_option
+from .output import emit_json, fail, table
+
+COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@click.command(
+    epilog=examples(
+        """
+danube doctor
+danube doctor --data-dir /var/lib/danube     the disk the log will be on
+danube doctor --json | jq '.findings[] | select(.status != "ok")'
+"""
+    )
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("danube-data"),
+    show_default=True,
+    help="Where the broker will keep its data.",
+)
+@click.option("--no-sync", is_flag=True, help="Do not measure how fast the disk syncs.")
+@json_option
+def doctor(data_dir: Path, no_sync: bool, as_json: bool) -> None:
+    """Check whether this machine is ready for a broker.
+
+    Looks at Python, the platform, the disk and how fast it syncs, the ports, the optional packages and Java (for Spark
+    only). A warning is something to know, a failure is something to fix; failures set exit code 1.
+    """
+    findings = list(_findings(data_dir, measure=not no_sync))
+    failed = [finding for finding in findings if finding.status == "fail"]
+    if as_json:
+        emit_json({"ready": not failed, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _show(findings)
+    if failed:
+        fail(f"{len(failed)} of {len(findings)} checks failed: {', '.join(finding.check for finding in failed)}")
+
+
+def _findings(data_dir: Path, *, measure: bool) -> Iterator[checks.Finding]:
+    yield checks.python_version()
+    yield checks.system()
+    yield from checks.disk(data_dir)
+    if measure:
+        yield checks.sync_speed(data_dir)
+    for door, number in checks.PORTS.items():
+        yield checks.port(door, number)
+    for module, purpose in checks.EXTRAS.items():
+        yield checks.package(module, purpose)
+    yield checks.java()
+
+
+def _show(findings: list[checks.Finding]) -> None:
+    from rich.text import Text
+
+    table(
+        ["status", "check", "found", "remedy"],
+        [(Text(f.status, style=COLOURS[f.status]), f.check, f.detail, f.remedy) for f in findings],
+    )

@@ -1,0 +1,74 @@
+"""Options and argument types that several commands share. What is typed becomes a type here; exit code 2 otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from pydanube.model.errors import Invalid
+from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.positions import Position
+
+DEFAULT_URL: Final = "danube://127.0.0.1:6655"
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]  # generic only in the later releases of click that we allow
+else:
+    _ParamType = click.ParamType
+
+
+class Parsed(_ParamType):
+    """A parameter read by one of the model's own parsers, whose message is shown as it is."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except Invalid as error:
+            self.fail(error.message, param, ctx)
+
+
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise Invalid(f"{text!r} is not an attribute: write it as NAME=VALUE, for example -a region=eu")
+    return name, value
+
+
+TOPIC: Final = Parsed("topic", TopicName.parse)
+NAMESPACE: Final = Parsed("namespace", parse_namespace)
+SUBSCRIPTION: Final = Parsed("subscription", parse_subscription)
+POSITION: Final = Parsed("position", Position.parse)
+ATTRIBUTE: Final = Parsed("name=value", _attribute)
+ACK_LEVEL: Final = click.Choice(["durable", "written", "memory"])
+SUBSCRIPTION_TYPE: Final = click.Choice(["exclusive", "shared", "failover", "key-shared"])
+COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
+
+url_option = click.option(
+    "--url", envvar="DANUBE_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="Where the broker is."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def examples(text: str) -> str:
+    """An epilog that keeps its lines: what help teaches by."""
+    lines = [f"  {line}" if line else "" for line in text.strip("\n").splitlines()]
+    return "\b\nExamples:\n" + "\n".join(lines)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is lost; without a terminal only --yes will do."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("refusing to delete without being asked: add --yes")
+    click.confirm(question, abort=True, err=True)

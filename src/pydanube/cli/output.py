@@ -1,0 +1,104 @@
+"""What commands print: tables for people, JSON for scripts, notes on stderr.
+
+stdout carries results and nothing else. Text that came from outside is never able to move the cursor of a terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NoReturn
+
+import click
+
+Align = Literal["left", "right"]
+
+
+def fail(message: str) -> NoReturn:
+    """Leave with exit code 1 and this one line on stderr."""
+    raise click.ClickException(message)
+
+
+def note(message: str) -> None:
+    """Something a person wants to know and a script does not."""
+    click.echo(message, err=True)
+
+
+def emit_json(value: Any, *, compact: bool = False) -> None:
+    """One JSON document: indented, or on a line of its own where many follow each other."""
+    click.echo(to_json(value, compact=compact))
+
+
+def to_json(value: Any, *, compact: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=None if compact else 2, default=str)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Iterable[str] = ()
+) -> None:
+    """A table on stdout. Columns named in `right` are numbers. Piped output is never cut to a width."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers = set(right)
+    terminal = sys.stdout.isatty()
+    view = Table(
+        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD if terminal else None
+    )
+    view.pad_edge = terminal
+    for column in columns:
+        view.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=not terminal)
+    for row in rows:
+        view.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
+    Console(file=sys.stdout, width=None if terminal else 10_000, highlight=False).print(view)
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> None:
+    """Name and value, one pair a line, values in one column."""
+    shown = [(name, printable(str(value))) for name, value in pairs]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def printable(text: str) -> str:
+    """Control characters, except tab, shown as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def payload_text(payload: bytes, *, terminal: bool) -> str:
+    """A payload as a line of text. Bytes that are not UTF-8 appear as \\xNN, on a terminal control characters too."""
+    text = payload.decode("utf-8", errors="backslashreplace")
+    if not terminal:
+        return text
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def payload_json(payload: bytes) -> tuple[str, str]:
+    """The payload and its "payload_encoding", such that every byte can be had back."""
+    try:
+        return payload.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(payload).decode(), "base64"
+
+
+def number(value: float) -> str:
+    """1234567.8 -> 1,234,568; small ones keep what matters."""
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}"
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
