@@ -1,0 +1,389 @@
+"""The transport under the native protocol: a TCP stream cut into whole frames, in both directions without copying.
+
+It knows that frames exist and how long one says it is (`frame_length`, handed in), and nothing else about them.
+
+Receiving. Bytes arrive in chunks this connection owns, and each complete frame is handed on as a writable view of its
+chunk. Only a frame that is cut by the end of a chunk is moved, into the next one:
+
+```
+ chunk k    | frame | frame | frame ... | frame | par|      bytes left of a frame that does not fit
+ chunk k+1  | partial ............... | frame | free ...    copied, then filled up
+```
+
+Sending. `send` keeps references, not copies. What is sent within one turn of the loop goes out in one gathered write;
+what the kernel does not take stays as references, and the handler is told to stop above `write_high_bytes`.
+
+Invariants
+    memory that was handed out in a frame is never written again by the connection
+    a frame's announced length takes no memory before its bytes arrive: a chunk is at most GROWTH times what has arrived
+    frames reach the handler whole, in order, and never after `connection_lost`, `close` or `abort`
+    the file descriptor is written only while the transport that owns it is open and has nothing buffered itself
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol, cast
+
+import numpy
+
+from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
+
+from .clock import Clock
+
+Buffer = bytes | bytearray | memoryview
+
+CHUNK_BYTES_MIN: Final = 16 * KIB
+"""What a connection starts with: thousands of quiet peers cost little."""
+
+CHUNK_BYTES_MAX: Final = 256 * KIB
+"""What a busy one reads into. Larger wins nothing measurable; a larger frame gets a chunk of its own."""
+
+GROWTH: Final = 4
+"""A chunk may be this many times larger than what has arrived of the frame that needs it."""
+
+FLUSH_BYTES: Final = 256 * KIB
+"""So much is not collected any longer but handed to the kernel at once."""
+
+_SPACE_MIN: Final = 2 * KIB
+"""With less room left than this, a new chunk is cheaper than many small reads."""
+
+_BUFFERS_PER_WRITE: Final = 512
+"""POSIX systems take at least 1,024 buffers in one gathered write; half of it is as fast."""
+
+_HANDED_OVER_BYTES: Final = 16 * KIB
+"""What the transport gets (and copies) when the kernel is full, so that it tells us when there is room again."""
+
+_LINGER_S: Final = 1.0
+"""How long a closing connection waits for the peer to take its last bytes and to close as well."""
+
+_BACKLOG: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a connection cuts its stream, and how much it may hold."""
+
+    frame_length: Callable[[memoryview], int]
+    """The whole length of the frame that begins with these `header_bytes` bytes; raises Invalid."""
+    header_bytes: int = 4
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    write_high_bytes: int = 1 * MIB
+    write_low_bytes: int = 256 * KIB
+
+
+class Handler(Protocol):
+    """Who gets the frames of one connection."""
+
+    def frame_received(self, frame: memoryview) -> None:
+        """One whole frame. The view may be kept and written to. A DanubeError raised here breaks the stream."""
+
+    def stream_broken(self, error: DanubeError) -> None:
+        """No further frame will come: the bytes make no sense. Say a last word, then `close`."""
+
+    def writable_changed(self, writable: bool) -> None:
+        """False: too much waits to be sent, stop producing. True: go on."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The end, called once. None when either side closed in an orderly way."""
+
+
+class FramedConnection(asyncio.BufferedProtocol):
+    """One TCP connection that speaks in frames. All methods belong to the loop's thread."""
+
+    def __init__(self, framing: Framing, clock: Clock, factory: Callable[[FramedConnection], Handler]) -> None:
+        self.frame_length = framing.frame_length
+        self.frame_bytes_max = framing.frame_bytes_max
+        self.peer: tuple[str, int] = ("", 0)
+        self.last_received = clock.monotonic()
+        self._header_bytes = framing.header_bytes
+        self._write_high = framing.write_high_bytes
+        self._write_low = framing.write_low_bytes
+        self._monotonic = clock.monotonic
+        self._factory = factory
+        self._loop = asyncio.get_running_loop()
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        # receiving: bytes [start, end) of the chunk have arrived and were not handed on
+        self._chunk = memoryview(b"")
+        self._chunk_bytes = CHUNK_BYTES_MIN
+        self._start = 0
+        self._end = 0
+        self._announced = 0
+        self._reading = True
+        self._cutting = False
+        # sending: what the kernel has not taken, oldest first
+        self._outgoing: deque[Buffer] = deque()
+        self._outgoing_bytes = 0
+        self._flush_planned = False
+        self._kernel_full = False
+        self._writable = True
+        self._descriptor = -1
+        self._closing = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None
+
+    # -- what a handler uses ---------------------------------------------------------------------------------------
+
+    @property
+    def queued_bytes(self) -> int:
+        """Handed to `send` and not yet taken by the kernel."""
+        return self._outgoing_bytes + self._transport.get_write_buffer_size()
+
+    @property
+    def writable(self) -> bool:
+        return self._writable
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def send(self, *buffers: Buffer) -> None:
+        """Send these one after another. They must not change until they have left; after the end they are dropped."""
+        if self._closing:
+            return
+        for buffer in buffers:
+            self._outgoing_bytes += len(buffer)
+        self._outgoing.extend(buffers)
+        if self._outgoing_bytes >= FLUSH_BYTES:
+            self._flush()
+        elif not (self._flush_planned or self._cutting or self._kernel_full):
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+        if self._writable and self._outgoing_bytes > self._write_high:
+            self._writable = False
+            self._handler.writable_changed(False)
+
+    def pause_reading(self) -> None:
+        """No frame reaches the handler until `resume_reading`, not even one that has arrived."""
+        if self._reading and not self._closing:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._reading and not self._closing:
+            self._reading = True
+            self._transport.resume_reading()
+            self._loop.call_soon(self._cut)
+
+    def release_idle_memory(self) -> None:
+        """Give the receive chunk back while nothing is in it. For connections that have been quiet for a while."""
+        if self._start == self._end:
+            self._chunk, self._start, self._end = memoryview(b""), 0, 0
+            self._chunk_bytes = CHUNK_BYTES_MIN
+
+    def close(self) -> None:
+        """Send what was queued, then end. The peer gets its chance to read the last words before the socket goes."""
+        if self._closing:
+            return
+        self._flush()
+        self._closing = True
+        self._chunk, self._start, self._end = memoryview(b""), 0, 0
+        if not self._transport.is_closing():
+            self._linger = self._loop.call_later(_LINGER_S, self._transport.abort)
+            self._transport.resume_reading()
+            self._finish_writing()
+
+    def abort(self) -> None:
+        """End now; what was queued is dropped."""
+        self._closing = True
+        self._drop_outgoing()
+        self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Return when the connection is gone. Cancelling changes nothing."""
+        await asyncio.shield(self._lost)
+
+    # -- what the loop calls -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        stream = transport.get_extra_info("socket")
+        if stream.family in (socket.AF_INET, socket.AF_INET6):
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.peer = transport.get_extra_info("peername")[:2]
+        if hasattr(os, "writev") and transport.get_extra_info("sslcontext") is None:
+            self._descriptor = stream.fileno()
+        self._handler = self._factory(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._closing:
+            return memoryview(bytearray(CHUNK_BYTES_MIN))
+        space = len(self._chunk) - self._end
+        if self._announced:
+            if self._start + self._announced > len(self._chunk):
+                self._next_chunk()
+        elif space < _SPACE_MIN:
+            self._next_chunk()
+        return self._chunk[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_received = self._monotonic()
+        if self._closing:
+            return
+        self._end += nbytes
+        if self._end == len(self._chunk) and self._chunk_bytes < CHUNK_BYTES_MAX:
+            self._chunk_bytes = min(self._chunk_bytes * GROWTH, CHUNK_BYTES_MAX)
+        self._cut()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._kernel_full = True
+
+    def resume_writing(self) -> None:
+        self._kernel_full = False
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._descriptor = -1
+        self._drop_outgoing()
+        self._chunk, self._start, self._end = memoryview(b""), 0, 0
+        if self._linger is not None:
+            self._linger.cancel()
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._handler.connection_lost(self._error or exc)
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        """Hand on every whole frame that has arrived."""
+        self._cutting = True
+        try:
+            while self._reading and not self._closing:
+                available = self._end - self._start
+                if available < self._header_bytes:
+                    break
+                length = self._announced or self._checked_length()
+                if available < length:
+                    self._announced = length
+                    break
+                frame = self._chunk[self._start : self._start + length]
+                self._start += length
+                self._announced = 0
+                self._handler.frame_received(frame)
+        except DanubeError as error:
+            self.pause_reading()
+            self._handler.stream_broken(error)
+        finally:
+            self._cutting = False
+        if self._outgoing and not (self._kernel_full or self._flush_planned):
+            self._flush()
+
+    def _checked_length(self) -> int:
+        length = self.frame_length(self._chunk[self._start : self._start + self._header_bytes])
+        if not self._header_bytes <= length <= self.frame_bytes_max:
+            raise Invalid(f"frame length {length} is outside {self._header_bytes}..{self.frame_bytes_max}")
+        return length
+
+    def _next_chunk(self) -> None:
+        partial = self._chunk[self._start : self._end]
+        arrived = len(partial)
+        size = max(self._chunk_bytes, min(self._announced, arrived * GROWTH))
+        chunk = memoryview(cast(Buffer, numpy.empty(size, numpy.uint8)))
+        chunk[:arrived] = partial
+        self._chunk, self._start, self._end = chunk, 0, arrived
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        while self._outgoing and not self._kernel_full and not self._transport.is_closing():
+            if self._descriptor < 0:
+                self._transport.write(b"".join(self._taken(FLUSH_BYTES)))
+            elif not self._write_gathered():
+                break
+        if not self._writable and self._outgoing_bytes <= self._write_low and not self._closing:
+            self._writable = True
+            self._handler.writable_changed(True)
+        if self._closing:
+            self._finish_writing()
+
+    def _write_gathered(self) -> bool:
+        """One gathered write. False when the connection turned out to be dead."""
+        outgoing = self._outgoing
+        buffers = outgoing if len(outgoing) <= _BUFFERS_PER_WRITE else list(islice(outgoing, _BUFFERS_PER_WRITE))
+        try:
+            written = os.writev(self._descriptor, buffers)
+        except (BlockingIOError, InterruptedError):
+            written = 0
+        except OSError as error:
+            self._error = error
+            self.abort()
+            return False
+        self._outgoing_bytes -= written
+        while outgoing and written >= len(outgoing[0]):
+            written -= len(outgoing.popleft())
+        if outgoing:
+            self._hand_over(written)
+        return True
+
+    def _hand_over(self, already_written: int) -> None:
+        """The kernel is full: let the transport wait for it with the next few bytes."""
+        rest = memoryview(self._outgoing.popleft())[already_written:]
+        if len(rest) > _HANDED_OVER_BYTES:
+            self._outgoing.appendleft(rest[_HANDED_OVER_BYTES:])
+            rest = rest[:_HANDED_OVER_BYTES]
+        self._outgoing_bytes -= len(rest)
+        self._transport.write(rest)
+
+    def _taken(self, bytes_max: int) -> list[Buffer]:
+        taken: list[Buffer] = []
+        while self._outgoing and bytes_max > 0:
+            taken.append(self._outgoing.popleft())
+            bytes_max -= len(taken[-1])
+            self._outgoing_bytes -= len(taken[-1])
+        return taken
+
+    def _finish_writing(self) -> None:
+        if not self._outgoing and not self._transport.is_closing() and self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _drop_outgoing(self) -> None:
+        self._outgoing.clear()
+        self._outgoing_bytes = 0
+
+
+Factory = Callable[[FramedConnection], Handler]
+
+
+async def listen(host: str, port: int, factory: Factory, framing: Framing, clock: Clock) -> asyncio.Server:
+    """Accept connections; `factory` makes each one's handler. Port 0 takes a free one, on one address only."""
+    loop = asyncio.get_running_loop()
+    if port == 0:
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        host = str(found[0][4][0])
+    return await loop.create_server(
+        lambda: FramedConnection(framing, clock, factory), host or None, port, backlog=_BACKLOG
+    )
+
+
+def address_of(server: asyncio.Server) -> tuple[str, int]:
+    """Where a server listens (the first place, when there are several)."""
+    host, port = server.sockets[0].getsockname()[:2]
+    return str(host), int(port)
+
+
+async def connect(
+    host: str, port: int, factory: Factory, framing: Framing, clock: Clock, timeout: float
+) -> FramedConnection:
+    """A connection, or Unavailable. Cancelling leaves nothing open."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout):
+            _, connection = await loop.create_connection(lambda: FramedConnection(framing, clock, factory), host, port)
+    except TimeoutError:
+        raise Unavailable(f"no connection to {host}:{port} within {timeout:g} s") from None
+    except OSError as error:
+        raise Unavailable(f"cannot connect to {host}:{port}: {error}") from error
+    return connection
