@@ -1,0 +1,272 @@
+"""The header of a batch: 128 bytes, little-endian. What a reader needs to know before it touches the body.
+
+```
+   0  4 magic "DBAT"           4  1 version = 1            5  1 codec                 6  2 flags
+   8  4 columns               12  4 count                 16  4 span                 20  4 stored length
+  24  4 plain length          28  4 attribute entries     32  8 producer id          40  8 first sequence
+  48  4 producer epoch        52  4 schema version        56  8 schema id            64  8 min publish time
+  72  8 max publish time      80  8 max deliver-at        88  2 producer name length 90  6 zero
+  96  4 CRC32C of the body as stored                     100  4 CRC32C of bytes 0..100
+ ------------------------------------------------------------------- above: the producer's; below: the broker's stamp
+ 104  8 base offset          112  8 append time          120  4 owner epoch         124  4 CRC32C of bytes 104..124
+```
+
+The stamp is all zero until the batch is appended, and is written in place: nothing above it changes, so its checksums
+stay true. Times are microseconds since 1970 in UTC.
+
+Invariants of a header that `read_header` returned
+    every length and count is within `model.limits`, and the fixed section fits into the body
+    without the OFFSETS column there is still room for it, so that a selection of rows is never too large to be sent
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import msgspec
+from crc32c import crc32c
+
+from pydanube.model.errors import Corrupt, Invalid
+from pydanube.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, PRODUCER_NAME_BYTES_MAX
+
+from .layout import (
+    ATTRIBUTES,
+    COLUMNS_KNOWN,
+    DELIVER_AT,
+    HEADER_BYTES,
+    KEY,
+    KEY_VALIDITY,
+    OFFSETS,
+    PUBLISH_TIME,
+    padded,
+)
+from .layout import layout as layout_of
+
+MAGIC: Final = b"DBAT"
+VERSION: Final = 1
+DERIVED: Final = 1
+"""Flag: a gathered copy of some rows, made for one delivery; never stored."""
+
+FLAGS_KNOWN: Final = DERIVED
+TIME_MIN: Final = -62_135_596_800_000_000
+TIME_MAX: Final = 253_402_300_799_999_999
+"""The years 1 to 9999: what a datetime can say."""
+
+SCHEMA_ID_MAX: Final = 2**63 - 1
+SCHEMA_VERSION_MAX: Final = 2**31 - 1
+"""As large as the types of their Arrow columns."""
+
+OFFSET_MAX: Final = 2**63 - 1
+
+_HEADER: Final = struct.Struct("<4sBBHIIIIIIQqIIQqqqHHIII")
+_STAMP: Final = struct.Struct("<qqII")
+_STAMPED: Final = struct.Struct("<qqI")
+_CHECKED_BYTES: Final = 100
+STAMP_START: Final = 104
+_WHOLE: Final = struct.Struct(_HEADER.format + _STAMP.format[1:])
+_BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - HEADER_BYTES
+
+assert _HEADER.size == STAMP_START
+assert _WHOLE.size == HEADER_BYTES
+assert sys.byteorder == "little", "columns are read in place, and they are little-endian"
+
+ByteBuffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Codec(IntEnum):
+    """How the variable section is stored. Numbers are never given to another meaning."""
+
+    NONE = 0
+    LZ4 = 1
+    """One LZ4 block, without a size in front of it."""
+    ZSTD = 2
+    """One Zstandard frame."""
+
+    @classmethod
+    def parse(cls, text: str) -> Codec:
+        try:
+            return cls[text.upper()]
+        except (KeyError, AttributeError):
+            raise Invalid(f"codec {text!r} is unknown: use none, lz4 or zstd") from None
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+_CODECS: Final = {int(codec): codec for codec in Codec}
+
+
+class BatchHeader(msgspec.Struct, gc=False):
+    """The header as fields. The last three are the stamp, which changes when the batch is appended."""
+
+    codec: Codec
+    flags: int
+    columns: int
+    count: int
+    span: int
+    """Offsets the batch takes: more than its count once rows were left out."""
+    stored_length: int
+    plain_length: int
+    attribute_entries: int
+    producer_id: int
+    first_sequence: int
+    producer_epoch: int
+    schema_version: int
+    schema_id: int
+    publish_time_min: int
+    publish_time_max: int
+    deliver_at_max: int
+    producer_name_length: int
+    body_crc: int
+    base_offset: int = 0
+    append_time: int = 0
+    owner_epoch: int = 0
+
+    @property
+    def batch_bytes(self) -> int:
+        """The whole batch as stored."""
+        return HEADER_BYTES + self.stored_length
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.span
+
+    @property
+    def derived(self) -> bool:
+        return bool(self.flags & DERIVED)
+
+    @property
+    def publishable(self) -> bool:
+        """As producers make them: every row is there, at its own place."""
+        return not self.flags & DERIVED and not self.columns & OFFSETS
+
+
+def read_header(buffer: ByteBuffer, *, stamped: bool = False) -> BatchHeader:
+    """The header at the start of `buffer`, every field checked; the stamp only when it is said to be `stamped`."""
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
+    if len(view) < HEADER_BYTES:
+        raise Corrupt(f"batch header is cut short at {len(view)} bytes")
+    # fmt: off
+    (magic, version, codec, flags, columns, count, span, stored_length, plain_length, attribute_entries, producer_id,
+     first_sequence, producer_epoch, schema_version, schema_id, publish_time_min, publish_time_max, deliver_at_max,
+     name_length, zero, also_zero, body_crc, header_crc, base_offset, append_time, owner_epoch, stamp_crc,
+    ) = _WHOLE.unpack_from(view)
+    # fmt: on
+    if magic != MAGIC:
+        raise Corrupt(f"batch does not begin with {MAGIC!r} but with {magic!r}")
+    if version != VERSION:
+        raise Corrupt(f"batch format version {version} is unknown to this release, which reads version {VERSION}")
+    if crc32c(view[:_CHECKED_BYTES]) != header_crc:
+        raise Corrupt("batch header does not match its checksum")
+    known_codec = _CODECS.get(codec)
+    if known_codec is None:
+        raise Corrupt(f"batch codec {codec} is unknown to this release")
+    if flags & ~FLAGS_KNOWN:
+        raise Corrupt(f"batch flag {_names_of(flags & ~FLAGS_KNOWN)} is unknown to this release")
+    if columns & ~COLUMNS_KNOWN:
+        raise Corrupt(f"batch column {_names_of(columns & ~COLUMNS_KNOWN)} is unknown to this release")
+    if zero or also_zero:
+        raise Corrupt("batch header bytes 90 to 96 are in use, which this release does not know of")
+    # fmt: off
+    header = BatchHeader(
+        known_codec, flags, columns, count, span, stored_length, plain_length, attribute_entries, producer_id,
+        first_sequence, producer_epoch, schema_version, schema_id, publish_time_min, publish_time_max, deliver_at_max,
+        name_length, body_crc, base_offset, append_time, owner_epoch,
+    )
+    # fmt: on
+    _check_sizes(header)
+    _check_values(header)
+    if stamped:
+        _check_stamp(view, header, stamp_crc)
+    return header
+
+
+def _check_sizes(header: BatchHeader) -> None:
+    """Counts and lengths are possible, alone and together."""
+    columns, count, plain_length, stored_length = (
+        header.columns,
+        header.count,
+        header.plain_length,
+        header.stored_length,
+    )
+    if not 1 <= count <= BATCH_MESSAGES_MAX:
+        raise Corrupt(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
+    if header.span < count:
+        raise Corrupt(f"batch of {count} messages cannot span {header.span} offsets")
+    if not columns & OFFSETS and (header.span != count or header.flags):
+        raise Corrupt("batch with rows left out has no offset column")
+    if columns & KEY_VALIDITY and not columns & KEY:
+        raise Corrupt("batch has a key validity column without keys")
+    if header.attribute_entries and not columns & ATTRIBUTES:
+        raise Corrupt(f"batch has {header.attribute_entries} attribute entries and no attribute column")
+    if header.producer_name_length > PRODUCER_NAME_BYTES_MAX:
+        raise Corrupt(f"producer name of {header.producer_name_length} bytes is over {PRODUCER_NAME_BYTES_MAX}")
+    room = _BODY_BYTES_MAX if columns & OFFSETS else _BODY_BYTES_MAX - padded(4 * count)
+    if plain_length > room or stored_length > _BODY_BYTES_MAX:
+        raise Corrupt(f"batch body of {stored_length} bytes, {plain_length} uncompressed, is over {room}")
+    fixed = layout_of(columns, count, header.attribute_entries, header.producer_name_length).end - HEADER_BYTES
+    if header.codec is Codec.NONE:
+        if stored_length != plain_length or plain_length < fixed:
+            raise Corrupt(f"batch body of {stored_length} bytes cannot hold {plain_length}, {fixed} of them columns")
+    elif stored_length <= fixed or plain_length <= fixed:
+        raise Corrupt(f"compressed batch body of {stored_length} bytes cannot hold {fixed} of columns and data")
+
+
+def _check_values(header: BatchHeader) -> None:
+    """What the columns must agree with later is possible in itself."""
+    earliest, latest = header.publish_time_min, header.publish_time_max
+    if not TIME_MIN <= earliest <= latest <= TIME_MAX or (earliest != latest and not header.columns & PUBLISH_TIME):
+        raise Corrupt(f"publish times {earliest}..{latest} of the batch are impossible")
+    if not 0 <= header.deliver_at_max <= TIME_MAX or (header.deliver_at_max and not header.columns & DELIVER_AT):
+        raise Corrupt(f"latest deliver-at {header.deliver_at_max} of the batch is impossible")
+    if header.first_sequence < -1:
+        raise Corrupt(f"first sequence {header.first_sequence} of the batch is neither a number nor -1 for none")
+    if header.schema_id > SCHEMA_ID_MAX or header.schema_version > SCHEMA_VERSION_MAX:
+        raise Corrupt(f"schema {header.schema_id} version {header.schema_version} is out of range")
+
+
+def _check_stamp(view: memoryview, header: BatchHeader, stamp_crc: int) -> None:
+    if crc32c(view[STAMP_START : HEADER_BYTES - 4]) != stamp_crc:
+        raise Corrupt("batch stamp (base offset, append time, owner epoch) does not match its checksum")
+    if not 0 <= header.base_offset <= OFFSET_MAX - header.span or not 0 <= header.append_time <= TIME_MAX:
+        raise Corrupt(f"batch stamp (offset {header.base_offset}, append time {header.append_time}) is impossible")
+
+
+def has_stamp(view: memoryview) -> bool:
+    """False while the stamp is still all zero."""
+    return any(view[STAMP_START:HEADER_BYTES])
+
+
+def trust_header(view: memoryview) -> BatchHeader:
+    """The header of a batch that this process has verified before."""
+    fields = _WHOLE.unpack_from(view)
+    return BatchHeader(_CODECS[fields[2]], *(fields[3:19] + fields[21:22] + fields[23:26]))
+
+
+def write_header(batch: bytearray, header: BatchHeader) -> None:
+    """Write the producer's part, with its checksum, over the first bytes of `batch`."""
+    # fmt: off
+    _HEADER.pack_into(
+        batch, 0, MAGIC, VERSION, header.codec, header.flags, header.columns, header.count, header.span,
+        header.stored_length, header.plain_length, header.attribute_entries, header.producer_id, header.first_sequence,
+        header.producer_epoch, header.schema_version, header.schema_id, header.publish_time_min,
+        header.publish_time_max, header.deliver_at_max, header.producer_name_length, 0, 0, header.body_crc, 0,
+    )
+    # fmt: on
+    struct.pack_into("<I", batch, _CHECKED_BYTES, crc32c(memoryview(batch)[:_CHECKED_BYTES]))
+
+
+def stamp(batch: bytearray | memoryview, base_offset: int, append_time: int, owner_epoch: int) -> None:
+    """Write the broker's part, with its checksum, in place."""
+    assert base_offset >= 0
+    assert 0 <= append_time <= TIME_MAX
+    checksum = crc32c(_STAMPED.pack(base_offset, append_time, owner_epoch))
+    _STAMP.pack_into(batch, STAMP_START, base_offset, append_time, owner_epoch, checksum)
+
+
+def _names_of(bits: int) -> str:
+    """Unknown bits by their numbers: nothing else is known about them."""
+    return ", ".join(str(bit) for bit in range(bits.bit_length()) if bits >> bit & 1)
