@@ -85,7 +85,8 @@ def sync_speed(directory: Path, *, rounds: int = 100, write_bytes: int = 4096) -
     existing = nearest_existing(directory)
     if not os.access(existing, os.W_OK):
         return Finding("sync speed", "fail", f"{existing} is not writable", "give the broker's user the directory")
-    p50, p99 = measure_sync(existing, rounds=rounds, write_bytes=write_bytes)
+    taken = sorted(sync_times(existing, rounds=rounds, write_bytes=write_bytes))
+    p50, p99 = taken[rounds // 2] / 1e6, taken[rounds * 99 // 100] / 1e6
     detail = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms for {size(write_bytes)} ({rounds} syncs)"
     if p50 > SYNC_WARN_MS:
         return Finding("sync speed", "warn", detail, "durable acks wait for this disk; an SSD answers in under 1 ms")
@@ -94,19 +95,18 @@ def sync_speed(directory: Path, *, rounds: int = 100, write_bytes: int = 4096) -
     return Finding("sync speed", "ok", detail)
 
 
-def measure_sync(directory: Path, *, rounds: int, write_bytes: int) -> tuple[float, float]:
-    """p50 and p99 in milliseconds of write + fdatasync at the end of a file in `directory`."""
+def sync_times(directory: Path, *, rounds: int, write_bytes: int) -> list[int]:
+    """Nanoseconds of each write + fdatasync at the end of a file in `directory`."""
     sync = getattr(os, "fdatasync", os.fsync)
     block = bytes(write_bytes)
-    taken: list[float] = []
+    taken: list[int] = []
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         for _ in range(rounds):
-            begin = time.perf_counter()
+            begin = time.perf_counter_ns()
             file.write(block)
             sync(file.fileno())
-            taken.append((time.perf_counter() - begin) * 1000)
-    taken.sort()
-    return taken[len(taken) // 2], taken[min(len(taken) - 1, len(taken) * 99 // 100)]
+            taken.append(time.perf_counter_ns() - begin)
+    return taken
 
 
 def port(door: str, number: int, host: str = "127.0.0.1") -> Finding:

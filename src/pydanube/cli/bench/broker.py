@@ -1,0 +1,100 @@
+"""A broker as a process of its own, the way an operator runs it: ``danube serve``, ready when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Final, Self
+
+from pydanube.model.errors import Unavailable
+
+from .measure import resident_bytes
+
+READY_SECONDS_MAX: Final = 120.0
+STOP_SECONDS_MAX: Final = 60.0
+_NATIVE: Final = re.compile(r"^danube ready native=(\S+):(\d+) ")
+
+
+class BrokerProcess:
+    """``danube serve`` on a data directory and any free port."""
+
+    def __init__(self, process: asyncio.subprocess.Process, logs: IO[bytes], url: str, ready_seconds: float) -> None:
+        self._process, self._logs = process, logs
+        self.url = url
+        self.ready_seconds = ready_seconds
+        """From the start of the process to its readiness line."""
+
+    @classmethod
+    async def start(cls, data_dir: Path, *, port: int = 0, environment: dict[str, str] | None = None) -> Self:
+        """Raises Unavailable with the broker's own words if it does not get ready."""
+        logs = tempfile.TemporaryFile()  # noqa: SIM115 -- as long as the process
+        begin = time.perf_counter()
+        ports = [f"--{door}=0" for door in ("grpc-port", "admin-port", "http-port")]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), f"--port={port}", *ports),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=logs,
+            env=os.environ | (environment or {}),
+        )
+        assert process.stdout is not None
+        line = b""
+        with contextlib.suppress(TimeoutError):
+            line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS_MAX)
+        ready = _NATIVE.match(line.decode(errors="replace"))
+        if ready is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise Unavailable(f"the broker did not get ready: {_last_words(logs) or f'it printed {line!r}'}")
+        return cls(process, logs, f"danube://{ready[1]}:{ready[2]}", time.perf_counter() - begin)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def resident(self) -> tuple[int, int] | None:
+        """Bytes in memory now and at most."""
+        return resident_bytes(self.pid)
+
+    def logs(self) -> str:
+        self._logs.seek(0)
+        return self._logs.read().decode(errors="replace")
+
+    async def stop(self) -> int:
+        """SIGTERM, as an operator would; the exit code. One that does not go is killed."""
+        self._signal(signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
+        except TimeoutError:
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """kill -9."""
+        self._signal(signal.SIGKILL)
+        return await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await (self.stop() if kind is None else self.kill())
+        self._logs.close()
+
+
+def _last_words(logs: IO[bytes]) -> str:
+    logs.seek(0)
+    lines = logs.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

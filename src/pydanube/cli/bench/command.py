@@ -1,0 +1,138 @@
+"""`danube bench`: options in, one scenario or the whole suite measured, a table or JSON out."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pydanube.cli.options import ACK_LEVEL, COMPRESSION, examples, json_option
+from pydanube.cli.output import emit_json, fail, note, table
+
+
+@click.command(
+    epilog=examples(
+        """
+danube bench                                            100 B x 500, durable, with baselines
+danube bench --verify --partitions 3 --producers 2      and check every message
+danube bench --size 1000 --batch 100 --json             for scripts
+danube bench --receive messages                         one Message object at a time, each acked
+danube bench --latency --rate 1000 --ack-level written  p50, p99 and p99.9 instead of throughput
+danube bench --topics 1000 --consumers 0                publish to a thousand topics in turn
+danube bench --url danube://127.0.0.1:6655 --seconds 10 a broker that runs already
+danube bench --suite                                    every target of the project, with a verdict
+"""
+    )
+)
+@click.option("--size", type=int, default=100, show_default=True, help="Bytes of one message.")
+@click.option("--batch", type=int, default=500, show_default=True, help="Messages of one batch.")
+@click.option("--count", type=int, help="Messages to send.  [default: 1,000,000; with --latency 10 s of them]")
+@click.option("--seconds", type=float, default=0.0, help="Send for so long instead of a count.")
+@click.option("--ack-level", type=ACK_LEVEL, default="durable", show_default=True, help="What an ack means.")
+@click.option("--partitions", type=int, default=0, help="Partitions of each topic.  [default: plain topics]")
+@click.option("--topics", type=int, default=1, show_default=True, help="Topics, published to in turn.")
+@click.option("--producers", type=int, default=1, show_default=True, help="Producer processes.")
+@click.option(
+    "--consumers", type=int, default=1, show_default=True, help="Consumer processes; each receives everything."
+)
+@click.option(
+    "--receive", type=click.Choice(["batches", "messages"]), default="batches", show_default=True, help="How."
+)
+@click.option("--compression", type=COMPRESSION, default="none", show_default=True, help="Of the batches.")
+@click.option("--rate", type=float, default=0.0, help="Messages a second.  [default: as fast as acks come back]")
+@click.option("--latency", is_flag=True, help="Send one by one at --rate (default 1,000/s) and take the time of each.")
+@click.option("--verify", is_flag=True, help="Check that every message came once, in order, with its content.")
+@click.option(
+    "--baselines/--no-baselines", default=True, help="Measure the bare machine in the same run.  [default: on]"
+)
+@click.option("--suite", is_flag=True, help="Measure every target of the project instead of one scenario.")
+@click.option("--full", is_flag=True, help="With --suite: also what takes minutes and gigabytes.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="With --suite: take medians.")
+@click.option("--url", help="A broker that runs already.  [default: one of our own, on a free port]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where our broker and the disk baselines write.  [default: a temporary directory]",
+)
+@json_option
+def bench(
+    url: str | None,
+    data_dir: Path | None,
+    as_json: bool,
+    baselines: bool,
+    suite: bool,
+    full: bool,
+    rounds: int,
+    **options: Any,
+) -> None:
+    """Measure throughput and latency, with baselines and an integrity check.
+
+    Producers, broker and consumers run as processes of their own. Beside them the same run measures what the machine
+    does without a broker (loopback TCP, fdatasync, an asyncio echo, and a bare pipeline of three processes that moves,
+    checks, writes and syncs the same batches), and shows results as ratios: they hold on a busy machine too.
+    """
+    if data_dir is not None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="danube-bench-", dir=data_dir) as name:
+        if suite:
+            asyncio.run(_suite(Path(name), rounds, full, as_json))
+        else:
+            asyncio.run(_scenario(Path(name), url, baselines, as_json, options))
+
+
+async def _scenario(directory: Path, url: str | None, baselines: bool, as_json: bool, options: dict[str, Any]) -> None:
+    from .report import show
+    from .runs import broker_for, measure, measure_baselines
+    from .scenario import Scenario
+
+    if options["latency"]:
+        options["rate"] = options["rate"] or 1000.0
+        options["count"] = options["count"] or int(options["rate"] * (options["seconds"] or 10))
+        options["seconds"] = 0.0
+    options["count"] = 0 if options["seconds"] else options["count"] or 1_000_000
+    scenario = Scenario(**options)
+    problem = scenario.problem()
+    if problem is not None:
+        raise click.UsageError(problem)
+    async with broker_for(url, directory) as (address, broker):
+        result = await measure(scenario, address, broker)
+    if baselines:
+        result.baselines = await measure_baselines(scenario, directory)
+    if as_json:
+        emit_json(result.to_dict())
+    else:
+        show(result)
+    if result.faults:
+        fail("the integrity check failed: " + ", ".join(f"{count:,} {kind}" for kind, count in result.faults.items()))
+
+
+async def _suite(directory: Path, rounds: int, full: bool, as_json: bool) -> None:
+    import msgspec
+
+    from .suite import run
+
+    verdicts = [
+        verdict
+        async for verdict in run(directory, rounds=rounds, full=full, says=lambda name: note(f"measuring: {name}"))
+    ]
+    if as_json:
+        emit_json([msgspec.to_builtins(verdict) for verdict in verdicts])
+    else:
+        table(
+            ["scenario", "target", "measured", "ratio", "verdict"],
+            [
+                (v.name, v.target, v.measured, "" if v.ratio is None else f"{v.ratio:.2f}", _word(v.reached))
+                for v in verdicts
+            ],
+            right=["ratio"],
+        )
+    missed = [verdict.name for verdict in verdicts if not verdict.reached]
+    if missed:
+        fail(f"{len(missed)} of {len(verdicts)} targets were missed: {'; '.join(missed)}")
+
+
+def _word(reached: bool) -> str:
+    return "reached" if reached else "MISSED"

@@ -1,0 +1,41 @@
+"""Numbers out of samples, and what the kernel says about a process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Milliseconds."""
+
+    p50: float
+    p99: float
+    p999: float
+    max: float
+    samples: int
+
+
+def percentiles(nanoseconds: Sequence[int] | npt.NDArray[np.int64]) -> Percentiles | None:
+    """None when nothing was measured."""
+    taken = np.asarray(nanoseconds, dtype=np.float64) / 1e6
+    if taken.size == 0:
+        return None
+    p50, p99, p999 = np.percentile(taken, [50, 99, 99.9])
+    return Percentiles(float(p50), float(p99), float(p999), float(taken.max()), int(taken.size))
+
+
+def resident_bytes(pid: int) -> tuple[int, int] | None:
+    """What a process holds in memory now, and the most it ever held; None where the kernel does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    now = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return (int(now[1]) << 10, int(peak[1]) << 10) if now and peak else None

@@ -1,0 +1,267 @@
+"""The bare pipeline: producer, forwarder and consumer processes with the same batch bytes and no broker.
+
+```
+ producer  -- batches -->  forwarder: CRC, write, one sync for all that waited  -- batches -->  consumer: CRC
+           <-- done, u64 --
+```
+
+It is what the machine could do if a broker cost nothing: no offsets, no topics, no subscriptions, no cursor, no frames
+(a batch carries its own length), one connection each way. What a broker reaches of it is the ratio the bench reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from pydanube.codec.batch import HEADER_BYTES, Codec, encode
+from pydanube.model.errors import Corrupt
+from pydanube.runtime.clock import SystemClock
+
+from .load import Source
+from .scenario import Scenario
+from .worker import Control, Message
+
+CHUNK_BYTES: Final = 1 << 20
+WINDOW_BATCHES: Final = 64
+WINDOW_BYTES: Final = 8 << 20
+HELD_BYTES_MAX: Final = 8 << 20
+"""While the consumer has this much to take, the producer is not told about more."""
+SWITCH_SECONDS: Final = 0.0005
+"""How long the loop may keep the interpreter from the thread that syncs; Python's default of 5 ms is a disk seek."""
+IOV_MAX: Final = 1024
+
+Take = Callable[[list[memoryview]], None]
+
+
+class BatchStream(asyncio.BufferedProtocol):
+    """Cuts a byte stream into batches without copying: views into chunks that live as long as their views."""
+
+    def __init__(self, take: Take, closed: Callable[[], None] | None = None) -> None:
+        self._take, self._closed = take, closed
+        self._start = self._end = 0
+        self._chunk = memoryview(bytearray(CHUNK_BYTES))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._chunk[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        chunk, start, end = self._chunk, self._start, self._end
+        batches: list[memoryview] = []
+        length = 0
+        while end - start >= HEADER_BYTES:
+            length = HEADER_BYTES + int.from_bytes(chunk[start + 20 : start + 24], "little")
+            if end - start < length:
+                break
+            batches.append(verified(chunk[start : start + length]))
+            start += length
+        self._start = start
+        if len(chunk) - start < max(length, CHUNK_BYTES // 8):
+            self._turn(max(CHUNK_BYTES, 2 * length))
+        if batches:
+            self._take(batches)
+
+    def _turn(self, capacity: int) -> None:
+        """Go on in a new chunk, with what was cut off."""
+        rest = self._chunk[self._start : self._end]
+        self._chunk = memoryview(bytearray(capacity))
+        self._chunk[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._closed is not None:
+            self._closed()
+
+
+def verified(batch: memoryview) -> memoryview:
+    """The batch, both of its checksums compared."""
+    if crc32c(batch[:100]) != int.from_bytes(batch[100:104], "little"):
+        raise Corrupt("batch header does not match its checksum")
+    if crc32c(batch[HEADER_BYTES:]) != int.from_bytes(batch[96:100], "little"):
+        raise Corrupt("batch body does not match its checksum")
+    return batch
+
+
+def write_all(descriptor: int, batches: list[memoryview]) -> None:
+    for at in range(0, len(batches), IOV_MAX):
+        some = batches[at : at + IOV_MAX]
+        if os.writev(descriptor, some) != sum(map(len, some)):
+            raise OSError("the disk took only a part of a write: is it full?")
+
+
+# -- the forwarder ---------------------------------------------------------------------------------------------------
+
+
+class Forwarder:
+    """Stores every batch as asked, then tells the producer and hands it to the consumer."""
+
+    def __init__(self, ack_level: str, directory: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._producer: asyncio.Transport | None = None
+        self._consumer: asyncio.Transport | None = None
+        self._done = 0
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 -- open as long as the process
+        self._groups: queue.SimpleQueue[list[memoryview]] = queue.SimpleQueue()
+        self.syncs = 0
+        if ack_level == "durable":
+            sys.setswitchinterval(SWITCH_SECONDS)
+            threading.Thread(target=self._commit, name="commit", daemon=True).start()
+            self.take: Take = self._groups.put
+        else:
+            self.take = self._written if ack_level == "written" else self._forward
+
+    def _written(self, batches: list[memoryview]) -> None:
+        write_all(self._file.fileno(), batches)
+        self._forward(batches)
+
+    def _commit(self) -> None:
+        """Group commit: what arrived during one sync shares the next. Runs in its own thread."""
+        sync = getattr(os, "fdatasync", os.fsync)
+        descriptor = self._file.fileno()
+        while True:
+            group = self._groups.get()
+            while not self._groups.empty():
+                group = group + self._groups.get_nowait()
+            write_all(descriptor, group)
+            sync(descriptor)
+            self.syncs += 1
+            self._loop.call_soon_threadsafe(self._forward, group)
+
+    def _forward(self, batches: list[memoryview]) -> None:
+        assert self._producer is not None
+        if self._consumer is not None:
+            for batch in batches:
+                self._consumer.write(batch)
+        self._done += len(batches)
+        self._tell()
+
+    def _tell(self) -> None:
+        assert self._producer is not None
+        if self._consumer is not None and self._consumer.get_write_buffer_size() > HELD_BYTES_MAX:
+            self._loop.call_later(0.001, self._tell)
+        else:
+            self._producer.write(self._done.to_bytes(8, "little"))
+
+    def inlet(self) -> BatchStream:
+        forwarder = self
+
+        class Inlet(BatchStream):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.Transport)
+                forwarder._producer = transport
+
+        return Inlet(lambda batches: forwarder.take(batches))
+
+    def outlet(self) -> asyncio.Protocol:
+        forwarder = self
+
+        class Outlet(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.Transport)
+                transport.set_write_buffer_limits(HELD_BYTES_MAX)
+                forwarder._consumer = transport
+
+        return Outlet()
+
+
+async def forward(control: Control, spec: Message) -> Message:
+    """Role pipeline-broker."""
+    loop = asyncio.get_running_loop()
+    forwarder = Forwarder(spec["ack_level"], spec["directory"])
+    inlet = await loop.create_server(forwarder.inlet, "127.0.0.1", 0)
+    outlet = await loop.create_server(forwarder.outlet, "127.0.0.1", 0)
+    ports = [server.sockets[0].getsockname()[1] for server in (inlet, outlet)]
+    await control.ready(inlet=ports[0], outlet=ports[1])
+    await control.hear("until")
+    return {"syncs": forwarder.syncs}
+
+
+# -- the ends ----------------------------------------------------------------------------------------------------------
+
+
+class Publisher(asyncio.Protocol):
+    """Keeps a window of batches in flight."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._rest = b""
+        self._moved = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        whole = len(data) // 8 * 8
+        self._rest = data[whole:]
+        if whole:
+            self.done = int.from_bytes(data[whole - 8 : whole], "little")
+            self._moved.set()
+
+    async def until(self, done: int) -> None:
+        while self.done < done:
+            self._moved.clear()
+            await self._moved.wait()
+
+
+async def produce(control: Control, spec: Message) -> Message:
+    """Role pipeline-producer: encodes and sends `count` messages."""
+    scenario = Scenario(**spec["scenario"])
+    source = Source(producer=0, size=scenario.size, batch=scenario.batch, verify=False)
+    codec = Codec.parse(scenario.compression)
+    clock = SystemClock()
+    loop = asyncio.get_running_loop()
+    transport, publisher = await loop.create_connection(Publisher, "127.0.0.1", spec["port"])
+    await control.ready()
+    window = max(2, min(WINDOW_BATCHES, WINDOW_BYTES // (scenario.size * scenario.batch)))
+    begin, sent, left = time.perf_counter_ns(), 0, scenario.count
+    while left:
+        count = min(left, scenario.batch)
+        transport.write(encode(source.take(count), publish_times=clock.now_us(), codec=codec))
+        sent, left = sent + 1, left - count
+        if sent - publisher.done >= window:
+            await publisher.until(sent - window + 1)
+    await publisher.until(sent)
+    end = time.perf_counter_ns()
+    transport.close()
+    return {"begin_ns": begin, "end_ns": end, "sent": scenario.count}
+
+
+async def receive(control: Control, spec: Message) -> Message:
+    """Role pipeline-consumer: takes `count` messages."""
+    finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    left: int = spec["count"]
+
+    def take(batches: list[memoryview]) -> None:
+        nonlocal left
+        for batch in batches:
+            left -= int.from_bytes(batch[12:16], "little")
+        if left <= 0 and not finished.done():
+            finished.set_result(time.perf_counter_ns())
+
+    def closed() -> None:
+        if not finished.done():
+            finished.set_exception(ConnectionResetError("the forwarder went away"))
+
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: BatchStream(take, closed), "127.0.0.1", spec["port"])
+    await control.ready()
+    return {"end_ns": await finished, "received": spec["count"] - left}
+
+
+def result(produced: dict[str, Any], received: dict[str, Any], scenario: Scenario) -> dict[str, float]:
+    """Rates of one run of it."""
+    seconds = (received["end_ns"] - produced["begin_ns"]) / 1e9
+    publish_seconds = (produced["end_ns"] - produced["begin_ns"]) / 1e9
+    return {
+        "end_to_end_per_second": scenario.count / seconds,
+        "publish_per_second": scenario.count / publish_seconds,
+        "megabytes_per_second": scenario.count * scenario.size / seconds / 1e6,
+    }

@@ -1,0 +1,90 @@
+"""Results for people: what was measured beside what the bare machine did, and the ratio of the two."""
+
+from __future__ import annotations
+
+from pydanube.cli.output import number, size, table
+
+from .measure import Percentiles
+from .results import Result, Throughput
+
+Row = tuple[str, str, str, str]
+
+
+def show(result: Result) -> None:
+    rows = [*_throughput(result), *_latency(result), *_integrity(result), *_broker(result)]
+    table(["measured", "value", "bare machine", "ratio"], rows, title=result.scenario.title(), right=["ratio"])
+
+
+def _throughput(result: Result) -> list[Row]:
+    if result.throughput is None:
+        return []
+    found, base = result.throughput, result.baselines
+    pipe = base.pipeline
+    rows = [("publish", _rate(found.publish, found), _rate(pipe.publish, pipe) + " pipeline" if pipe else "", "")]
+    if pipe:
+        rows[0] = (*rows[0][:3], _ratio(found.publish, pipe.publish))
+    if found.end_to_end:
+        bare = _rate(pipe.end_to_end, pipe) + " pipeline" if pipe else ""
+        rows.append(
+            (
+                "end to end",
+                _rate(found.end_to_end, found),
+                bare,
+                _ratio(found.end_to_end, pipe.end_to_end) if pipe else "",
+            )
+        )
+    if base.loopback_gigabytes_per_second:
+        gigabytes = base.loopback_gigabytes_per_second
+        share = _ratio(found.megabytes() / 1e3, gigabytes)
+        rows.append(("payload bytes", f"{found.megabytes():,.0f} MB/s", f"{gigabytes:.2f} GB/s loopback TCP", share))
+    if base.sync:
+        rows.append(("", "", f"{_times(base.sync)} fdatasync of {size(base.sync_bytes)}", ""))
+    return rows
+
+
+def _latency(result: Result) -> list[Row]:
+    if result.latency is None:
+        return []
+    found, base = result.latency, result.baselines
+    rows: list[Row] = []
+    if found.publish_to_ack:
+        bare = f"{_times(base.sync)} fdatasync of {size(base.sync_bytes)}" if base.sync else ""
+        ratio = f"p50 {_ratio(found.publish_to_ack.p50, base.sync.p50)}" if base.sync else ""
+        rows.append(("publish to ack", _times(found.publish_to_ack), bare, ratio))
+    if found.publish_to_receive:
+        bare = f"{_times(base.echo)} asyncio echo" if base.echo else ""
+        ratio = f"p99 {_ratio(found.publish_to_receive.p99, base.echo.p99)}" if base.echo else ""
+        rows.append(("publish to receive", _times(found.publish_to_receive), bare, ratio))
+    if found.late:
+        rows.append(("sends behind schedule", _times(found.late), "the bench itself", ""))
+    return rows
+
+
+def _integrity(result: Result) -> list[Row]:
+    if result.faults is None:
+        return []
+    if result.faults:
+        found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result.faults.items()))
+        return [("integrity", f"FAILED: {found}", "", "")]
+    return [("integrity", f"{result.received:,} messages: each once, in order, content checked", "", "")]
+
+
+def _broker(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    if result.broker_bytes_peak is not None:
+        rows.append(("broker memory, peak", size(result.broker_bytes_peak), "", ""))
+    if result.broker_ready_seconds is not None:
+        rows.append(("broker ready after", f"{result.broker_ready_seconds:.2f} s", "", ""))
+    return rows
+
+
+def _rate(per_second: float, throughput: Throughput) -> str:
+    return f"{number(per_second)} msg/s, {per_second * throughput.size / 1e6:,.0f} MB/s"
+
+
+def _times(found: Percentiles) -> str:
+    return f"p50 {found.p50:.3f}, p99 {found.p99:.3f}, p99.9 {found.p999:.3f} ms"
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.2f}" if base else ""

@@ -1,0 +1,75 @@
+"""What was measured: values that become one JSON document and one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .measure import Percentiles
+from .scenario import Scenario
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages a second: until the last ack, and until the last message was received (0 without a consumer)."""
+
+    publish: float
+    end_to_end: float
+    size: int
+
+    @property
+    def best(self) -> float:
+        """End to end where somebody received, publishing alone otherwise."""
+        return self.end_to_end or self.publish
+
+    def megabytes(self) -> float:
+        return self.best * self.size / 1e6
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    publish_to_ack: Percentiles | None
+    publish_to_receive: Percentiles | None
+    late: Percentiles | None
+    """How far behind its schedule each send was: the bench's own noise."""
+
+
+class Baselines(msgspec.Struct, kw_only=True):
+    """The same machine without a broker, in the same run. None: not asked for, or without meaning here."""
+
+    loopback_gigabytes_per_second: float | None = None
+    sync: Percentiles | None = None
+    sync_bytes: int = 0
+    echo: Percentiles | None = None
+    pipeline: Throughput | None = None
+
+
+class Result(msgspec.Struct, kw_only=True):
+    scenario: Scenario
+    sent: int
+    received: int
+    throughput: Throughput | None = None
+    latency: Latency | None = None
+    faults: dict[str, int] | None = None
+    """None: not verified. Empty: every message once, in order, with the right content."""
+    broker_bytes_peak: int | None = None
+    broker_ready_seconds: float | None = None
+    baselines: Baselines = msgspec.field(default_factory=Baselines)
+
+    def ratios(self) -> dict[str, float]:
+        """What was measured over what the bare machine did."""
+        found: dict[str, float] = {}
+        base = self.baselines
+        if self.throughput and base.pipeline:
+            found["throughput_to_pipeline"] = self.throughput.best / base.pipeline.best
+        if self.latency and self.latency.publish_to_ack and base.sync:
+            found["ack_p50_to_sync_p50"] = self.latency.publish_to_ack.p50 / base.sync.p50
+        if self.latency and self.latency.publish_to_receive and base.echo:
+            found["receive_p99_to_echo_p99"] = self.latency.publish_to_receive.p99 / base.echo.p99
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = msgspec.to_builtins(self)
+        assert isinstance(plain, dict)
+        plain["verified"] = None if self.faults is None else not self.faults
+        plain["ratios"] = self.ratios()
+        return plain

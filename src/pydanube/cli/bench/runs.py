@@ -1,0 +1,137 @@
+"""One measurement: a broker, producers and consumers started, released together, and heard to the end.
+
+Producers and consumers prepare first (connected, subscribed, payloads made), then all are told to go. Throughput runs
+from the first send of any producer to the last ack of all (publish) and to the last message at the slowest consumer
+(end to end). Every consumer has a subscription of its own, so each receives everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from pydanube.codec.batch import HEADER_BYTES
+from pydanube.model.limits import ALIGNMENT
+from pydanube.runtime.randomness import identity
+
+from . import baselines as bare
+from .broker import BrokerProcess
+from .measure import percentiles
+from .results import Baselines, Latency, Result, Throughput
+from .scenario import Scenario
+from .workers import Worker, Workers
+
+RECORD_HEADER_BYTES: Final = 64
+BASELINE_COUNT_MAX: Final = 3_000_000
+
+
+async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = None) -> Result:
+    """Run the scenario against a broker on topics of its own, which stay."""
+    topics = [f"/default/bench-{identity()[:8]}-{index}" for index in range(scenario.topics)]
+    await _create(scenario, url, topics)
+    async with Workers() as workers:
+        common: dict[str, Any] = {
+            "scenario": scenario.to_dict(),
+            "url": url,
+            "topics": topics,
+            "precise": scenario.latency,
+        }
+        consumers = [await workers.start("consumer", index=i, **common) for i in range(scenario.consumers)]
+        producers = [await workers.start("producer", index=i, **common) for i in range(scenario.producers)]
+        await asyncio.gather(*(worker.ready() for worker in (*consumers, *producers)))
+        await asyncio.gather(*(consumer.go() for consumer in consumers))
+        await asyncio.gather(*(producer.go() for producer in producers))
+        produced = await asyncio.gather(*(producer.result() for producer in producers))
+        received = await _finish(consumers, {str(i): p["sent"] for i, p in enumerate(produced)})
+        resident = broker.resident() if broker else None
+    result = _combine(scenario, produced, received)
+    result.broker_bytes_peak = resident[1] if resident else None
+    result.broker_ready_seconds = broker.ready_seconds if broker else None
+    return result
+
+
+async def _create(scenario: Scenario, url: str, topics: list[str]) -> None:
+    import pydanube
+
+    async with pydanube.connect(url) as client:
+        for topic in topics:
+            await client.create_topic(topic, partitions=scenario.partitions, ack_level=scenario.ack_level)
+
+
+async def _finish(consumers: list[Worker], sent: dict[str, int]) -> list[dict[str, Any]]:
+    await asyncio.gather(*(consumer.tell({"until": {"sent": sent}}) for consumer in consumers))
+    return await asyncio.gather(*(consumer.result() for consumer in consumers))
+
+
+def _combine(scenario: Scenario, produced: list[dict[str, Any]], received: list[dict[str, Any]]) -> Result:
+    begin = min(p["begin_ns"] for p in produced)
+    sent = sum(p["sent"] for p in produced)
+    result = Result(scenario=scenario, sent=sent, received=sum(r["received"] for r in received))
+    if scenario.verify:
+        result.faults = {}
+        for consumer in received:
+            for kind, count in consumer["faults"].items():
+                result.faults[kind] = result.faults.get(kind, 0) + count
+    if scenario.latency:
+        result.latency = Latency(
+            publish_to_ack=percentiles(_joined(produced, "acked_ns")),
+            publish_to_receive=percentiles(_joined(received, "taken_ns")),
+            late=percentiles(_joined(produced, "late_ns")),
+        )
+    else:
+        publish_seconds = (max(p["end_ns"] for p in produced) - begin) / 1e9
+        seconds = (max(r["end_ns"] for r in received) - begin) / 1e9 if received else 0.0
+        result.throughput = Throughput(
+            publish=sent / publish_seconds, end_to_end=sent / seconds if seconds else 0.0, size=scenario.size
+        )
+    return result
+
+
+def _joined(parts: list[dict[str, Any]], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(part[name], dtype=np.int64) for part in parts)])
+
+
+async def measure_baselines(scenario: Scenario, directory: Path) -> Baselines:
+    """Those that mean something for the scenario; `directory` is on the disk that the broker uses."""
+    found = Baselines()
+    if scenario.latency:
+        found.echo = await bare.echo(scenario)
+    else:
+        found.loopback_gigabytes_per_second = await bare.loopback_gigabytes_per_second()
+        found.pipeline = await measure_pipeline(scenario, directory)
+    if scenario.ack_level == "durable":
+        found.sync_bytes = _write_bytes(scenario)
+        found.sync = await bare.sync(directory, found.sync_bytes)
+    return found
+
+
+async def measure_pipeline(scenario: Scenario, directory: Path) -> Throughput:
+    import msgspec
+
+    count = min(scenario.count or BASELINE_COUNT_MAX, BASELINE_COUNT_MAX)
+    rates = await bare.pipeline(msgspec.structs.replace(scenario, count=count), directory)
+    return Throughput(
+        publish=rates["publish_per_second"], end_to_end=rates["end_to_end_per_second"], size=scenario.size
+    )
+
+
+def _write_bytes(scenario: Scenario) -> int:
+    """What the log writes for one batch: record header, batch header, offsets and payloads, aligned."""
+    rows = 1 if scenario.latency else scenario.batch
+    plain = RECORD_HEADER_BYTES + HEADER_BYTES + rows * (scenario.size + 4)
+    return -(-plain // ALIGNMENT) * ALIGNMENT
+
+
+@asynccontextmanager
+async def broker_for(url: str | None, directory: Path) -> AsyncIterator[tuple[str, BrokerProcess | None]]:
+    """The broker at `url`, or one of our own in `directory` that ends with the block."""
+    if url is not None:
+        yield url, None
+        return
+    async with await BrokerProcess.start(directory / "broker") as broker:
+        yield broker.url, broker

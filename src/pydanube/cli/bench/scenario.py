@@ -1,0 +1,75 @@
+"""What one measurement is: a value that the command builds, the workers are handed and the report repeats."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
+
+from .load import STAMP_BYTES
+
+Receive = Literal["batches", "messages"]
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes are bytes of one payload; `count` is messages over all producers (0: run for `seconds`)."""
+
+    size: int = 100
+    batch: int = 500
+    count: int = 1_000_000
+    seconds: float = 0.0
+    ack_level: str = "durable"
+    partitions: int = 0
+    topics: int = 1
+    producers: int = 1
+    consumers: int = 1
+    receive: Receive = "batches"
+    compression: str = "none"
+    rate: float = 0.0
+    """Messages a second over all producers; 0: as fast as acks come back."""
+    latency: bool = False
+    """Send one message at a time, on schedule, and take the time of each."""
+    verify: bool = False
+
+    def problem(self) -> str | None:
+        """What is wrong with it, for the person who asked for it."""
+        if not STAMP_BYTES <= self.size <= MESSAGE_BYTES_MAX:
+            return f"--size {self.size} is out of range: use {STAMP_BYTES} (the stamp in it) to {MESSAGE_BYTES_MAX}"
+        if not 1 <= self.batch <= BATCH_MESSAGES_MAX:
+            return f"--batch {self.batch} is out of range: use 1 to {BATCH_MESSAGES_MAX}"
+        if self.count <= 0 and self.seconds <= 0:
+            return "nothing to send: give --count or --seconds"
+        if self.producers < 1 or self.topics < 1:
+            return "at least one producer and one topic are needed"
+        if self.latency and self.rate <= 0:
+            return "--latency needs a --rate to hold, for example --rate 1000"
+        if self.latency and self.consumers > 1:
+            return "--latency takes one consumer: with more, each waits for the others' share of two cores"
+        return None
+
+    def per_producer(self, index: int) -> int:
+        """How many messages producer `index` sends; 0 when time decides."""
+        if self.seconds > 0:
+            return 0
+        share, rest = divmod(self.count, self.producers)
+        return share + (index < rest)
+
+    def title(self) -> str:
+        how = f"at {self.rate:,.0f}/s, one by one" if self.latency else f"in batches of {self.batch:,}"
+        parts = [f"{self.size:,} B messages {how}", f"{self.ack_level} acks"]
+        if self.topics > 1:
+            parts.append(f"{self.topics:,} topics")
+        if self.partitions > 1:
+            parts.append(f"{self.partitions:,} partitions")
+        parts.append(f"{self.producers} producer{'s' * (self.producers > 1)}")
+        parts.append(f"{self.consumers or 'no'} consumer{'s' * (self.consumers != 1)}")
+        if self.consumers and not self.latency:
+            parts.append(f"received as {self.receive}")
+        if self.compression != "none":
+            parts.append(self.compression)
+        return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)

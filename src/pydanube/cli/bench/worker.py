@@ -1,0 +1,109 @@
+"""A child process of the bench: reads what it has to be from stdin, measures, writes what it measured to stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pydanube.model.errors import DanubeError
+
+Message = dict[str, Any]
+
+
+class Control:
+    """The child's end of the conversation (`workers` draws it)."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    @classmethod
+    async def open(cls) -> Control:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        return cls(reader)
+
+    async def hear(self, expected: str) -> Message:
+        """The parent's next line; the parent gone means that there is nobody left to measure for."""
+        line = await self._reader.readline()
+        if not line:
+            raise SystemExit(1)
+        value = json.loads(line)[expected]
+        assert isinstance(value, dict)
+        return value
+
+    def say(self, kind: str, value: object) -> None:
+        sys.stdout.write(json.dumps({kind: value}) + "\n")
+        sys.stdout.flush()
+
+    async def ready(self, **value: object) -> Message:
+        """Tell that all is prepared and wait for the start; returns what the parent said with it."""
+        self.say("ready", value)
+        return await self.hear("go")
+
+
+Role = Callable[[Control, Message], Awaitable[Message]]
+
+
+def find_role(name: str) -> Role:
+    """Imported by name, so that a bare baseline does not carry the client's modules."""
+    if name == "producer":
+        from .publishing import produce as role
+    elif name == "consumer":
+        from .receiving import receive as role
+    elif name.startswith("pipeline-"):
+        from . import pipeline
+
+        return {
+            "pipeline-producer": pipeline.produce,
+            "pipeline-broker": pipeline.forward,
+            "pipeline-consumer": pipeline.receive,
+        }[name]
+    else:
+        from . import baselines
+
+        return {
+            "tcp-sink": baselines.tcp_sink,
+            "echo-server": baselines.echo_server,
+            "echo-client": baselines.echo_client,
+        }[name]
+    return role
+
+
+def precise_loop() -> asyncio.AbstractEventLoop:
+    """A loop whose timers are not rounded up to milliseconds, as epoll's are: for sending on schedule."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+async def _work(spec: Message) -> None:
+    control = await Control.open()
+    try:
+        control.say("result", await find_role(spec["role"])(control, spec))
+    except (DanubeError, OSError, TimeoutError) as error:
+        control.say("error", f"{type(error).__name__}: {error}")
+
+
+def _first_line() -> bytes:
+    """Read byte by byte: whatever follows on stdin belongs to Control."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise SystemExit(1)
+        line += byte
+    return bytes(line)
+
+
+def main() -> None:
+    spec = json.loads(_first_line())
+    with asyncio.Runner(loop_factory=precise_loop if spec.get("precise") else None) as runner:
+        runner.run(_work(spec))
+
+
+if __name__ == "__main__":
+    main()
