@@ -15,7 +15,8 @@ what the kernel does not take stays as references, and the handler is told to st
 
 Invariants
     memory that was handed out in a frame is never written again by the connection
-    a frame's announced length takes no memory before its bytes arrive: a chunk is at most GROWTH times what has arrived
+    a frame's announced length takes no memory before its bytes arrive: a chunk beyond CHUNK_BYTES_MAX is at most GROWTH
+    times what has arrived, and all such chunks of unfinished frames together stay within a shared Budget
     frames reach the handler whole, in order, and never after `connection_lost`, `close` or `abort`
     the file descriptor is written only while the transport that owns it is open and has nothing buffered itself
 """
@@ -33,7 +34,7 @@ from typing import Final, Protocol, cast
 
 import numpy
 
-from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 
 from .clock import Clock
@@ -77,6 +78,26 @@ class Framing:
     frame_bytes_max: int = FRAME_BYTES_MAX
     write_high_bytes: int = 1 * MIB
     write_low_bytes: int = 256 * KIB
+    large_frames: Budget | None = None
+    """Shared by connections that must not, together, hold more of unfinished large frames than this."""
+
+
+class Budget:
+    """Bytes that many connections share."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def take(self, wanted_bytes: int) -> bool:
+        if self.used_bytes + wanted_bytes > self.limit_bytes:
+            return False
+        self.used_bytes += wanted_bytes
+        return True
+
+    def give_back(self, taken_bytes: int) -> None:
+        self.used_bytes -= taken_bytes
+        assert self.used_bytes >= 0
 
 
 class Handler(Protocol):
@@ -96,13 +117,19 @@ class Handler(Protocol):
 
 
 class FramedConnection(asyncio.BufferedProtocol):
-    """One TCP connection that speaks in frames. All methods belong to the loop's thread."""
+    """One TCP connection that speaks in frames. All methods belong to the loop's thread.
+
+    For keep-alive, in seconds of the clock's `monotonic`: `last_received` is when bytes last arrived, `last_sent` when
+    the kernel last took some, `frame_since` when the frame began that has not arrived whole (0.0: there is none).
+    """
 
     def __init__(self, framing: Framing, clock: Clock, factory: Callable[[FramedConnection], Handler]) -> None:
         self.frame_length = framing.frame_length
         self.frame_bytes_max = framing.frame_bytes_max
         self.peer: tuple[str, int] = ("", 0)
         self.last_received = clock.monotonic()
+        self.last_sent = self.last_received
+        self.frame_since = 0.0
         self._header_bytes = framing.header_bytes
         self._write_high = framing.write_high_bytes
         self._write_low = framing.write_low_bytes
@@ -116,6 +143,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._start = 0
         self._end = 0
         self._announced = 0
+        self._budget = framing.large_frames
+        self._reserved_bytes = 0
         self._reading = True
         self._cutting = False
         # sending: what the kernel has not taken, oldest first
@@ -135,6 +164,10 @@ class FramedConnection(asyncio.BufferedProtocol):
     def queued_bytes(self) -> int:
         """Handed to `send` and not yet taken by the kernel."""
         return self._outgoing_bytes + self._transport.get_write_buffer_size()
+
+    @property
+    def is_reading(self) -> bool:
+        return self._reading
 
     @property
     def writable(self) -> bool:
@@ -169,6 +202,7 @@ class FramedConnection(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         if not self._reading and not self._closing:
             self._reading = True
+            self.last_received = self._monotonic()  # the silence before was ours
             self._transport.resume_reading()
             self._loop.call_soon(self._cut)
 
@@ -184,7 +218,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             return
         self._flush()
         self._closing = True
-        self._chunk, self._start, self._end = memoryview(b""), 0, 0
+        self._drop_received()
         if not self._transport.is_closing():
             self._linger = self._loop.call_later(_LINGER_S, self._transport.abort)
             self._transport.resume_reading()
@@ -216,12 +250,8 @@ class FramedConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._closing:
             return memoryview(bytearray(CHUNK_BYTES_MIN))
-        space = len(self._chunk) - self._end
-        if self._announced:
-            if self._start + self._announced > len(self._chunk):
-                self._next_chunk()
-        elif space < _SPACE_MIN:
-            self._next_chunk()
+        if self._announced == 0 and len(self._chunk) - self._end < _SPACE_MIN:
+            self._move_to_next_chunk(self._chunk_bytes)
         return self._chunk[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -247,7 +277,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._closing = True
         self._descriptor = -1
         self._drop_outgoing()
-        self._chunk, self._start, self._end = memoryview(b""), 0, 0
+        self._drop_received()
         if self._linger is not None:
             self._linger.cancel()
         if not self._lost.done():
@@ -259,6 +289,7 @@ class FramedConnection(asyncio.BufferedProtocol):
     def _cut(self) -> None:
         """Hand on every whole frame that has arrived."""
         self._cutting = True
+        progressed = False
         try:
             while self._reading and not self._closing:
                 available = self._end - self._start
@@ -267,16 +298,19 @@ class FramedConnection(asyncio.BufferedProtocol):
                 length = self._announced or self._checked_length()
                 if available < length:
                     self._announced = length
+                    self._make_room()
                     break
                 frame = self._chunk[self._start : self._start + length]
                 self._start += length
                 self._announced = 0
+                progressed = True
                 self._handler.frame_received(frame)
         except DanubeError as error:
             self.pause_reading()
             self._handler.stream_broken(error)
         finally:
             self._cutting = False
+        self._note_unfinished_frame(progressed)
         if self._outgoing and not (self._kernel_full or self._flush_planned):
             self._flush()
 
@@ -286,13 +320,42 @@ class FramedConnection(asyncio.BufferedProtocol):
             raise Invalid(f"frame length {length} is outside {self._header_bytes}..{self.frame_bytes_max}")
         return length
 
-    def _next_chunk(self) -> None:
-        partial = self._chunk[self._start : self._end]
-        arrived = len(partial)
+    def _make_room(self) -> None:
+        """See that the rest of an unfinished frame has somewhere to go, in steps of what has arrived."""
+        chunk_bytes, arrived = len(self._chunk), self._end - self._start
+        if self._start + self._announced <= chunk_bytes or (self._start == 0 and arrived < chunk_bytes):
+            return
         size = max(self._chunk_bytes, min(self._announced, arrived * GROWTH))
+        if size > CHUNK_BYTES_MAX and self._budget is not None:
+            if not self._budget.take(size - self._reserved_bytes):
+                raise Full(f"too many large frames are arriving at once; one of {self._announced} bytes has no room")
+            self._reserved_bytes = size
+        self._move_to_next_chunk(size)
+
+    def _move_to_next_chunk(self, size: int) -> None:
+        partial = self._chunk[self._start : self._end]
+        # numpy leaves the memory as it is; a bytearray of zeros costs a tenth of the whole receiving
         chunk = memoryview(cast(Buffer, numpy.empty(size, numpy.uint8)))
-        chunk[:arrived] = partial
-        self._chunk, self._start, self._end = chunk, 0, arrived
+        chunk[: len(partial)] = partial
+        self._chunk, self._start, self._end = chunk, 0, len(partial)
+
+    def _note_unfinished_frame(self, progressed: bool) -> None:
+        if self._start == self._end or not self._reading:
+            self.frame_since = 0.0
+        elif progressed or self.frame_since == 0.0:
+            self.frame_since = self._monotonic()
+        if self._reserved_bytes and self._announced == 0:
+            self._give_back_reserved()
+
+    def _give_back_reserved(self) -> None:
+        if self._budget is not None:
+            self._budget.give_back(self._reserved_bytes)
+        self._reserved_bytes = 0
+
+    def _drop_received(self) -> None:
+        self._chunk, self._start, self._end, self._announced = memoryview(b""), 0, 0, 0
+        self.frame_since = 0.0
+        self._give_back_reserved()
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -321,6 +384,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._error = error
             self.abort()
             return False
+        if written:
+            self.last_sent = self._monotonic()
         self._outgoing_bytes -= written
         while outgoing and written >= len(outgoing[0]):
             written -= len(outgoing.popleft())

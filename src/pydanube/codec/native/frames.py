@@ -11,8 +11,10 @@ A connection opens with 8 bytes of PREAMBLE from the client; after that both sid
 ```
 
 All numbers are little-endian. `length` counts the whole frame. The body, where there is one, starts on a multiple of 64
-so that batches keep their alignment. A request's correlation number is chosen by the client (never 0) and comes back on
-its answer; frames that answer nothing carry 0. Nothing here is trusted before it is checked against `model.limits`.
+so that batches keep their alignment; a frame without one is filled up with zeros to a multiple of 8, so that batches
+which arrive behind it in one receive buffer can be read in place as columns. A request's correlation number is chosen
+by the client (never 0) and comes back on its answer; frames that answer nothing carry 0. Nothing here is trusted before
+it is checked against `model.limits`.
 """
 
 from __future__ import annotations
@@ -28,9 +30,13 @@ from pydanube.model.limits import ALIGNMENT, CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 PREAMBLE: Final = b"DANUBE\x00\x01"
 PROTOCOL_VERSION: Final = 1
 HEADER: Final = struct.Struct("<IBBHII")
+PADDING: Final = 8
+"""Frames without a body end on it: the least that Arrow's columns ask for."""
+
 _ZEROS: Final = bytes(ALIGNMENT)
 
 assert HEADER.size == 16
+assert ALIGNMENT % PADDING == 0  # padding never reaches the place where a body would begin
 
 
 class Kind(IntEnum):
@@ -82,6 +88,8 @@ def frame_length(header: memoryview) -> int:
 
 def decode(frame: memoryview) -> Frame:
     """Split one whole frame. The views share memory with `frame`."""
+    if len(frame) < HEADER.size:
+        raise Invalid(f"frame is cut short at {len(frame)} bytes")
     length, kind, flags, zero, correlation, head_length = HEADER.unpack_from(frame)
     known = _KINDS.get(kind)
     if known is None:
@@ -95,7 +103,9 @@ def decode(frame: memoryview) -> Frame:
 
 def encode(kind: Kind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> bytes:
     """A frame without a body."""
-    return HEADER.pack(HEADER.size + len(head), kind, flags, 0, correlation, len(head)) + head
+    length = HEADER.size + len(head)
+    padding = -length % PADDING
+    return HEADER.pack(length + padding, kind, flags, 0, correlation, len(head)) + head + _ZEROS[:padding]
 
 
 def encode_front(kind: Kind, head: bytes, body_length: int, correlation: int = 0, flags: int = 0) -> bytes:
@@ -119,12 +129,13 @@ CREDIT: Final = struct.Struct("<Iqq")
 """handle u32, messages i64, bytes i64: both are added to what the consumer has left"""
 
 DELIVER: Final = struct.Struct("<IIII")
-"""handle u32, owner epoch u32, row ranges u32, redelivery counts u32; then for each range (start u32, end u32), then for
-each selected row its redelivery count u16. No ranges: every row. No counts: none was delivered before. Body: one batch."""
+"""handle u32, owner epoch u32, row ranges u32, redelivery counts u32; then for each range (start u32, end u32), then
+for each selected row its redelivery count u16. No ranges: every row. No counts: none was delivered before. Body: one
+batch."""
 
 ACK: Final = struct.Struct("<II")
-"""handle u32, ranges u32; then for each range (start i64, end i64) of offsets. FLAG_CUMULATIVE: one range, and everything
-below its end counts. A correlation number asks for a RESPONSE once the acks are synced."""
+"""handle u32, ranges u32; then for each range (start i64, end i64) of offsets. FLAG_CUMULATIVE: one range, and
+everything below its end counts. A correlation number asks for a RESPONSE once the acks are synced."""
 
 FLAG_CUMULATIVE: Final = 1
 

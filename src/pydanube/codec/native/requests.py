@@ -1,8 +1,8 @@
 """Everything of the native protocol that is not on the hot path: MessagePack maps with typed fields.
 
 A REQUEST's head is one of the `Request` structs, told apart by its "op"; its RESPONSE's head is the struct named in the
-request's docstring. A field unknown to the reader is ignored and a missing one takes its default, so both sides can grow.
-msgspec checks types and lengths while it decodes; nothing else is ever built from network bytes.
+request's docstring. A field unknown to the reader is ignored and a missing one takes its default, so both sides can
+grow. msgspec checks types and lengths while it decodes; nothing else is ever built from network bytes.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class ListNamespaces(Request, tag="namespace.list"):
 class OpenProducer(Request, tag="producer.open"):
     """A handle to publish to one partition over this connection -> ProducerOpened.
 
-    `producer_id` 0 asks for an identity: a new one, or with `name` the name's own, under a higher epoch. A producer that
-    has an identity (another partition, or a reconnect) sends it and keeps it.
+    `producer_id` 0 asks for an identity: a new one, or with `name` the name's own, under a higher epoch. A producer
+    that has an identity (another partition, or a reconnect) sends it and keeps it.
     """
 
     topic: str
@@ -345,7 +345,7 @@ class Broker(msgspec.Struct, omit_defaults=True):
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_requests: Final = msgspec.msgpack.Decoder(AnyRequest)
+_requests: Final[msgspec.msgpack.Decoder[AnyRequest]] = msgspec.msgpack.Decoder(AnyRequest)
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -355,7 +355,7 @@ def encode(value: msgspec.Struct) -> bytes:
 def decode_request(head: memoryview) -> AnyRequest:
     try:
         return _requests.decode(head)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"request cannot be read: {error}") from None
 
 
@@ -363,5 +363,5 @@ def decode(head: memoryview, kind: type[StructT]) -> StructT:
     """An answer, a HELLO, a FETCH: whatever the frame must hold."""
     try:
         return msgspec.msgpack.decode(head, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"{kind.__name__} cannot be read: {error}") from None
