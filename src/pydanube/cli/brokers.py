@@ -1,0 +1,57 @@
+"""`danube brokers`: who serves, and how they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pydanube.model.positions import datetime_from_micros
+
+from .options import examples, json_option, url_option
+from .output import emit_json, fields, table
+from .session import with_client
+
+
+@click.group(epilog=examples("danube brokers list\ndanube brokers describe --json"))
+def brokers() -> None:
+    """List and describe brokers."""
+
+
+def _described(url: str) -> dict[str, Any]:
+    found = with_client(url, lambda client: client.describe_broker())
+    return {
+        "node": found.node,
+        "cluster": found.cluster,
+        "url": url,
+        "version": found.version,
+        "state": found.state,
+        "topics": found.topics,
+        "started_at": datetime_from_micros(found.started_at).isoformat(),
+    }
+
+
+@brokers.command("list", epilog=examples("danube brokers list --json"))
+@url_option
+@json_option
+def list_(url: str, as_json: bool) -> None:
+    """List the brokers of the cluster; a standalone broker is the only one."""
+    found = _described(url)
+    if as_json:
+        emit_json([found])
+    else:
+        table(list(found), [list(found.values())], right=["topics"])
+
+
+@brokers.command(
+    "describe", epilog=examples("danube brokers describe\ndanube brokers describe --url danube://10.0.0.7:6655")
+)
+@url_option
+@json_option
+def describe(url: str, as_json: bool) -> None:
+    """Show the broker behind --url."""
+    found = _described(url)
+    if as_json:
+        emit_json(found)
+    else:
+        fields([(name.replace("_", " "), value) for name, value in found.items()])

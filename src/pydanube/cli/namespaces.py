@@ -1,0 +1,87 @@
+"""`danube namespaces`: create, list, describe, delete."""
+
+from __future__ import annotations
+
+import click
+
+from .options import NAMESPACE, confirm, examples, json_option, url_option, yes_option
+from .output import emit_json, fields
+from .session import with_client
+
+
+@click.group(
+    epilog=examples(
+        """
+danube namespaces create shop
+danube namespaces list
+danube namespaces describe shop --json
+danube namespaces delete shop --yes
+"""
+    )
+)
+def namespaces() -> None:
+    """Create, list, describe and delete namespaces."""
+
+
+@namespaces.command("create", epilog=examples("danube namespaces create shop"))
+@click.argument("namespace", type=NAMESPACE)
+@url_option
+@json_option
+def create(namespace: str, url: str, as_json: bool) -> None:
+    """Create a namespace."""
+    with_client(url, lambda client: client.create_namespace(namespace))
+    if as_json:
+        emit_json({"namespace": namespace, "created": True})
+    else:
+        click.echo(f"created {namespace}")
+
+
+@namespaces.command("list", epilog=examples("danube namespaces list --json"))
+@url_option
+@json_option
+def list_(url: str, as_json: bool) -> None:
+    """List namespaces by name."""
+    names = with_client(url, lambda client: client.list_namespaces())
+    if as_json:
+        emit_json(names)
+        return
+    for name in names:
+        click.echo(name)
+
+
+@namespaces.command("describe", epilog=examples("danube namespaces describe default"))
+@click.argument("namespace", type=NAMESPACE)
+@url_option
+@json_option
+def describe(namespace: str, url: str, as_json: bool) -> None:
+    """Show a namespace and the topics in it."""
+    from pydanube.client import Client
+    from pydanube.model.errors import NotFound
+
+    async def work(client: Client) -> list[str]:
+        if namespace not in await client.list_namespaces():
+            raise NotFound(f"namespace {namespace!r} does not exist: 'danube namespaces list' shows those that do")
+        return await client.list_topics(namespace)
+
+    topics = with_client(url, work)
+    if as_json:
+        emit_json({"namespace": namespace, "topics": topics})
+        return
+    fields([("namespace", namespace), ("topics", len(topics))])
+    for topic in topics:
+        click.echo(f"  {topic}")
+
+
+@namespaces.command("delete", epilog=examples("danube namespaces delete shop --yes"))
+@click.argument("namespace", type=NAMESPACE)
+@yes_option
+@url_option
+@json_option
+def delete(namespace: str, yes: bool, url: str, as_json: bool) -> None:
+    """Delete a namespace that has no topics."""
+    confirm(f"Delete namespace {namespace}?", yes)
+    with_client(url, lambda client: client.delete_namespace(namespace))
+    if as_json:
+        emit_json({"namespace": namespace, "deleted": True})
+    else:
+        click.echo(f"deleted {namespace}")

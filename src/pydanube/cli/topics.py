@@ -1,0 +1,168 @@
+"""`danube topics`: create, list, describe, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pydanube.model.names import TopicName
+from pydanube.model.topics import TopicDescription
+
+from .options import ACK_LEVEL, NAMESPACE, TOPIC, confirm, examples, json_option, url_option, yes_option
+from .output import emit_json, fields, size, table
+from .session import with_client
+
+
+@click.group(
+    epilog=examples(
+        """
+danube topics create /default/orders --partitions 3
+danube topics list --namespace default
+danube topics describe /default/orders --json
+danube topics delete /default/orders --yes
+"""
+    )
+)
+def topics() -> None:
+    """Create, list, describe and delete topics."""
+
+
+@topics.command(
+    "create",
+    epilog=examples(
+        """
+danube topics create /default/orders
+danube topics create /default/clicks --partitions 8 --ack-level written
+danube topics create /default/metrics --non-reliable
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.option("--partitions", type=click.IntRange(min=0), default=0, show_default="plain", help="How many partitions.")
+@click.option("--ack-level", type=ACK_LEVEL, default="durable", show_default=True, help="What a publish ack promises.")
+@click.option(
+    "--reliable/--non-reliable", default=True, help="Keep messages until they are acked.  [default: reliable]"
+)
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if there is such a topic.")
+@url_option
+@json_option
+def create(
+    topic: TopicName, partitions: int, ack_level: str, reliable: bool, if_not_exists: bool, url: str, as_json: bool
+) -> None:
+    """Create a topic."""
+    from pydanube.client import Client
+    from pydanube.model.errors import AlreadyExists
+
+    async def work(client: Client) -> bool:
+        try:
+            await client.create_topic(str(topic), partitions=partitions, reliable=reliable, ack_level=ack_level)
+        except AlreadyExists:
+            if not if_not_exists:
+                raise
+            return False
+        return True
+
+    created = with_client(url, work)
+    if as_json:
+        emit_json({"topic": str(topic), "created": created})
+    else:
+        click.echo(f"{'created' if created else 'exists'} {topic}")
+
+
+@topics.command("list", epilog=examples("danube topics list\ndanube topics list --namespace default --json"))
+@click.option("--namespace", "-n", type=NAMESPACE, help="Only of this namespace.")
+@url_option
+@json_option
+def list_(namespace: str | None, url: str, as_json: bool) -> None:
+    """List topics by name."""
+    names = with_client(url, lambda client: client.list_topics(namespace))
+    if as_json:
+        emit_json(names)
+        return
+    for name in names:
+        click.echo(name)
+
+
+@topics.command(
+    "describe", epilog=examples("danube topics describe /default/orders\ndanube topics describe /default/orders --json")
+)
+@click.argument("topic", type=TOPIC)
+@url_option
+@json_option
+def describe(topic: TopicName, url: str, as_json: bool) -> None:
+    """Show a topic's partitions, offsets, size and subscriptions."""
+    found = with_client(url, lambda client: client.describe_topic(str(topic)))
+    if as_json:
+        emit_json(as_dict(found))
+        return
+    fields(
+        [
+            ("topic", found.name),
+            ("id", found.topic_id),
+            ("partitions", found.config.partitions or "plain"),
+            ("reliable", "yes" if found.config.reliable else "no"),
+            ("ack level", found.config.ack_level),
+            ("subscriptions", ", ".join(found.subscriptions) or "none"),
+        ]
+    )
+    click.echo()
+    table(
+        ["partition", "owner", "epoch", "first offset", "end offset", "messages", "stored", "health"],
+        [
+            (
+                p.index,
+                p.owner,
+                p.epoch,
+                p.start_offset,
+                p.end_offset,
+                p.end_offset - p.start_offset,
+                size(p.stored_bytes),
+                p.health,
+            )
+            for p in found.partitions
+        ],
+        right=["partition", "epoch", "first offset", "end offset", "messages", "stored"],
+    )
+
+
+def as_dict(found: TopicDescription) -> dict[str, Any]:
+    return {
+        "topic": found.name,
+        "id": found.topic_id,
+        "partitions": found.config.partitions,
+        "reliable": found.config.reliable,
+        "ack_level": str(found.config.ack_level),
+        "subscriptions": found.subscriptions,
+        "partition_descriptions": [
+            {
+                "partition": p.index,
+                "owner": p.owner,
+                "epoch": p.epoch,
+                "start_offset": p.start_offset,
+                "end_offset": p.end_offset,
+                "messages": p.end_offset - p.start_offset,
+                "ledgers": p.ledgers,
+                "stored_bytes": p.stored_bytes,
+                "health": p.health,
+            }
+            for p in found.partitions
+        ],
+    }
+
+
+@topics.command(
+    "delete", epilog=examples("danube topics delete /default/orders\ndanube topics delete /default/orders --yes")
+)
+@click.argument("topic", type=TOPIC)
+@yes_option
+@url_option
+@json_option
+def delete(topic: TopicName, yes: bool, url: str, as_json: bool) -> None:
+    """Delete a topic with its messages and subscriptions."""
+    confirm(f"Delete {topic} with all its messages and subscriptions?", yes)
+    with_client(url, lambda client: client.delete_topic(str(topic)))
+    if as_json:
+        emit_json({"topic": str(topic), "deleted": True})
+    else:
+        click.echo(f"deleted {topic}")
