@@ -1,0 +1,292 @@
+"""The metadata store of a broker that stands alone: one SQLite file, one thread, any number of callers.
+
+    callers (event loop)          thread "danube-metadata"             event loop
+    --------------------          ------------------------             ----------
+    get, list, transact, ... -->  takes all that wait                  history grows, watchers wake,
+                                  BEGIN, each in turn, COMMIT  ----->  then every caller gets its answer
+                                  (one sync for all of them)
+
+Reads share the commit of the writes before them and are answered after it: nobody sees what might still be lost.
+
+Invariants
+    requests take effect in the order in which they were made
+    events reach the history in revision order, before the transaction's own caller is answered
+    a lease that is not kept alive for its time to live ends, on the clock given; after a restart every lease gets
+    its full time again, since nobody could keep it alive in between
+    when `close` has returned the thread is gone, and the file is closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, Unavailable
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .database import Database
+from .history import HISTORY_BYTES_MAX, HISTORY_REVISIONS_MAX, History
+from .store import (
+    Compare,
+    Delete,
+    Event,
+    KeyValue,
+    Put,
+    TransactionResult,
+    check_transaction,
+    check_ttl,
+    key_bytes,
+    prefix_bytes,
+)
+from .worker import Group, Request, Settled, Worker
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+GROUP_REQUESTS_MAX: Final = 256
+"""Requests that share one commit: enough to hide the sync, few enough that the first of them does not wait long."""
+
+WAITING_MAX: Final = 10_000
+"""Requests not yet answered. Whoever makes more of them at once should be told, not buffered."""
+
+LEASES_MAX: Final = 10_000
+EXPIRE_AGAIN_SECONDS: Final = 1.0
+"""A lease that could not be ended (the disk is full) is ended later."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    ttl_seconds: float
+    deadline: float
+    expiry: asyncio.Task[None] | None = None
+
+
+class EmbeddedStore:
+    """`Store` in one SQLite file. Made by `open`, used on one event loop."""
+
+    def __init__(self, path: Path, clock: Clock, history_revisions_max: int, history_bytes_max: int) -> None:
+        self._path = path
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._waiting = 0
+        self._history = History(0, history_revisions_max, history_bytes_max)
+        self._leases: dict[int, _Lease] = {}
+        self._tasks = Tasks()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="danube-metadata", daemon=True)
+        self._ended: asyncio.Future[Exception | None] = self._loop.create_future()
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        clock: Clock,
+        *,
+        history_revisions_max: int = HISTORY_REVISIONS_MAX,
+        history_bytes_max: int = HISTORY_BYTES_MAX,
+    ) -> Self:
+        """Open or create the database. Raises Unavailable (in use, unreadable), Corrupt, or Refused (not ours, newer).
+
+        Cancelled, it leaves nothing open.
+        """
+        store = cls(path, clock, history_revisions_max, history_bytes_max)
+        store._thread.start()
+        try:
+            revision, leases = await store._submit(lambda database: (database.revision, database.leases()))
+        except BaseException:
+            await store.close()
+            raise
+        store._history.restart(revision)
+        for lease, ttl_ms in leases:
+            store._start_lease(lease, ttl_ms)
+        log.info("metadata.opened", path=str(path), revision=revision, leases=len(leases))
+        return store
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Answer what waits, end the thread, close the file.
+
+        May be called again. Cancelled, it goes on by itself: call it again to wait for the end.
+        """
+        if not self._closing:
+            self._closing = True
+            self._requests.put(None)
+        try:
+            await self._tasks.close()
+        finally:
+            failure = await asyncio.shield(self._ended)
+            self._thread.join()
+            self._history.close()
+        if failure is not None:
+            raise failure
+
+    async def get(self, key: str) -> KeyValue | None:
+        key_bytes(key)
+        return await self._submit(lambda database: database.get(key))
+
+    async def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[KeyValue]:
+        prefix_bytes(prefix)
+        prefix_bytes(start_after)
+        if limit < 1:
+            raise Invalid(f"list with limit={limit}: ask for at least one key")
+        return await self._submit(lambda database: database.scan(prefix, start_after, limit))
+
+    async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
+        """Cancelled, it may happen or not, whole."""
+        compares, writes = tuple(compares), tuple(writes)
+        check_transaction(compares, writes)
+        for write in writes:
+            if isinstance(write, Put) and write.lease:
+                self._living(write.lease)
+        return await self._submit(lambda database: database.transact(compares, writes))
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
+        """Store.watch; raises Unavailable when the store is closed. After a restart earlier revisions are compacted."""
+        return self._history.watch(prefix, from_revision)
+
+    async def grant_lease(self, ttl_ms: int) -> int:
+        """Cancelled, a lease may have been granted that nobody knows; it ends in its time."""
+        check_ttl(ttl_ms)
+        if len(self._leases) >= LEASES_MAX:
+            raise Full(f"{LEASES_MAX} leases are held already")
+        return await self._submit(
+            lambda database: database.grant(ttl_ms), then=lambda lease: self._start_lease(lease, ttl_ms)
+        )
+
+    async def keep_alive(self, lease: int) -> None:
+        living = self._living(lease)
+        living.deadline = self._clock.monotonic() + living.ttl_seconds
+
+    async def revoke(self, lease: int) -> None:
+        """Cancelled, the lease may have ended or not; if not, it still ends in its time."""
+        self._living(lease)
+        await self._submit(lambda database: database.revoke(lease), then=lambda _: self._stop_lease(lease))
+
+    async def compact(self, revision: int) -> None:
+        if revision > self._history.revision:
+            raise Invalid(f"cannot compact up to revision {revision}: the store is at {self._history.revision}")
+        self._history.compact(revision)
+
+    async def revision(self) -> int:
+        self._require_open()
+        return self._history.revision
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise Unavailable("the metadata store has been closed")
+
+    async def _submit(self, run: Callable[[Database], T], then: Callable[[T], None] | None = None) -> T:
+        """Have the thread run it; `then` is called with its answer on the loop, also when nobody waits any more."""
+        self._require_open()
+        if self._waiting >= WAITING_MAX:
+            raise Full(f"{WAITING_MAX} metadata requests are waiting already: wait for some of them first")
+        request = Request(run, self._loop.create_future(), then)
+        self._waiting += 1
+        self._requests.put(request)
+        answer: T = await request.answer
+        return answer
+
+    def _living(self, lease: int) -> _Lease:
+        self._require_open()
+        living = self._leases.get(lease)
+        if living is None or living.deadline <= self._clock.monotonic():
+            raise NotFound(f"lease {lease} has ended, or never was")
+        return living
+
+    def _start_lease(self, lease: int, ttl_ms: int) -> None:
+        if self._closing:
+            return
+        seconds = ttl_ms / 1000
+        living = self._leases[lease] = _Lease(seconds, self._clock.monotonic() + seconds)
+        living.expiry = self._tasks.spawn(self._expire(lease, living), f"metadata-lease-{lease}")
+
+    def _stop_lease(self, lease: int) -> None:
+        living = self._leases.pop(lease, None)
+        if living is not None and living.expiry is not None:
+            living.expiry.cancel()
+
+    async def _expire(self, lease: int, living: _Lease) -> None:
+        """End the lease when its time is over. Cancelled, the lease stays, and gets its time again at the next open."""
+        while (remaining := living.deadline - self._clock.monotonic()) > 0:
+            await self._clock.sleep(remaining)
+        outlived = False
+        while True:
+            try:
+                await self._submit(lambda database: database.revoke(lease))
+                log.info("lease.expired", lease=lease)
+                break
+            except NotFound:
+                break
+            except DanubeError as refused:
+                if not outlived:
+                    log.warning("lease.outlived", lease=lease, reason=refused.message)
+                outlived = True
+                await self._clock.sleep(EXPIRE_AGAIN_SECONDS)
+        self._leases.pop(lease, None)
+
+    def _settle(self, settled: Settled) -> None:
+        """On the loop, once for each group: history first, then the answers."""
+        for revision, events in settled.changes:
+            if revision != self._history.revision + 1:  # a commit that had failed had happened after all
+                self._history.restart(revision - 1)
+            self._history.append(revision, events)
+        if settled.revision != self._history.revision:
+            self._history.restart(settled.revision)
+        self._waiting -= len(settled.answers)
+        for request, answer in settled.answers:
+            failed = isinstance(answer, BaseException)
+            if request.then is not None and not failed:
+                request.then(answer)
+            if request.answer.done():
+                continue
+            if failed:
+                request.answer.set_exception(answer)
+            else:
+                request.answer.set_result(answer)
+
+    def _serve(self) -> None:
+        """The thread."""
+        worker = Worker(self._path)
+        while (group := self._take_group()) is not None:
+            if not self._tell(self._settle, worker.execute(group)):
+                break
+        self._tell(self._ended.set_result, worker.close())
+
+    def _take_group(self) -> Group | None:
+        """Wait for a request, then take what else waits. None: the end."""
+        first = self._requests.get()
+        if first is None:
+            return None
+        group: Group = [first]
+        while len(group) < GROUP_REQUESTS_MAX:
+            try:
+                request = self._requests.get_nowait()
+            except queue.Empty:
+                break
+            if request is None:
+                self._requests.put(None)
+                break
+            group.append(request)
+        return group
+
+    def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
+        """Have the loop call it. False: the loop was closed before the store was, and nobody is left to be told."""
+        try:
+            self._loop.call_soon_threadsafe(callback, argument)
+        except RuntimeError:
+            return False
+        return True

@@ -1,0 +1,107 @@
+"""What changed lately, for those who watch: a bounded memory of events by revision.
+
+Invariants
+    it holds the events of every revision in (compacted, revision], and of none before
+    it never holds more than the given revisions and bytes: the oldest go first, except that the newest always stays
+    a watcher is woken by every new revision, and by a compaction or close that concerns it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+from pydanube.model.errors import Invalid, Unavailable
+
+from .store import Compacted, Event, prefix_bytes
+
+HISTORY_REVISIONS_MAX: Final = 10_000
+HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A watcher that is further behind than this lists again, which is cheaper than what it missed."""
+
+
+class History:
+    """The events after `compacted`, up to and including `revision`. For the event loop's thread only."""
+
+    def __init__(self, revision: int, revisions_max: int, bytes_max: int) -> None:
+        self._revision = revision
+        self._revisions_max = revisions_max
+        self._bytes_max = bytes_max
+        self._changes: deque[tuple[list[Event], int]] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    @property
+    def compacted(self) -> int:
+        """The last revision whose events are forgotten."""
+        return self._revision - len(self._changes)
+
+    def append(self, revision: int, events: list[Event]) -> None:
+        assert revision == self._revision + 1, "revisions leave no gap"
+        size = sum(len(event.key) + len(event.current.value if event.current else b"") for event in events)
+        self._changes.append((events, size))
+        self._revision = revision
+        self._bytes += size
+        while len(self._changes) > self._revisions_max or (self._bytes > self._bytes_max and len(self._changes) > 1):
+            self._forget_oldest()
+        self._wake()
+
+    def compact(self, revision: int) -> None:
+        while self.compacted < min(revision, self._revision):
+            self._forget_oldest()
+        self._wake()
+
+    def restart(self, revision: int) -> None:
+        """Go on at `revision`, with no idea how it came about."""
+        self.compact(self._revision)
+        self._revision = revision
+        self._wake()
+
+    def close(self) -> None:
+        """Every watch, waiting or yet to come, raises Unavailable."""
+        self._closed = True
+        self._wake()
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
+        """Store.watch. Cancelled or left, it leaves nothing behind."""
+        prefix_bytes(prefix)
+        if from_revision < 0:
+            raise Invalid(f"watch from revision {from_revision}: revisions start at 1")
+        wanted = max(1, from_revision)
+        while True:
+            news = self._news
+            while wanted <= self._revision:
+                for event in self._events_at(wanted):
+                    if event.key.startswith(prefix):
+                        yield event
+                wanted += 1
+            if wanted <= self.compacted:
+                raise self._forgotten(wanted)
+            if self._closed:
+                raise Unavailable("the metadata store has been closed")
+            if news is self._news:
+                await news.wait()
+
+    def _events_at(self, revision: int) -> list[Event]:
+        if revision <= self.compacted:
+            raise self._forgotten(revision)
+        events, _ = self._changes[revision - self.compacted - 1]
+        return events
+
+    def _forgotten(self, revision: int) -> Compacted:
+        return Compacted(f"revision {revision} has been compacted away (up to {self.compacted}): list again")
+
+    def _forget_oldest(self) -> None:
+        _, size = self._changes.popleft()
+        self._bytes -= size
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,247 @@
+"""The metadata store as everybody sees it: ordered keys, revisions, transactions, watches, leases.
+
+Keys are text, ordered by their UTF-8 bytes. A prefix is compared byte by byte and knows nothing of paths: the prefix
+`/topics/default/orders` also finds `/topics/default/orders-dlq`. Whoever means "everything below" passes the trailing
+slash: `/topics/default/orders/`.
+
+Invariants (of every implementation; tests/metadata/conformance.py holds them to it)
+    the revision counts transactions that changed something: it starts at 0, grows by one for each, and is never reused
+    a transaction happens whole or not at all, and is durable when `transact` returns
+    what a reader has seen is durable: nothing read is ever taken back
+    a watch yields the events of all revisions from the one asked for, in order, each once, or raises Compacted
+
+To follow a prefix: take `revision()`, then `list_all`, then `watch(prefix, revision + 1)`. What happened between the
+first two is seen twice, once in the list and once as an event; `mod_revision` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol, Self
+
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_VALUE_BYTES_MAX
+
+KEY_BYTES_MAX: Final = 4096
+"""Room for a namespace, a topic and a subscription of the longest names, and then some."""
+
+LEASE_MS_MAX: Final = 24 * 3600 * 1000
+"""A lease says "I am alive"; one that need not be renewed for a day says nothing."""
+
+
+class Compacted(Exception):
+    """The events from that revision on are no longer known: list again, and watch from there.
+
+    Outside the error tree, because it concerns the watcher alone and never passes a door.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key as it is, or was, at `mod_revision`."""
+
+    key: str
+    value: bytes
+    version: int
+    """1 when created, then one more with every put; starts again at 1 after a delete."""
+    create_revision: int
+    mod_revision: int
+    lease: int = 0
+    """The lease it goes with; 0: none."""
+
+
+class CompareKind(Enum):
+    VALUE = "value"
+    VERSION = "version"
+    MOD_REVISION = "mod_revision"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """One condition of a transaction. A key that does not exist has version 0, mod_revision 0, and equals no value."""
+
+    key: str
+    kind: CompareKind
+    expected: bytes | int
+
+    @classmethod
+    def value(cls, key: str, value: bytes) -> Self:
+        return cls(key, CompareKind.VALUE, value)
+
+    @classmethod
+    def version(cls, key: str, version: int) -> Self:
+        return cls(key, CompareKind.VERSION, version)
+
+    @classmethod
+    def mod_revision(cls, key: str, revision: int) -> Self:
+        return cls(key, CompareKind.MOD_REVISION, revision)
+
+    @classmethod
+    def missing(cls, key: str) -> Self:
+        return cls.version(key, 0)
+
+    def holds(self, current: KeyValue | None) -> bool:
+        """Whether `current` (None: no such key) is what was expected."""
+        match self.kind:
+            case CompareKind.VALUE:
+                return current is not None and current.value == self.expected
+            case CompareKind.VERSION:
+                return (0 if current is None else current.version) == self.expected
+            case CompareKind.MOD_REVISION:
+                return (0 if current is None else current.mod_revision) == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Create or replace a key. With a lease, the key goes when the lease ends; a later put without one frees it."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key. Where there is none this changes nothing, and is no error: compare first if it matters."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    succeeded: bool
+    """All comparisons held, and all writes were made."""
+    revision: int
+    """Of this transaction if it changed something, else the store's own at that moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One key changed at `revision`."""
+
+    revision: int
+    key: str
+    current: KeyValue | None
+    """What it became; None: it was deleted."""
+
+    @property
+    def deleted(self) -> bool:
+        return self.current is None
+
+
+class Store(Protocol):
+    """Every method raises Unavailable while the store cannot be reached or written, and Invalid for what it refuses."""
+
+    async def get(self, key: str) -> KeyValue | None: ...
+
+    async def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[KeyValue]:
+        """The first `limit` keys that begin with `prefix` and come after `start_after`, in order."""
+        ...
+
+    async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
+        """If all comparisons hold, make all writes, in one revision. No two writes may name the same key.
+
+        Raises NotFound where a put names a lease that has ended. Cancelled or failed with Unavailable, it may have
+        happened or not, whole: write by comparing first, and sending it again does no harm.
+        """
+        ...
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
+        """Every change below `prefix` at `from_revision` or later, as it happens; never ends by itself.
+
+        Raises Compacted when asked for, or fallen behind to, revisions that are no longer known. The events of one
+        transaction follow each other; whoever stops between them and starts again asks for the same revision again.
+        """
+        ...
+
+    async def grant_lease(self, ttl_ms: int) -> int:
+        """A new lease, which ends unless it is kept alive within every `ttl_ms`. Its id is never used again."""
+        ...
+
+    async def keep_alive(self, lease: int) -> None:
+        """Start the lease's time anew. Raises NotFound when it has ended: what was held under it is lost."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease now; its keys are deleted, in one revision. Raises NotFound when it has ended already."""
+        ...
+
+    async def compact(self, revision: int) -> None:
+        """Forget the events up to and including `revision`; watches from there raise Compacted. Keys stay."""
+        ...
+
+    async def revision(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+async def list_all(store: Store, prefix: str, *, page: int = 1000) -> AsyncIterator[KeyValue]:
+    """All keys below `prefix`, page by page: each page is of one moment, the whole is not."""
+    start_after = ""
+    while True:
+        entries = await store.list(prefix, start_after=start_after, limit=page)
+        for entry in entries:
+            yield entry
+        if len(entries) < page:
+            return
+        start_after = entries[-1].key
+
+
+def key_bytes(key: str) -> bytes:
+    """The key as it is ordered and stored. Raises Invalid for what is no key."""
+    encoded = prefix_bytes(key)
+    if not encoded:
+        raise Invalid("a metadata key must not be empty")
+    return encoded
+
+
+def prefix_bytes(prefix: str) -> bytes:
+    """A prefix, or a place to start after: like a key, but may be empty."""
+    if not isinstance(prefix, str):
+        raise Invalid(f"metadata key {prefix!r} is not text")
+    try:
+        encoded = prefix.encode()
+    except UnicodeEncodeError:
+        raise Invalid(f"metadata key {prefix!r} is not valid Unicode") from None
+    if len(encoded) > KEY_BYTES_MAX:
+        raise Invalid(f"metadata key {prefix[:40]!r}... has {len(encoded)} bytes: at most {KEY_BYTES_MAX} are allowed")
+    return encoded
+
+
+def check_transaction(compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
+    """Raises Invalid for a transaction no implementation would take. The limits count as etcd counts them."""
+    for what, count in (("comparisons", len(compares)), ("writes", len(writes))):
+        if count > METADATA_OPERATIONS_MAX:
+            raise Invalid(f"{count} {what} in one transaction: at most {METADATA_OPERATIONS_MAX} are allowed")
+    for compare in compares:
+        key_bytes(compare.key)
+        wanted = bytes if compare.kind is CompareKind.VALUE else int
+        if not isinstance(compare.expected, wanted):
+            raise Invalid(f"comparison of {compare.key!r}: a {compare.kind.value} is {wanted.__name__}")
+    seen: set[str] = set()
+    for write in writes:
+        key_bytes(write.key)
+        if write.key in seen:
+            raise Invalid(f"metadata key {write.key!r} is written twice in one transaction")
+        seen.add(write.key)
+        if isinstance(write, Put):
+            _check_put(write)
+
+
+def _check_put(put: Put) -> None:
+    if not isinstance(put.value, bytes):
+        raise Invalid(f"the value of metadata key {put.key!r} is {type(put.value).__name__}, not bytes")
+    if len(put.value) > METADATA_VALUE_BYTES_MAX:
+        raise Invalid(
+            f"the value of metadata key {put.key!r} has {len(put.value)} bytes:"
+            f" at most {METADATA_VALUE_BYTES_MAX} are allowed"
+        )
+    if not 0 <= put.lease < 2**63:
+        raise Invalid(f"metadata key {put.key!r}: {put.lease} is not a lease")
+
+
+def check_ttl(ttl_ms: int) -> None:
+    if not 1 <= ttl_ms <= LEASE_MS_MAX:
+        raise Invalid(f"a lease of {ttl_ms} ms: use 1 to {LEASE_MS_MAX}")
