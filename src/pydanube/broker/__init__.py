@@ -1,0 +1,13 @@
+"""OWNERSHIP. One owner per partition and subscription, and one facade that all doors call.
+
+Lives here      the facade, the registry of what exists, partitions and subscriptions at work
+May import      model, codec, core, runtime, metadata, storage
+Flows through   a door hands over a batch; decide, stamp, log, visible, deliver, answer
+Never           sockets, frames, HTTP; a decision that core/ could make without I/O
+"""
+
+from .facade import Broker, BrokerSettings, Producer
+from .partition import Fetched, Published
+from .subscription import Consumer, Sink
+
+__all__ = ["Broker", "BrokerSettings", "Consumer", "Fetched", "Producer", "Published", "Sink"]

@@ -1,0 +1,130 @@
+"""Brings a partition back: takes ownership, then rebuilds what its former owner knew from ledgers alone.
+
+    next offset      the end of the last data ledger that has anything in it
+    producer table   the newer of the last snapshot and the last ledger's first entry, then the batches after it
+    cursors          the last snapshot and the deltas after it; a subscription without either stands at its start
+
+Damage in one of its ledgers keeps this partition closed, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pydanube.codec.state import ChangeKind, CursorChange, Delta, LedgerStart, Snapshot, decode
+from pydanube.codec.wal import RecordKind
+from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.log import PartitionLog
+from pydanube.core.producers import ProducerTable
+from pydanube.model.topics import AckLevel
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.cache import TailCache
+from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.wal import LogWriter
+
+from .ownership import Ownership
+
+log = get_logger(__name__)
+
+
+class Recovered(NamedTuple):
+    """A partition as its former owner left it."""
+
+    decide: PartitionLog
+    stream: LoggedStream | MemoryStream
+    cursors: dict[int, Cursor]
+    former_state_ledgers: list[int]
+
+
+class Opening:
+    """The parts that recovering a partition takes."""
+
+    def __init__(self, writer: LogWriter, cache: TailCache, memory_topic_bytes: int, remembered_max: int) -> None:
+        self._writer = writer
+        self._cache = cache
+        self._memory_topic_bytes = memory_topic_bytes
+        self._remembered_max = remembered_max
+
+    async def recover(
+        self, name: str, ack_level: AckLevel, ownership: Ownership, starts: Mapping[int, int]
+    ) -> Recovered:
+        """`starts` says where each subscription began. Raises Corrupt when one of the partition's ledgers is damaged."""
+        ledgers = await ownership.ledgers()
+        for ledger_id, _ in ledgers:
+            if (damage := self._writer.recovered.damaged.get(ledger_id)) is not None:
+                raise damage
+        if ack_level is AckLevel.MEMORY:
+            decide = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
+            stream = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
+            cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
+            return Recovered(decide, stream, cursors, [])
+        written = [ledger_id for ledger_id, one in ledgers if one.kind == "data" and self._writer.ledger(ledger_id)]
+        firsts = [(await self._ledger_start(ledger_id)).next_offset for ledger_id in written]
+        state_ids = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
+        snapshot, changes = await self._state(state_ids)
+        producers, end, last_time = await self._producers(written, snapshot)
+        if ack_level is not AckLevel.DURABLE and ownership.reserved_end > end:
+            log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
+            end = ownership.reserved_end
+        stream = LoggedStream(self._writer, self._cache, list(zip(firsts, written, strict=True)), end)
+        await self._drop_unwritten(ownership, [one for one, record in ledgers if record.kind == "data"], written)
+        return Recovered(PartitionLog(end, producers, last_time), stream, _cursors(starts, snapshot, changes), state_ids)
+
+    async def _ledger_start(self, ledger_id: int) -> LedgerStart:
+        entries = await self._writer.read_entries(ledger_id)
+        body = next(body for _, kind, body in entries if kind == RecordKind.LEDGER_START)
+        return decode(body, LedgerStart)
+
+    async def _state(self, state_ids: list[int]) -> tuple[Snapshot | None, list[CursorChange]]:
+        """From the newest ledger whose snapshot was stored; a crash may have come before the newest had one."""
+        for ledger_id in reversed(state_ids):
+            if self._writer.ledger(ledger_id) is None:
+                continue
+            body, deltas = await self._writer.read_state(ledger_id)
+            if body is not None:
+                changes = [change for delta in deltas for change in decode(delta, Delta).changes]
+                return decode(body, Snapshot), changes
+        return None, []
+
+    async def _producers(self, data_ids: list[int], snapshot: Snapshot | None) -> tuple[ProducerTable, int, int]:
+        """The table, the next offset and the last append time."""
+        table = ProducerTable(self._remembered_max)
+        if not data_ids:
+            return table, 0, 0
+        start = await self._ledger_start(data_ids[-1])
+        base: LedgerStart | Snapshot = start
+        if snapshot is not None and snapshot.next_offset > start.next_offset:
+            base = snapshot
+        table.restore(base.producers)
+        for header in await self._writer.batch_headers(data_ids[-1], base.next_offset):
+            table.replay(header)
+        summary = self._writer.ledger(data_ids[-1])
+        assert summary is not None
+        last_times = [one.last_time for ledger_id in data_ids if (one := self._writer.ledger(ledger_id)) is not None]
+        return table, max(summary.end_offset, start.next_offset), max(last_times)
+
+    async def _drop_unwritten(self, ownership: Ownership, listed: list[int], written: list[int]) -> None:
+        """Ledgers that were opened and never reached the disk."""
+        kept = set(written)
+        unwritten = [ledger_id for ledger_id in listed if ledger_id not in kept]
+        if unwritten:
+            await ownership.drop_ledgers(unwritten)
+
+
+def _cursors(starts: Mapping[int, int], snapshot: Snapshot | None, changes: list[CursorChange]) -> dict[int, Cursor]:
+    """Where every subscription that still exists stands."""
+    cursors = {subscription_id: Cursor(start) for subscription_id, start in starts.items()}
+    for entry in snapshot.cursors if snapshot is not None else ():
+        if entry.subscription_id in cursors:
+            cursors[entry.subscription_id] = Cursor(entry.position, entry.acked)
+    for change in changes:
+        cursor = cursors.get(change.subscription_id)
+        if cursor is None:
+            continue
+        for start, end in change.ranges:
+            if change.kind is ChangeKind.MOVED:
+                cursor.move(start)
+            else:
+                cursor.ack(start, end)
+    return cursors

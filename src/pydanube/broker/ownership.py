@@ -1,0 +1,110 @@
+"""A broker's hold on one partition, and the ledgers it opens under it.
+
+The partition's record in the metadata store carries an epoch. Taking a partition raises it; every later write compares the
+record's revision, so an owner that was replaced can no longer open a ledger, reserve an offset or forget anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydanube.metadata.counters import take_ids
+from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
+from pydanube.model.errors import StaleEpoch
+from pydanube.model.limits import METADATA_OPERATIONS_MAX
+
+from .records import (
+    LedgerRecord,
+    PartitionRecord,
+    ledger_key,
+    ledger_of_key,
+    ledgers_of,
+    pack,
+    partition_key,
+    unpack,
+)
+
+
+class Ids:
+    """Numbers of one kind, taken from the store in blocks; what is left of a block when the broker ends is never used."""
+
+    def __init__(self, store: Store, name: str, block: int) -> None:
+        self._store = store
+        self._name = name
+        self._block = block
+        self._left: list[int] = []
+
+    async def take(self) -> int:
+        while not self._left:
+            self._left = list(reversed(await take_ids(self._store, self._name, self._block)))
+        return self._left.pop()
+
+
+class Ownership:
+    """This broker's hold on one partition."""
+
+    def __init__(self, store: Store, ledger_ids: Ids, topic_id: int, index: int, owner: str) -> None:
+        self._store = store
+        self._ledger_ids = ledger_ids
+        self._topic_id = topic_id
+        self._index = index
+        self._key = partition_key(topic_id, index)
+        self._record = PartitionRecord(owner=owner)
+        self._revision = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._record.epoch
+
+    @property
+    def reserved_end(self) -> int:
+        return self._record.reserved_end
+
+    async def acquire(self) -> None:
+        """Take the partition from whoever held it. Raises StaleEpoch when somebody else took it at the same moment."""
+        found = await self._store.get(self._key)
+        former = unpack(found.value, PartitionRecord) if found else PartitionRecord()
+        compare = Compare.mod_revision(self._key, found.mod_revision if found else 0)
+        record = PartitionRecord(former.epoch + 1, self._record.owner, former.reserved_end)
+        result = await self._store.transact([compare], [Put(self._key, pack(record))])
+        if not result.succeeded:
+            raise StaleEpoch(f"partition {self._index} of topic {self._topic_id} was taken by another broker")
+        self._record, self._revision = record, result.revision
+
+    async def ledgers(self) -> list[tuple[int, LedgerRecord]]:
+        """The partition's ledgers, oldest first."""
+        prefix = ledgers_of(self._topic_id, self._index)
+        return [(ledger_of_key(one.key)[1], unpack(one.value, LedgerRecord)) async for one in list_all(self._store, prefix)]
+
+    async def open_ledger(self, kind: Literal["data", "state"]) -> int:
+        """A new ledger under this epoch; durable on return."""
+        ledger_id = await self._ledger_ids.take()
+        record = LedgerRecord(kind, self.epoch)
+        await self._write([Put(ledger_key(self._topic_id, self._index, ledger_id), pack(record))])
+        return ledger_id
+
+    async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
+        """Forget ledgers that hold nothing anybody needs."""
+        keys = [ledger_key(self._topic_id, self._index, ledger_id) for ledger_id in ledger_ids]
+        for start in range(0, len(keys), METADATA_OPERATIONS_MAX // 2):
+            await self._write([Delete(key) for key in keys[start : start + METADATA_OPERATIONS_MAX // 2]])
+
+    async def reserve(self, end: int) -> None:
+        """Offsets below `end` may be given out from now on; a restart begins at `end`."""
+        record = PartitionRecord(self.epoch, self._record.owner, end)
+        compare = Compare.mod_revision(self._key, self._revision)
+        result = await self._store.transact([compare], [Put(self._key, pack(record))])
+        if not result.succeeded:
+            raise self._fenced()
+        self._record, self._revision = record, result.revision
+
+    async def _write(self, writes: list[Put | Delete]) -> None:
+        result = await self._store.transact([Compare.mod_revision(self._key, self._revision)], writes)
+        if not result.succeeded:
+            raise self._fenced()
+
+    def _fenced(self) -> StaleEpoch:
+        return StaleEpoch(
+            f"partition {self._index} of topic {self._topic_id} was taken from this broker (epoch {self.epoch} is over)"
+        )

@@ -1,0 +1,368 @@
+"""The owner of one partition. Everything that happens to it happens here, on the event loop, one event at a time.
+
+A publish walks: decide (core.log) -> stamp -> write-ahead log -> visible -> answer and deliver. A ledger, or a reservation of
+offsets, that is missing is fetched first while publishes wait in order.
+
+Invariants
+    publishes reach the log in the order in which they came
+    an answer is given exactly once for every publish
+    readers and subscriptions see a batch only after it reached the topic's ack level
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from pydanube.codec.batch import Batch
+from pydanube.codec.state import FORMAT, LedgerStart, Snapshot, encode
+from pydanube.codec.wal import RecordKind
+from pydanube.core.appends import Append, Stored
+from pydanube.core.log import PartitionLog
+from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
+from pydanube.model.ledgers import CursorEntry
+from pydanube.model.positions import Position
+from pydanube.model.topics import AckLevel, PartitionDescription
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.wal import Level, LogWriter
+
+from .ownership import Ownership
+from .state import NoState, StateLedger
+from .subscription import LiveSubscription
+
+log = get_logger(__name__)
+
+LEVELS: Final = {AckLevel.DURABLE: Level.SYNC, AckLevel.WRITTEN: Level.WRITE}
+
+REPLAY_BATCHES_MAX: Final = 20_000
+"""Past this many batches since the last one, a rotation of the log takes a snapshot: a start replays no more than that."""
+
+
+class Published(NamedTuple):
+    """The answer to a publish. `duplicate`: an earlier try had stored it."""
+
+    base_offset: int
+    owner_epoch: int
+    duplicate: bool
+
+
+class Fetched(NamedTuple):
+    """Batches as stored. The first may begin below the offset that was asked for."""
+
+    batches: list[memoryview]
+    next_offset: int
+    start_offset: int
+    end_offset: int
+    epoch: int
+
+
+PublishDone = Callable[[Published | DanubeError], None]
+
+
+class PartitionSettings(NamedTuple):
+    offset_block: int
+    remembered_us: int
+
+
+class Partition:
+    """One partition of one topic, owned by this broker."""
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        ack_level: AckLevel,
+        ownership: Ownership,
+        decide: PartitionLog,
+        stream: LoggedStream | MemoryStream,
+        former_state_ledgers: list[int],
+        writer: LogWriter,
+        tasks: Tasks,
+        clock: Clock,
+        settings: PartitionSettings,
+    ) -> None:
+        self.name = name
+        self.index = index
+        self.ack_level = ack_level
+        self.stream = stream
+        self.subscriptions: dict[str, LiveSubscription] = {}
+        self.state: StateLedger | NoState
+        if ack_level is AckLevel.MEMORY:
+            self.state = NoState()
+        else:
+            self.state = StateLedger(writer, ownership, tasks, self._snapshot, former_state_ledgers)
+        self._ownership = ownership
+        self._decide = decide
+        self._writer = writer
+        self._tasks = tasks
+        self._clock = clock
+        self._settings = settings
+        self._ledger_id: int | None = None
+        self._next_entry = 0
+        self._waiting: deque[tuple[Batch, PublishDone]] = deque()
+        self._preparing = False
+        self._closed: DanubeError | None = None
+        self._wake_scheduled = False
+        self._readers: list[asyncio.Future[None]] = []
+        self._batches_since_snapshot = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._ownership.epoch
+
+    # -- publishing ----------------------------------------------------------------------------------------------------
+
+    def publish(self, batch: Batch, done: PublishDone) -> None:
+        """Take one batch; `done` hears the outcome once the ack level is reached. Never blocks."""
+        if self._closed is not None:
+            done(self._closed)
+        elif self._waiting or not self._ready(batch):
+            self._waiting.append((batch, done))
+            self._prepare()
+        else:
+            self._append(batch, done)
+
+    def _ready(self, batch: Batch) -> bool:
+        if self.ack_level is AckLevel.DURABLE:
+            return self._ledger_id is not None
+        if self._decide.next_offset + batch.span > self._ownership.reserved_end:
+            return False
+        return self._ledger_id is not None or self.ack_level is AckLevel.MEMORY
+
+    def _append(self, batch: Batch, done: PublishDone) -> None:
+        header = batch.header
+        try:
+            if isinstance(self.stream, MemoryStream):
+                self.stream.make_room(header.batch_bytes, self._settled_below())
+            seen = self._decide.seen(header)
+        except DanubeError as error:
+            done(error)
+            return
+        if seen is not None:
+            self._seen(seen, done)
+            return
+        append = self._decide.append(header, self._clock.now_us())
+        batch.stamp(append.base_offset, append.append_time, self._ownership.epoch)
+        append.waiters.append(done)
+        append.tag = batch.view
+        if self._ledger_id is None:
+            self._settled(append, None)
+            return
+        entry = self._next_entry
+        self._next_entry = entry + 1
+        self._batches_since_snapshot += 1
+        self._writer.append(
+            RecordKind.DATA,
+            self._ledger_id,
+            entry,
+            self._ownership.epoch,
+            batch.view,
+            header.body_crc,
+            LEVELS[self.ack_level],
+            partial(self._settled, append),
+        )
+
+    def _seen(self, seen: Append | Stored, done: PublishDone) -> None:
+        if isinstance(seen, Stored):
+            done(Published(seen.base_offset, self.epoch, True))
+        else:
+            seen.waiters.append(done)
+
+    def _settled(self, append: Append, error: DanubeError | None) -> None:
+        """The log has written, or lost, one batch."""
+        if error is not None:
+            self._roll_back(error)
+            return
+        self._decide.confirm(append)
+        self.stream.add(append.base_offset, append.end_offset, append.tag)
+        answer = Published(append.base_offset, self._ownership.epoch, False)
+        for done in append.waiters:
+            done(answer)
+        self._wake()
+
+    def _roll_back(self, error: DanubeError) -> None:
+        """Nothing on its way arrives, nothing of it was seen: the retry goes to a new ledger."""
+        self._ledger_id = None
+        for append in self._decide.roll_back():
+            for done in append.waiters:
+                done(error)
+
+    def abandoned(self, ledger_ids: set[int]) -> None:
+        """The log gave these ledgers up; the next publish opens a new one."""
+        if self._ledger_id in ledger_ids:
+            self._roll_back(Unavailable("the log could not be written: the publish was not stored, send it again"))
+        self.state.abandoned(ledger_ids)
+
+    # -- getting ready -------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        if not self._preparing:
+            self._preparing = True
+            self._tasks.spawn(self._get_ready(), f"partition preparing {self.name}")
+
+    async def _get_ready(self) -> None:
+        """Open what is missing, then let the waiting publishes in. Cancelled: they are never answered, the door closes."""
+        try:
+            while self._waiting:
+                if self._writer.read_only is not None:
+                    raise self._writer.read_only
+                if not self._ready(self._waiting[0][0]):
+                    await self._open_missing(self._waiting[0][0].span)
+                while self._waiting and self._ready(self._waiting[0][0]):
+                    self._append(*self._waiting.popleft())
+        except DanubeError as error:
+            self._refuse_waiting(error)
+        finally:
+            self._preparing = False
+
+    async def _open_missing(self, span: int) -> None:
+        decide, ownership = self._decide, self._ownership
+        if self.ack_level is not AckLevel.DURABLE and decide.next_offset + span > ownership.reserved_end:
+            await ownership.reserve(decide.next_offset + max(span, self._settings.offset_block))
+        if self.ack_level is AckLevel.MEMORY or self._ledger_id is not None:
+            return
+        ledger_id = await ownership.open_ledger("data")
+        assert isinstance(self.stream, LoggedStream) and not decide.in_flight
+        start = LedgerStart(FORMAT, decide.visible_end, decide.producers.entries(self._remembered_since()))
+        body = encode(start)
+        self.stream.open_ledger(decide.visible_end, ledger_id)
+        self._ledger_id, self._next_entry = ledger_id, 1
+        self._batches_since_snapshot = 0
+        level = LEVELS[self.ack_level]
+        self._writer.append(
+            RecordKind.LEDGER_START, ledger_id, 0, self.epoch, body, crc32c(body), level, self._ledger_started
+        )
+
+    def _ledger_started(self, error: DanubeError | None) -> None:
+        if error is not None:
+            self._roll_back(error)
+
+    def _refuse_waiting(self, error: DanubeError) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for _, done in waiting:
+            done(error)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def resolve(self, position: Position) -> int:
+        """The offset at a position. An offset past the end is refused; one below the start becomes the start."""
+        start, end = self.stream.start_offset, self.stream.end_offset
+        match position.kind:
+            case "earliest":
+                return start
+            case "latest":
+                return end
+            case "time":
+                return await self.stream.find_time(position.value)
+            case _:
+                if position.value > end:
+                    raise Invalid(f"offset {position.value} is past the end of {self.name}, which is {end}")
+                return max(position.value, start)
+
+    async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> Fetched:
+        """Batches from `position` on; none when nothing came within `wait_s`. Cancelled: nothing is held."""
+        offset = await self.resolve(position)
+        if offset >= self.stream.end_offset and wait_s > 0:
+            await self._arrival(wait_s)
+        end = self.stream.end_offset
+        batches = await self.stream.read(offset, bytes_max) if offset < end else []
+        # Nothing stored before the end is a reported gap: go on behind it.
+        next_offset = Batch.trust(batches[-1]).end_offset if batches else end
+        return Fetched(batches, next_offset, self.stream.start_offset, self.stream.end_offset, self.epoch)
+
+    async def _arrival(self, wait_s: float) -> None:
+        if self._closed is not None:
+            raise self._closed
+        arrived = asyncio.get_running_loop().create_future()
+        self._readers.append(arrived)
+        try:
+            async with asyncio.timeout(wait_s):
+                await arrived
+        except TimeoutError:
+            pass
+        finally:
+            if arrived in self._readers:
+                self._readers.remove(arrived)
+
+    def _wake(self) -> None:
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            asyncio.get_running_loop().call_soon(self._woken)
+
+    def _woken(self) -> None:
+        self._wake_scheduled = False
+        for subscription in list(self.subscriptions.values()):
+            subscription.pump()
+        readers, self._readers = self._readers, []
+        for arrived in readers:
+            if not arrived.done():
+                arrived.set_result(None)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> Snapshot:
+        cursors = [
+            CursorEntry(one.subscription_id, one.core.cursor.position, one.core.cursor.acked)
+            for one in self.subscriptions.values()
+        ]
+        entries = self._decide.producers.entries(self._remembered_since())
+        self._batches_since_snapshot = 0
+        return Snapshot(FORMAT, self._decide.visible_end, entries, cursors)
+
+    def rotated(self, ledger_ids: set[int]) -> None:
+        """A file of the log was closed. State in it moves on, so that no partition pins a file for long."""
+        self._decide.producers.forget_idle(self._remembered_since())
+        if self.state.ledger_id in ledger_ids or self._batches_since_snapshot > REPLAY_BATCHES_MAX:
+            self.state.snapshot()
+
+    def _remembered_since(self) -> int:
+        return self._clock.now_us() - self._settings.remembered_us
+
+    def _settled_below(self) -> int:
+        positions = [one.core.cursor.position for one in self.subscriptions.values()]
+        return min(positions, default=self.stream.end_offset)
+
+    def describe(self, owner: str) -> PartitionDescription:
+        ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
+        summaries = [self._writer.ledger(ledger_id) for ledger_id in ledger_ids]
+        stored = sum(summary.bytes for summary in summaries if summary is not None)
+        return PartitionDescription(
+            index=self.index,
+            owner=owner,
+            epoch=self.epoch,
+            start_offset=self.stream.start_offset,
+            end_offset=self.stream.end_offset,
+            ledgers=len(ledger_ids),
+            stored_bytes=stored or getattr(self.stream, "bytes", 0),
+        )
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """A clean end: what is on its way is the log's to finish; no offset is left reserved. Cancelled: a gap may stay."""
+        self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
+        self.state.flush()
+        if self.ack_level is not AckLevel.DURABLE and self._ownership.reserved_end > self._decide.next_offset:
+            await self._ownership.reserve(self._decide.next_offset)
+
+    def deleted(self) -> list[int]:
+        """The topic is gone. Returns the ledgers that nobody needs any more."""
+        self._end(NotFound(f"topic of {self.name} was deleted"))
+        self.stream.clear()
+        ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
+        return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
+
+    def _end(self, error: DanubeError) -> None:
+        self._closed = error
+        self._refuse_waiting(error)
+        for subscription in self.subscriptions.values():
+            subscription.close(error)
+        self._woken()

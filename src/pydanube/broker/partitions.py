@@ -1,0 +1,161 @@
+"""The partitions this broker owns, each opened when it is first asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from pydanube.core.dispatch.cursor import Cursor
+from pydanube.metadata.store import Store
+from pydanube.model.errors import Corrupt, DanubeError, NotFound
+from pydanube.model.names import TopicName
+from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.wal import LogWriter
+
+from .opening import Opening
+from .ownership import Ids, Ownership
+from .partition import Partition, PartitionSettings
+from .records import SubscriptionRecord, TopicRecord
+from .registry import Registry
+from .subscription import LiveSubscription
+
+log = get_logger(__name__)
+
+Key = tuple[int, int]
+"""A topic's id and the partition's index."""
+
+
+class Partitions:
+    """Every open partition, by topic id and index."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: Store,
+        writer: LogWriter,
+        opening: Opening,
+        tasks: Tasks,
+        clock: Clock,
+        owner: str,
+        settings: PartitionSettings,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._writer = writer
+        self._opening = opening
+        self._tasks = tasks
+        self._clock = clock
+        self._owner = owner
+        self._settings = settings
+        self._ledger_ids = Ids(store, "ledger", 64)
+        self._open: dict[Key, Partition] = {}
+        self._being_opened: dict[Key, asyncio.Task[Partition]] = {}
+        writer.on_failed = self._log_failed
+        writer.on_cured = lambda: log.info("log.cured")
+        writer.on_rotated = self._log_rotated
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._open.values()))
+
+    async def get(self, name: TopicName, index: int) -> Partition:
+        """The partition, opened if need be. Cancelled: opening goes on for whoever else waits for it."""
+        record = self._registry.topic(name)
+        count = record.config().partition_count
+        if not 0 <= index < count:
+            raise NotFound(f"topic {name} has {count} partitions: there is no partition {index}")
+        key = (record.topic_id, index)
+        if (partition := self._open.get(key)) is not None:
+            return partition
+        task = self._being_opened.get(key)
+        if task is None:
+            task = self._tasks.spawn(self._open_one(name, record, index), f"partition opening {name}/{index}")
+            self._being_opened[key] = task
+            task.add_done_callback(lambda _: self._being_opened.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def all_of(self, name: TopicName) -> list[Partition]:
+        return [await self.get(name, index) for index in range(self._registry.topic(name).config().partition_count)]
+
+    def open_of(self, topic_id: int) -> list[Partition]:
+        return [partition for (owner_id, _), partition in self._open.items() if owner_id == topic_id]
+
+    def forget(self, topic_id: int) -> list[Partition]:
+        """A deleted topic's partitions leave at once."""
+        gone = [key for key in self._open if key[0] == topic_id]
+        return [self._open.pop(key) for key in gone]
+
+    def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:
+        """A subscription that was just created joins a partition that is open already."""
+        found = partition.subscriptions.get(name)
+        if found is not None and found.subscription_id == record.subscription_id:
+            return found
+        return self._attach(partition, name, record, Cursor(record.start(partition.index)))
+
+    async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> Partition:
+        """Cancelled: the epoch may have been raised, nothing else."""
+        config = record.config()
+        text = name.partition(index) if config.partitions else str(name)
+        ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
+        subscriptions = dict(self._registry.subscriptions(name))
+        starts = {one.subscription_id: one.start(index) for one in subscriptions.values()}
+        try:
+            await ownership.acquire()
+            found = await self._opening.recover(text, config.ack_level, ownership, starts)
+        except Corrupt as error:
+            log.error("partition.refused", partition=text, error=error.message)
+            raise
+        if self._registry.find_topic(name) is not record:
+            raise NotFound(f"topic {name} was deleted")
+        partition = Partition(
+            text,
+            index,
+            config.ack_level,
+            ownership,
+            found.decide,
+            found.stream,
+            found.former_state_ledgers,
+            self._writer,
+            self._tasks,
+            self._clock,
+            self._settings,
+        )
+        for subscription, subscription_record in subscriptions.items():
+            self._attach(partition, subscription, subscription_record, found.cursors[subscription_record.subscription_id])
+        self._open[record.topic_id, index] = partition
+        log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
+        return partition
+
+    def _attach(self, partition: Partition, name: str, record: SubscriptionRecord, cursor: Cursor) -> LiveSubscription:
+        subscription = LiveSubscription(
+            record.subscription_id,
+            name,
+            SubscriptionType(record.type),
+            cursor,
+            partition.stream,
+            partition.state,
+            self._tasks,
+            lambda: partition.epoch,
+        )
+        partition.subscriptions[name] = subscription
+        return subscription
+
+    def _log_failed(self, ledger_ids: set[int]) -> None:
+        log.error("log.failed", ledgers=len(ledger_ids), error=str(self._writer.read_only))
+        for partition in self:
+            partition.abandoned(ledger_ids)
+
+    def _log_rotated(self, generation: int, ledger_ids: set[int]) -> None:
+        log.debug("log.rotated", generation=generation, ledgers=len(ledger_ids))
+        for partition in self:
+            partition.rotated(ledger_ids)
+
+    async def close(self) -> None:
+        """Every partition ends cleanly. Cancelled: the rest end as after a crash."""
+        for partition in self:
+            try:
+                await partition.close()
+            except DanubeError as error:
+                log.warning("partition.close_failed", partition=partition.name, error=str(error))

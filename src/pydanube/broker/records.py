@@ -1,0 +1,140 @@
+"""What the broker keeps in the metadata store: keys, and the values under them (MessagePack maps that can grow).
+
+```
+/namespaces/<namespace>                       NamespaceRecord
+/topics/<namespace>/<topic>                   TopicRecord
+/partitions/<topic id>/<index>                PartitionRecord     who owns it, fenced by its epoch
+/ledgers/<topic id>/<index>/<ledger id>       LedgerRecord        the managed ledger: data and state ledgers in order
+/subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
+/producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
+```
+
+Ids are numbers from the store's counters, written in 16 hexadecimal digits so that keys sort as the numbers do.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from pydanube.model.errors import Corrupt
+from pydanube.model.names import TopicName
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+
+
+class NamespaceRecord(msgspec.Struct, omit_defaults=True):
+    created_at: int = 0
+
+
+class TopicRecord(msgspec.Struct, omit_defaults=True):
+    topic_id: int
+    partitions: int = 0
+    reliable: bool = True
+    ack_level: str = "durable"
+    created_at: int = 0
+
+    def config(self) -> TopicConfig:
+        return TopicConfig(self.partitions, self.reliable, AckLevel.parse(self.ack_level))
+
+
+class PartitionRecord(msgspec.Struct, omit_defaults=True):
+    """`reserved_end`: offsets below it may have been given out, on topics whose log may come back shorter."""
+
+    epoch: int = 0
+    owner: str = ""
+    reserved_end: int = 0
+
+
+class LedgerRecord(msgspec.Struct, omit_defaults=True):
+    kind: Literal["data", "state"]
+    epoch: int
+
+
+class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
+    """`starts` holds the first offset for each partition that existed when it was created; later ones start at 0."""
+
+    subscription_id: int
+    type: int = int(SubscriptionType.EXCLUSIVE)
+    starts: list[int] = []
+    created_at: int = 0
+
+    def start(self, index: int) -> int:
+        return self.starts[index] if index < len(self.starts) else 0
+
+
+class ProducerRecord(msgspec.Struct, omit_defaults=True):
+    producer_id: int
+    epoch: int = 0
+
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+NAMESPACES = "/namespaces/"
+TOPICS = "/topics/"
+
+
+def namespace_key(namespace: str) -> str:
+    return f"{NAMESPACES}{namespace}"
+
+
+def topic_key(topic: TopicName) -> str:
+    return f"{TOPICS}{topic.namespace}/{topic.topic}"
+
+
+def topic_of_key(key: str) -> TopicName:
+    namespace, topic = key.removeprefix(TOPICS).split("/")
+    return TopicName(namespace, topic)
+
+
+def partitions_of(topic_id: int) -> str:
+    return f"/partitions/{topic_id:016x}/"
+
+
+def partition_key(topic_id: int, index: int) -> str:
+    return f"{partitions_of(topic_id)}{index:08x}"
+
+
+LEDGERS = "/ledgers/"
+
+
+def ledgers_of(topic_id: int, index: int | None = None) -> str:
+    return f"{LEDGERS}{topic_id:016x}/" if index is None else f"{LEDGERS}{topic_id:016x}/{index:08x}/"
+
+
+def ledger_key(topic_id: int, index: int, ledger_id: int) -> str:
+    return f"{ledgers_of(topic_id, index)}{ledger_id:016x}"
+
+
+def ledger_of_key(key: str) -> tuple[int, int]:
+    """The topic's id and the ledger's id."""
+    topic_id, _, ledger_id = key.removeprefix(LEDGERS).split("/")
+    return int(topic_id, 16), int(ledger_id, 16)
+
+
+def subscriptions_of(topic_id: int) -> str:
+    return f"/subscriptions/{topic_id:016x}/"
+
+
+def subscription_key(topic_id: int, name: str) -> str:
+    return f"{subscriptions_of(topic_id)}{name}"
+
+
+def producers_of(topic_id: int) -> str:
+    return f"/producers/{topic_id:016x}/"
+
+
+def producer_key(topic_id: int, name: str) -> str:
+    # A producer's name is free text; its bytes in hexadecimal keep the key's alphabet and its length bounded.
+    return f"{producers_of(topic_id)}{name.encode().hex()}"
+
+
+def pack(record: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def unpack(value: bytes, kind: type[Record]) -> Record:
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"metadata: {kind.__name__} cannot be read ({error}); restore the metadata from a backup") from None

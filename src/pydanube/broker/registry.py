@@ -1,0 +1,205 @@
+"""Namespaces, topics, subscriptions and named producers: what exists, in the metadata store and in memory.
+
+Reads are answered from memory; changes go to the store first, one at a time, and are compared so that nothing is created
+twice or deleted under somebody's feet. Names are compared whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
+from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.limits import METADATA_OPERATIONS_MAX
+from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
+from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.runtime.clock import Clock
+
+from . import records
+from .ownership import Ids
+from .records import NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
+
+
+class Registry:
+    """What exists. Loaded at the start, written through afterwards."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._changing = asyncio.Lock()  # administration happens one change at a time
+        self._topic_ids = Ids(store, "topic", 1)
+        self._subscription_ids = Ids(store, "subscription", 1)
+        self._producer_ids = Ids(store, "producer", 1000)
+        self._namespaces: set[str] = set()
+        self._topics: dict[TopicName, TopicRecord] = {}
+        self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
+
+    async def load(self) -> None:
+        """Read everything; `default` exists from the first start on."""
+        async for one in list_all(self._store, records.NAMESPACES):
+            self._namespaces.add(one.key.removeprefix(records.NAMESPACES))
+        async for one in list_all(self._store, records.TOPICS):
+            self._topics[records.topic_of_key(one.key)] = records.unpack(one.value, TopicRecord)
+        for topic in self._topics.values():
+            prefix = records.subscriptions_of(topic.topic_id)
+            self._subscriptions[topic.topic_id] = {
+                one.key.removeprefix(prefix): records.unpack(one.value, SubscriptionRecord)
+                async for one in list_all(self._store, prefix)
+            }
+        if DEFAULT_NAMESPACE not in self._namespaces:
+            await self.create_namespace(DEFAULT_NAMESPACE)
+
+    async def needed_ledgers(self) -> set[int]:
+        """The ledgers of topics that exist; keys left behind by a deletion that was cut short are removed."""
+        live = {topic.topic_id for topic in self._topics.values()}
+        needed: set[int] = set()
+        orphans: list[str] = []
+        async for one in list_all(self._store, records.LEDGERS):
+            topic_id, ledger_id = records.ledger_of_key(one.key)
+            if topic_id in live:
+                needed.add(ledger_id)
+            else:
+                orphans.append(one.key)
+        await self._delete_keys(orphans)
+        return needed
+
+    async def ledgers_of(self, topic: TopicName) -> set[int]:
+        prefix = records.ledgers_of(self.topic(topic).topic_id)
+        return {records.ledger_of_key(one.key)[1] async for one in list_all(self._store, prefix)}
+
+    # -- namespaces ----------------------------------------------------------------------------------------------------
+
+    def namespaces(self) -> list[str]:
+        return sorted(self._namespaces)
+
+    def check_namespace(self, namespace: str) -> None:
+        if namespace not in self._namespaces:
+            raise NotFound(f"namespace {namespace!r} does not exist: create it with `danube namespaces create {namespace}`")
+
+    async def create_namespace(self, namespace: str) -> None:
+        async with self._changing:
+            if namespace in self._namespaces:
+                raise AlreadyExists(f"namespace {namespace!r} exists already")
+            key = records.namespace_key(namespace)
+            record = NamespaceRecord(self._clock.now_us())
+            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
+            self._namespaces.add(namespace)
+
+    async def delete_namespace(self, namespace: str) -> None:
+        async with self._changing:
+            self.check_namespace(namespace)
+            if namespace == DEFAULT_NAMESPACE:
+                raise Refused(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
+            if held := self.topics(namespace):
+                raise Refused(f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first")
+            await self._write([], [Delete(records.namespace_key(namespace))])
+            self._namespaces.discard(namespace)
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def topics(self, namespace: str | None = None) -> list[TopicName]:
+        return sorted(name for name in self._topics if namespace is None or name.namespace == namespace)
+
+    def find_topic(self, name: TopicName) -> TopicRecord | None:
+        return self._topics.get(name)
+
+    def topic(self, name: TopicName) -> TopicRecord:
+        record = self._topics.get(name)
+        if record is None:
+            raise NotFound(f"topic {name} does not exist: create it with `danube topics create {name}`")
+        return record
+
+    async def create_topic(self, name: TopicName, config: TopicConfig) -> TopicRecord:
+        if name.names_partition:
+            raise Invalid(f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another")
+        async with self._changing:
+            self.check_namespace(name.namespace)
+            if name in self._topics:
+                raise AlreadyExists(f"topic {name} exists already")
+            key = records.topic_key(name)
+            record = TopicRecord(
+                await self._topic_ids.take(), config.partitions, config.reliable, str(config.ack_level), self._clock.now_us()
+            )
+            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
+            self._topics[name] = record
+            self._subscriptions[record.topic_id] = {}
+            return record
+
+    async def delete_topic(self, name: TopicName) -> TopicRecord:
+        """The topic is gone once its key is; what hangs on it follows, now or at the next start."""
+        async with self._changing:
+            record = self.topic(name)
+            await self._write([], [Delete(records.topic_key(name))])
+            del self._topics[name]
+            self._subscriptions.pop(record.topic_id, None)
+        topic_id = record.topic_id
+        prefixes = (records.partitions_of, records.ledgers_of, records.subscriptions_of, records.producers_of)
+        for prefix in prefixes:
+            await self._delete_keys([one.key async for one in list_all(self._store, prefix(topic_id))])
+        return record
+
+    # -- subscriptions -------------------------------------------------------------------------------------------------
+
+    def subscriptions(self, topic: TopicName) -> dict[str, SubscriptionRecord]:
+        return self._subscriptions.get(self.topic(topic).topic_id, {})
+
+    def subscription(self, topic: TopicName, name: str) -> SubscriptionRecord:
+        record = self.subscriptions(topic).get(name)
+        if record is None:
+            raise NotFound(f"subscription {name!r} does not exist on {topic}")
+        return record
+
+    async def create_subscription(
+        self, topic: TopicName, name: str, subscription_type: SubscriptionType, starts: list[int]
+    ) -> tuple[SubscriptionRecord, bool]:
+        """The subscription, and whether this call created it. Its start is durable on return."""
+        async with self._changing:
+            topic_record = self.topic(topic)
+            if (found := self._subscriptions[topic_record.topic_id].get(name)) is not None:
+                return found, False
+            record = SubscriptionRecord(
+                await self._subscription_ids.take(), int(subscription_type), starts, self._clock.now_us()
+            )
+            key = records.subscription_key(topic_record.topic_id, name)
+            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
+            self._subscriptions[topic_record.topic_id][name] = record
+            return record, True
+
+    async def delete_subscription(self, topic: TopicName, name: str) -> SubscriptionRecord:
+        async with self._changing:
+            record = self.subscription(topic, name)
+            topic_id = self.topic(topic).topic_id
+            await self._write([], [Delete(records.subscription_key(topic_id, name))])
+            del self._subscriptions[topic_id][name]
+            return record
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    async def new_producer(self) -> ProducerRecord:
+        return ProducerRecord(await self._producer_ids.take(), 0)
+
+    async def resume_producer(self, topic: TopicName, name: str) -> ProducerRecord:
+        """The name's own id under a higher epoch: whoever used it before is fenced."""
+        async with self._changing:
+            key = records.producer_key(self.topic(topic).topic_id, name)
+            found = await self._store.get(key)
+            if found is None:
+                record = ProducerRecord(await self._producer_ids.take(), 0)
+            else:
+                former = records.unpack(found.value, ProducerRecord)
+                record = ProducerRecord(former.producer_id, former.epoch + 1)
+            compare = Compare.mod_revision(key, found.mod_revision if found else 0)
+            await self._write([compare], [Put(key, records.pack(record))])
+            return record
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
+        result = await self._store.transact(compares, writes)
+        if not result.succeeded:
+            raise Unavailable("the metadata changed at the same moment: send the request again")
+
+    async def _delete_keys(self, keys: list[str]) -> None:
+        for start in range(0, len(keys), METADATA_OPERATIONS_MAX):
+            await self._store.transact([], [Delete(key) for key in keys[start : start + METADATA_OPERATIONS_MAX]])

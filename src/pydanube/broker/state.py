@@ -1,0 +1,169 @@
+"""The state ledger of one partition: what must outlive a trim or an owner, as deltas and snapshots in the same log.
+
+Acks are written at once and synced with the next group commit; whoever asks to wait is told after the sync. The ledger is
+opened by the first change after a start and begins with a snapshot, so recovery reads one ledger only.
+
+Invariants
+    every change is in the ledger, or in a snapshot that follows it, before anyone who waits for it is told
+    a ledger that the log gave up is replaced by a new one, whose snapshot holds everything
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from crc32c import crc32c
+
+from pydanube.codec.state import FORMAT, CursorChange, Delta, Snapshot, encode
+from pydanube.codec.wal import RecordKind
+from pydanube.model.errors import DanubeError
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.wal import Level, LogWriter
+
+from .ownership import Ownership
+
+Done = Callable[[DanubeError | None], None]
+log = get_logger(__name__)
+
+DELTAS_PER_SNAPSHOT: Final = 4096
+"""A start reads at most this many deltas for a partition."""
+
+
+class StateLedger:
+    """Writes one partition's state; reading it back is `opening`'s business."""
+
+    def __init__(
+        self, writer: LogWriter, ownership: Ownership, tasks: Tasks, take_snapshot: Callable[[], Snapshot], former: list[int]
+    ) -> None:
+        """`former` are the state ledgers of earlier owners; the first snapshot supersedes them."""
+        self._writer = writer
+        self._ownership = ownership
+        self._tasks = tasks
+        self._take_snapshot = take_snapshot
+        self._former = former
+        self._changes: list[CursorChange] = []
+        self._waiters: list[Done] = []
+        self._flush_scheduled = False
+        self._opening = False
+        self._deltas = 0
+        self._next_entry = 0
+        self.ledger_id: int | None = None
+
+    def change(self, change: CursorChange, done: Done | None = None) -> None:
+        """Something moved. `done` is called once it is synced; without one nobody waits."""
+        self._changes.append(change)
+        if done is not None:
+            self._waiters.append(done)
+        self._schedule()
+
+    def barrier(self, done: Done) -> None:
+        """Call `done` once every change so far is synced."""
+        self._waiters.append(done)
+        self._schedule()
+
+    def abandoned(self, ledger_ids: set[int]) -> None:
+        """The log gave these up."""
+        if self.ledger_id in ledger_ids:
+            self._former.append(self.ledger_id)
+            self.ledger_id = None
+
+    def snapshot(self) -> None:
+        """Write the whole state now, so that older records of this ledger are no longer needed."""
+        if self.ledger_id is None:
+            return
+        self._deltas = 0
+        self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.LAZY, self._noted)
+
+    def flush(self) -> None:
+        """Hand everything to the log; at the end of a loop iteration, so that what came together goes together."""
+        self._flush_scheduled = False
+        if self.ledger_id is None:
+            if (self._changes or self._waiters) and not self._opening:
+                self._opening = True
+                self._tasks.spawn(self._open(), "state ledger opening")
+            return
+        changes, self._changes = self._changes, []
+        waiters, self._waiters = self._waiters, []
+        if not changes:
+            if waiters:
+                self._writer.sync(lambda error: _tell(waiters, error))
+            return
+        self._deltas += 1
+        level = Level.SYNC if waiters else Level.LAZY
+        body = encode(Delta(FORMAT, changes))
+        self._append(RecordKind.STATE_DELTA, body, level, lambda error: self._written(waiters, error))
+        if self._deltas >= DELTAS_PER_SNAPSHOT:
+            self.snapshot()
+
+    def _schedule(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    async def _open(self) -> None:
+        """Cancelled: an unused ledger may stay in the metadata; the next start removes it."""
+        try:
+            ledger_id = await self._ownership.open_ledger("state")
+        except DanubeError as error:
+            self._opening = False
+            waiters, self._waiters = self._waiters, []
+            _tell(waiters, error)
+            return
+        former, self._former = self._former, []
+        # Everything that changed until now is in the snapshot.
+        self._changes.clear()
+        waiters, self._waiters = self._waiters, []
+        self.ledger_id, self._next_entry, self._deltas, self._opening = ledger_id, 0, 0, False
+
+        def synced(error: DanubeError | None) -> None:
+            self._written(waiters, error)
+            if error is None and former:
+                self._tasks.spawn(self._drop(former), "superseded state ledgers dropping")
+            elif error is not None:
+                self._former = former + self._former
+
+        self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.SYNC, synced)
+
+    async def _drop(self, former: list[int]) -> None:
+        await self._ownership.drop_ledgers(former)
+        self._writer.forget(set(former))
+
+    def _append(self, kind: RecordKind, body: bytes, level: Level, done: Done) -> None:
+        assert self.ledger_id is not None
+        entry, self._next_entry = self._next_entry, self._next_entry + 1
+        self._writer.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, done)
+
+    def _written(self, waiters: list[Done], error: DanubeError | None) -> None:
+        self._noted(error)
+        _tell(waiters, error)
+
+    def _noted(self, error: DanubeError | None) -> None:
+        if error is not None and self.ledger_id is not None:
+            self.abandoned({self.ledger_id})
+
+
+class NoState:
+    """The state of a `memory` topic: gone with the process, like its messages."""
+
+    ledger_id: int | None = None
+
+    def change(self, change: CursorChange, done: Done | None = None) -> None:
+        if done is not None:
+            done(None)
+
+    def barrier(self, done: Done) -> None:
+        done(None)
+
+    def abandoned(self, ledger_ids: set[int]) -> None: ...
+
+    def snapshot(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def _tell(waiters: list[Done], error: DanubeError | None) -> None:
+    for done in waiters:
+        done(error)

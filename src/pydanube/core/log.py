@@ -1,0 +1,81 @@
+"""Decides what happens to one partition's log.
+
+Owns the next offset, the visible end and the order of one partition. It is told of every batch that wants in, and of every
+batch that reached the topic's ack level; it knows no disk, no clock and no task.
+
+Invariants
+    visible_end <= next_offset
+    appends are confirmed in the order in which they were made
+    a batch that was rolled back leaves no trace: its offsets go to whoever comes next, nobody has seen them
+    append times never go back
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pydanube.codec.batch import BatchHeader
+
+from .appends import Append, Stored
+from .producers import ProducerTable
+
+
+class PartitionLog:
+    """The log of one partition, as its single owner sees it."""
+
+    def __init__(self, next_offset: int, producers: ProducerTable, last_append_time: int = 0) -> None:
+        self.next_offset = next_offset
+        self.visible_end = next_offset
+        self.producers = producers
+        self.last_append_time = last_append_time
+        self._in_flight: deque[Append] = deque()
+
+    def seen(self, header: BatchHeader) -> Append | Stored | None:
+        """Whether this batch came before: stored, on its way, or None for a new one that may be appended.
+
+        Raises StaleEpoch for a fenced producer, Unavailable for a gap (the batches before it must come first),
+        Refused for a producer that is no longer remembered.
+        """
+        if header.first_sequence < 0:
+            return None
+        return self.producers.seen(header)
+
+    def append(self, header: BatchHeader, now_us: int) -> Append:
+        """Give the batch its offsets and its time. The caller writes it and then confirms, or rolls everything back."""
+        base = self.next_offset
+        self.next_offset = base + header.span
+        self.last_append_time = max(self.last_append_time, now_us)
+        append = Append(
+            base,
+            self.next_offset,
+            self.last_append_time,
+            header.producer_id,
+            header.producer_epoch,
+            header.first_sequence,
+            header.first_sequence + header.count,
+        )
+        self._in_flight.append(append)
+        if header.first_sequence >= 0:
+            self.producers.began(append)
+        return append
+
+    def confirm(self, append: Append) -> None:
+        """The batch reached the ack level: from now on readers see it."""
+        assert self._in_flight and self._in_flight[0] is append, "appends are confirmed in order"
+        assert append.base_offset == self.visible_end
+        self._in_flight.popleft()
+        self.visible_end = append.end_offset
+        if append.first_sequence >= 0:
+            self.producers.ended(append)
+
+    def roll_back(self) -> list[Append]:
+        """Nothing that is on its way will arrive. Returns what was dropped, oldest first."""
+        dropped = list(self._in_flight)
+        self._in_flight.clear()
+        self.next_offset = self.visible_end
+        self.producers.roll_back(dropped)
+        return dropped
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)

@@ -1,0 +1,170 @@
+"""Remembers what each producer has stored in one partition, so that a retry never stores twice.
+
+A producer counts its messages: `first_sequence` of a batch is the number of messages it published to this partition before.
+Sequences map to offsets in runs (consecutive to consecutive), one run per stretch that no other producer interrupted.
+
+Invariants
+    next_sequence of a producer is the end of its last run, plus what is on its way
+    at least PRODUCER_BATCHES_IN_FLIGHT_MAX batches back, a repeated sequence finds its offset
+    the table holds at most `remembered_max` producers, the longest idle one goes first, one with batches on their way never
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from pydanube.codec.batch import BatchHeader
+from pydanube.model.errors import Invalid, Refused, StaleEpoch, Unavailable
+from pydanube.model.ledgers import ProducerEntry
+from pydanube.model.limits import PRODUCER_BATCHES_IN_FLIGHT_MAX
+
+from .appends import Append, Stored
+
+
+class _Producer:
+    __slots__ = ("epoch", "in_flight", "last_time", "next_sequence", "runs")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.next_sequence = 0
+        self.last_time = 0
+        self.runs: deque[tuple[int, int, int]] = deque(maxlen=PRODUCER_BATCHES_IN_FLIGHT_MAX)
+        self.in_flight: deque[Append] = deque()
+
+    @property
+    def expected(self) -> int:
+        """The sequence that a new batch must begin with."""
+        return self.in_flight[-1].end_sequence if self.in_flight else self.next_sequence
+
+    def offset_of(self, sequence: int, count: int) -> int | None:
+        for first, offset, length in reversed(self.runs):
+            if first <= sequence:
+                return offset + sequence - first if sequence + count <= first + length else None
+        return None
+
+    def stored(self, sequence: int, offset: int, count: int) -> None:
+        if self.runs:
+            first, first_offset, length = self.runs[-1]
+            if sequence == first + length and offset == first_offset + length:
+                self.runs[-1] = (first, first_offset, length + count)
+                self.next_sequence = sequence + count
+                return
+        self.runs.append((sequence, offset, count))
+        self.next_sequence = sequence + count
+
+
+class ProducerTable:
+    """The producers that one partition remembers."""
+
+    def __init__(self, remembered_max: int) -> None:
+        self._remembered_max = remembered_max
+        self._producers: dict[int, _Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def seen(self, header: BatchHeader) -> Append | Stored | None:
+        """See PartitionLog.seen."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None or header.producer_epoch > producer.epoch:
+            if header.first_sequence != 0:
+                raise Refused(
+                    f"producer {header.producer_id} epoch {header.producer_epoch} begins at sequence "
+                    f"{header.first_sequence} and is not remembered here: open the producer again"
+                )
+            return None
+        if header.producer_epoch < producer.epoch:
+            raise StaleEpoch(f"producer {header.producer_id} was fenced: epoch {producer.epoch} has taken over")
+        if header.first_sequence >= producer.expected:
+            if header.first_sequence > producer.expected:
+                raise Unavailable(
+                    f"producer {header.producer_id} sent sequence {header.first_sequence} where {producer.expected} "
+                    f"comes next: send the batches before it first"
+                )
+            return None
+        return self._repeated(producer, header)
+
+    def _repeated(self, producer: _Producer, header: BatchHeader) -> Append | Stored:
+        end = header.first_sequence + header.count
+        for append in producer.in_flight:
+            if append.first_sequence == header.first_sequence and append.end_sequence == end:
+                return append
+        offset = producer.offset_of(header.first_sequence, header.count)
+        if offset is None:
+            raise Invalid(
+                f"sequences {header.first_sequence} to {end} of producer {header.producer_id} were published before, "
+                f"in other batches or too long ago: a retry must send the same bytes"
+            )
+        return Stored(offset)
+
+    def began(self, append: Append) -> None:
+        """A batch that `seen` let through is on its way."""
+        producer = self._producers.get(append.producer_id)
+        if producer is None or append.producer_epoch > producer.epoch:
+            producer = _Producer(append.producer_epoch)
+            self._evict()
+        else:
+            # Reinserting keeps the table ordered by last use, which is what eviction goes by.
+            del self._producers[append.producer_id]
+        self._producers[append.producer_id] = producer
+        producer.in_flight.append(append)
+
+    def ended(self, append: Append) -> None:
+        """The batch reached the ack level. An older epoch's last batches may arrive after a newer epoch's first."""
+        producer = self._producers.get(append.producer_id)
+        if producer is None or producer.epoch != append.producer_epoch:
+            return
+        assert producer.in_flight[0] is append
+        producer.in_flight.popleft()
+        producer.last_time = append.append_time
+        producer.stored(append.first_sequence, append.base_offset, append.end_sequence - append.first_sequence)
+
+    def roll_back(self, dropped: Iterable[Append]) -> None:
+        for append in dropped:
+            producer = self._producers.get(append.producer_id)
+            if producer is not None:
+                producer.in_flight.clear()
+
+    def replay(self, header: BatchHeader) -> None:
+        """Take over what a stored batch says; batches come in log order."""
+        if header.first_sequence < 0:
+            return
+        producer = self._producers.pop(header.producer_id, None)
+        if producer is None or header.producer_epoch > producer.epoch:
+            producer = _Producer(header.producer_epoch)
+            self._evict()
+        self._producers[header.producer_id] = producer
+        if header.producer_epoch == producer.epoch and header.first_sequence >= producer.next_sequence:
+            producer.last_time = header.append_time
+            producer.stored(header.first_sequence, header.base_offset, header.count)
+
+    def entries(self, not_before_us: int = 0) -> list[ProducerEntry]:
+        """What goes into a snapshot: everyone heard of since `not_before_us`. Batches on their way are not in it."""
+        return [
+            ProducerEntry(producer_id, one.epoch, one.next_sequence, one.last_time, list(one.runs))
+            for producer_id, one in self._producers.items()
+            if one.runs and one.last_time >= not_before_us
+        ]
+
+    def restore(self, entries: Iterable[ProducerEntry]) -> None:
+        for entry in entries:
+            producer = _Producer(entry.epoch)
+            producer.next_sequence = entry.next_sequence
+            producer.last_time = entry.last_time
+            producer.runs.extend(entry.runs)
+            self._evict()
+            self._producers[entry.producer_id] = producer
+
+    def forget_idle(self, not_before_us: int) -> None:
+        idle = [key for key, one in self._producers.items() if not one.in_flight and one.last_time < not_before_us]
+        for producer_id in idle:
+            del self._producers[producer_id]
+
+    def _evict(self) -> None:
+        if len(self._producers) < self._remembered_max:
+            return
+        for producer_id, producer in self._producers.items():
+            if not producer.in_flight:
+                del self._producers[producer_id]
+                return

@@ -1,0 +1,98 @@
+"""The tail cache: the newest batches of every partition, bounded in bytes over all of them.
+
+Consumers that keep up are served from here, all from the same copy. What falls out is read from the log again.
+
+Invariants
+    a partition's tail is a gapless stretch that ends at its visible end
+    bytes held <= bytes_max after every add, unless a single batch is larger
+    batches leave in the order in which they came, over all partitions
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import Final
+
+_COMPACT_AFTER: Final = 1024
+
+
+class Tail:
+    """The cached batches of one partition, ordered by offset."""
+
+    __slots__ = ("_bases", "_first", "_views", "end")
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._views: list[memoryview | None] = []
+        self._first = 0
+        self.end = 0
+
+    @property
+    def start(self) -> int:
+        """The lowest offset that is cached; `end` when nothing is."""
+        return self._bases[self._first] if self._first < len(self._bases) else self.end
+
+    @property
+    def first_end(self) -> int:
+        """Where the oldest cached batch ends."""
+        return self._bases[self._first + 1] if self._first + 1 < len(self._bases) else self.end
+
+    def read(self, offset: int, bytes_max: int) -> list[memoryview]:
+        """Whole batches from the one that holds `offset` on, at least one, as many as fit into `bytes_max`."""
+        assert self.start <= offset < self.end
+        index = bisect_right(self._bases, offset, lo=self._first) - 1
+        views: list[memoryview] = []
+        while index < len(self._views):
+            view = self._views[index]
+            assert view is not None
+            bytes_max -= len(view)
+            if bytes_max < 0 and views:
+                break
+            views.append(view)
+            index += 1
+        return views
+
+    def add(self, base: int, end: int, view: memoryview) -> None:
+        self._bases.append(base)
+        self._views.append(view)
+        self.end = end
+
+    def drop_oldest(self) -> int:
+        view = self._views[self._first]
+        assert view is not None
+        self._views[self._first] = None
+        self._first += 1
+        if self._first > _COMPACT_AFTER and self._first * 2 > len(self._bases):
+            del self._bases[: self._first], self._views[: self._first]
+            self._first = 0
+        return len(view)
+
+    def __len__(self) -> int:
+        return len(self._bases) - self._first
+
+
+class TailCache:
+    """One budget for all tails."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._order: deque[Tail] = deque()
+        self.bytes = 0
+
+    def add(self, tail: Tail, base: int, end: int, view: memoryview) -> None:
+        """The batch became visible; it follows what the tail holds."""
+        if tail.end != base:
+            self.clear(tail)
+        tail.add(base, end, view)
+        self._order.append(tail)
+        self.bytes += len(view)
+        while self.bytes > self._bytes_max and len(self._order) > 1:
+            self.bytes -= self._order.popleft().drop_oldest()
+
+    def clear(self, tail: Tail) -> None:
+        """Forget a partition's batches."""
+        if len(tail):
+            self._order = deque(one for one in self._order if one is not tail)
+        while len(tail):
+            self.bytes -= tail.drop_oldest()

@@ -1,0 +1,168 @@
+"""One partition as one stream: log files, then the tail cache, then whatever comes next, without gap or repetition.
+
+A `Stream` is where a partition's visible batches are read from. Readers ask by offset; where a batch lies is nobody's
+business but this file's. `LoggedStream` is for topics in the log, `MemoryStream` for topics that live in memory only.
+
+Invariants
+    a batch is served only after `add` was called for it: what has not reached the ack level cannot be seen
+    consecutive reads at the last batch's end give every batch once, wherever each of them lies
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Protocol
+
+from pydanube.codec.batch import read_header
+from pydanube.codec.batch.peek import offsets_of
+from pydanube.model.errors import Full
+
+from .cache import Tail, TailCache
+from .wal import LogWriter
+
+
+class Stream(Protocol):
+    """Where visible batches are read. Offsets in [start_offset, end_offset) exist, but for reported gaps."""
+
+    start_offset: int
+    end_offset: int
+
+    def add(self, base: int, end: int, view: memoryview) -> None:
+        """A batch became visible."""
+
+    def read_cached(self, offset: int, bytes_max: int) -> list[memoryview] | None:
+        """Batches from `offset` on if they are in memory, None if they must be read."""
+
+    async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
+        """Batches from the first one that ends after `offset`; empty at the end of the stream."""
+
+    async def find_time(self, time_us: int) -> int:
+        """The first offset of the first batch appended at or after this time; the end when there is none."""
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
+
+
+class LoggedStream:
+    """A partition whose batches are in the write-ahead log, spread over the ledgers of its owners."""
+
+    def __init__(self, log: LogWriter, cache: TailCache, ledgers: list[tuple[int, int]], end_offset: int) -> None:
+        """`ledgers` are (first offset, ledger id), in order."""
+        self._log = log
+        self._cache = cache
+        self._tail = Tail()
+        self._tail.end = end_offset
+        self._firsts = [first for first, _ in ledgers]
+        self._ids = [ledger_id for _, ledger_id in ledgers]
+        self.start_offset = self._firsts[0] if self._firsts else end_offset
+        self.end_offset = end_offset
+
+    @property
+    def ledger_ids(self) -> list[int]:
+        return list(self._ids)
+
+    def open_ledger(self, first_offset: int, ledger_id: int) -> None:
+        """From this offset on batches are in another ledger."""
+        if self._firsts and self._firsts[-1] == first_offset:
+            # The former ledger was given up before anything in it became visible.
+            self._ids[-1] = ledger_id
+            return
+        if not self._firsts:
+            self.start_offset = first_offset
+        self._firsts.append(first_offset)
+        self._ids.append(ledger_id)
+
+    def add(self, base: int, end: int, view: memoryview) -> None:
+        self._cache.add(self._tail, base, end, view)
+        self.end_offset = end
+
+    def read_cached(self, offset: int, bytes_max: int) -> list[memoryview] | None:
+        if offset >= self.end_offset:
+            return []
+        if offset < self._tail.start or offset >= self._tail.end:
+            return None
+        return self._tail.read(offset, bytes_max)
+
+    async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
+        offset = max(offset, self.start_offset)
+        cached = self.read_cached(offset, bytes_max)
+        if cached is not None:
+            return cached
+        end = self.end_offset
+        index = max(0, bisect_right(self._firsts, offset) - 1)
+        while index < len(self._ids) and offset < end:
+            views = await self._log.read(self._ids[index], offset, bytes_max)
+            visible = [view for view in views if offsets_of(view)[0] < end]
+            if visible:
+                return visible
+            index += 1
+        return []
+
+    async def find_time(self, time_us: int) -> int:
+        end = self.end_offset
+        for ledger_id in list(self._ids):
+            summary = self._log.ledger(ledger_id)
+            if summary is None or summary.last_time < time_us:
+                continue
+            found = await self._log.find_time(ledger_id, time_us)
+            if found is not None:
+                return min(found, end)
+        return end
+
+    def clear(self) -> None:
+        self._cache.clear(self._tail)
+
+
+class MemoryStream:
+    """A partition of a `memory` topic: gone with the process, bounded in bytes.
+
+    Past the bound the oldest batches that every subscription has acked make room; when there are none, publishers are
+    refused with Full.
+    """
+
+    def __init__(self, bytes_max: int, end_offset: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+        self._tail = Tail()
+        self._tail.end = end_offset
+        self.end_offset = end_offset
+
+    @property
+    def start_offset(self) -> int:
+        return self._tail.start
+
+    def make_room(self, size: int, settled_below: int) -> None:
+        """Called before a batch is taken; `settled_below` is the lowest position of any subscription."""
+        while self.bytes + size > self._bytes_max and len(self._tail):
+            oldest_end = self._tail.first_end
+            if oldest_end > settled_below:
+                raise Full(
+                    f"the memory topic holds {self.bytes} bytes that are not acked yet: consume them, delete the "
+                    f"subscription that lags, or raise cache.memory_topic_bytes"
+                )
+            self.bytes -= self._tail.drop_oldest()
+
+    def add(self, base: int, end: int, view: memoryview) -> None:
+        self._tail.add(base, end, view)
+        self.bytes += len(view)
+        self.end_offset = end
+
+    def read_cached(self, offset: int, bytes_max: int) -> list[memoryview] | None:
+        offset = max(offset, self._tail.start)
+        return self._tail.read(offset, bytes_max) if offset < self.end_offset else []
+
+    async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
+        return self.read_cached(offset, bytes_max) or []
+
+    async def find_time(self, time_us: int) -> int:
+        offset = self._tail.start
+        while offset < self.end_offset:
+            header = read_header(self._tail.read(offset, 0)[0])
+            if header.append_time >= time_us:
+                break
+            offset = header.base_offset + header.span
+        return offset
+
+    def clear(self) -> None:
+        while len(self._tail):
+            self.bytes -= self._tail.drop_oldest()
