@@ -77,7 +77,7 @@ class Database:
         self._events: list[tuple[int, list[Event]]] = []
 
     def begin(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("BEGIN")  # the file is ours alone: a later write finds no other writer
 
     def commit(self) -> list[tuple[int, list[Event]]]:
         """Make everything since `begin` durable; return what changed, by revision."""

@@ -1,8 +1,12 @@
 """What the embedded store's thread does: one group of requests at a time, one commit for each group.
 
+A group that fails is tried again request by request, so that what cannot be done (a write, on a full disk) does not
+take with it what can (the reads around it).
+
 Invariants
-    every request of a group gets an answer, whatever happens
-    if the commit fails, every request of the group fails, and none of them is in what is committed later
+    every request gets an answer, whatever happens
+    a request that failed is not in what is committed later, unless its own commit failed and yet happened; then it
+    is not tried again
 """
 
 from __future__ import annotations
@@ -50,18 +54,40 @@ class Worker:
         self._database: Database | None = None
         self._suspect = False
         self._revision = 0
+        self._error: Exception = RuntimeError("nothing failed yet")
 
     def execute(self, group: Group) -> Settled:
+        before = self._revision
+        settled = self._attempt(group)
+        if settled is None and len(group) > 1 and not self._suspect and self._revision == before:
+            return self._one_by_one(group)
+        return settled or Settled([(request, self._failure()) for request in group], [], self._revision)
+
+    def _attempt(self, group: Group) -> Settled | None:
+        """All of them in one commit; None if that failed."""
         try:
             database = self._ready()
             database.begin()
             answers = [(request, _run(request, database)) for request in group]
             changes = database.commit()
         except Exception as error:
+            self._error = error
             self._recover()
-            return Settled([(request, self._failure(error)) for request in group], [], self._revision)
+            return None
         self._revision = database.revision
         return Settled(answers, changes, self._revision)
+
+    def _one_by_one(self, group: Group) -> Settled:
+        every = Settled([], [], self._revision)
+        for request in group:
+            settled = self._attempt([request])
+            if settled is None:
+                every.answers.append((request, self._failure()))
+            else:
+                every.answers += settled.answers
+                every.changes += settled.changes
+        every.revision = self._revision
+        return every
 
     def close(self) -> Exception | None:
         """Close the file; what went wrong with that, if anything. What was committed is safe in any case."""
@@ -89,8 +115,9 @@ class Worker:
         except (sqlite3.Error, DanubeError):
             assert self._suspect
 
-    def _failure(self, error: Exception) -> Exception:
-        """One for each request: an exception carries the traceback of whoever raised it last."""
+    def _failure(self) -> Exception:
+        """The last error, anew for each request: an exception carries the traceback of whoever raised it last."""
+        error = self._error
         if isinstance(error, DanubeError):
             return type(error)(error.message)
         if isinstance(error, sqlite3.Error):
