@@ -1,0 +1,97 @@
+"""Where `danube produce` takes its messages from: texts, lines of stdin or of a file, or a file as one message.
+
+Every source yields lists, as many as came at once, so that bulk input is published in whole batches and a line typed by
+a person goes out when it is typed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import MESSAGE_BYTES_MAX
+
+READ_BYTES: Final = 256 << 10
+LIST_MAX: Final = 1_000
+STEPS_PER_SECOND: Final = 100
+"""With a rate, messages due within one step are published together."""
+
+
+async def texts(messages: Sequence[str], count: int | None) -> AsyncIterator[list[bytes]]:
+    """The texts in turn: each once, or as many as `count` says."""
+    payloads = [message.encode() for message in messages]
+    source = itertools.islice(itertools.cycle(payloads), len(payloads) if count is None else count)
+    while some := list(itertools.islice(source, LIST_MAX)):
+        yield some
+
+
+async def lines(descriptor: int, count: int | None) -> AsyncIterator[list[bytes]]:
+    """Lines without their ends, until the end of the input or `count` of them. Cancelled, no read is left behind."""
+    left = count
+    rest = b""
+    while left is None or left > 0:
+        data = await _read(descriptor)
+        whole = (rest + data).split(b"\n")
+        rest = whole.pop() if data else b""
+        if not data and whole == [b""]:
+            return
+        if len(rest) > MESSAGE_BYTES_MAX:
+            raise Invalid(f"a line is longer than a message may be ({MESSAGE_BYTES_MAX} bytes)")
+        found = [line.removesuffix(b"\r") for line in whole[:left]]
+        for at in range(0, len(found), LIST_MAX):
+            yield found[at : at + LIST_MAX]
+        if not data:
+            return
+        if left is not None:
+            left -= len(found)
+
+
+async def _read(descriptor: int) -> bytes:
+    """What is there, as soon as there is something. Files and devices that cannot be waited for are read at once."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except PermissionError:
+        return os.read(descriptor, READ_BYTES)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+    return os.read(descriptor, READ_BYTES)
+
+
+async def file_lines(path: Path, count: int | None) -> AsyncIterator[list[bytes]]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        async for some in lines(descriptor, count):
+            yield some
+    finally:
+        os.close(descriptor)
+
+
+async def whole_file(path: Path, count: int | None) -> AsyncIterator[list[bytes]]:
+    """The file as one message, once or `count` times."""
+    payload = await asyncio.to_thread(path.read_bytes)
+    for _ in range(1 if count is None else count):
+        yield [payload]
+
+
+async def at_rate(source: AsyncIterator[list[bytes]], rate: float) -> AsyncIterator[list[bytes]]:
+    """The same messages, no faster than `rate` a second."""
+    loop = asyncio.get_running_loop()
+    step = max(1, int(rate / STEPS_PER_SECOND))
+    begin, sent = loop.time(), 0
+    async for some in source:
+        for at in range(0, len(some), step):
+            delay = begin + sent / rate - loop.time()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            piece = some[at : at + step]
+            sent += len(piece)
+            yield piece

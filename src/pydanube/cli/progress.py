@@ -1,0 +1,41 @@
+"""One line on stderr that counts while a command works; gone when it is done."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final, Self
+
+from .output import number
+
+REFRESH_SECONDS: Final = 0.1
+
+
+class Counting:
+    """Call it with the count so far; it writes at most ten times a second."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._begin = self._shown = time.perf_counter()
+        self._width = 0
+
+    def __call__(self, count: int) -> None:
+        now = time.perf_counter()
+        if now - self._shown < REFRESH_SECONDS:
+            return
+        self._shown = now
+        line = f"{self._verb} {count:,} messages, {number(count / (now - self._begin))}/s"
+        self._write(line)
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write("\r" + line.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            self._write("")
+            sys.stderr.write("\r")

@@ -1,0 +1,93 @@
+"""Where produced messages come from, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydanube.cli import feed
+from pydanube.model.errors import Invalid
+
+
+async def flat(source: AsyncIterator[list[bytes]]) -> list[bytes]:
+    return [payload async for some in source for payload in some]
+
+
+async def test_texts_are_sent_once_each_or_in_turn_up_to_a_count():
+    assert await flat(feed.texts(["a", "ü"], None)) == [b"a", "ü".encode()]
+    assert await flat(feed.texts(["a", "b"], 5)) == [b"a", b"b", b"a", b"b", b"a"]
+    assert len(await flat(feed.texts(["a"], 2_500))) == 2_500
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (b"", []),
+        (b"\n", [b""]),
+        (b"one", [b"one"]),
+        (b"one\ntwo\n", [b"one", b"two"]),
+        (b"one\n\ntwo", [b"one", b"", b"two"]),
+        (b"dos\r\nline\r\n", [b"dos", b"line"]),
+        (b"\xff\x00\n", [b"\xff\x00"]),
+    ],
+)
+async def test_lines_of_a_file(tmp_path: Path, text: bytes, lines: list[bytes]):
+    (tmp_path / "f").write_bytes(text)
+    assert await flat(feed.file_lines(tmp_path / "f", None)) == lines
+
+
+@given(
+    lines=st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and not b.endswith(b"\r"))),
+    pieces=st.integers(1, 7),
+)
+def test_lines_of_a_pipe_are_the_same_however_they_arrive(lines: list[bytes], pieces: int):
+    text = b"".join(line + b"\n" for line in lines)
+
+    async def through_a_pipe() -> list[bytes]:
+        reading, writing = os.pipe()
+
+        async def write() -> None:
+            for at in range(0, len(text), pieces):
+                os.write(writing, text[at : at + pieces])
+                await asyncio.sleep(0)
+            os.close(writing)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(write())
+            found = group.create_task(flat(feed.lines(reading, None)))
+        os.close(reading)
+        return found.result()
+
+    assert asyncio.run(through_a_pipe()) == lines
+
+
+async def test_a_count_ends_the_reading_of_lines(tmp_path: Path):
+    (tmp_path / "f").write_bytes(b"x\n" * 10_000)
+    assert len(await flat(feed.file_lines(tmp_path / "f", 1_234))) == 1_234
+
+
+async def test_a_line_longer_than_a_message_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(feed, "MESSAGE_BYTES_MAX", 100)
+    monkeypatch.setattr(feed, "READ_BYTES", 64)
+    (tmp_path / "f").write_bytes(b"x" * 1_000)
+    with pytest.raises(Invalid, match="longer than a message may be"):
+        await flat(feed.file_lines(tmp_path / "f", None))
+
+
+async def test_a_whole_file_is_one_message(tmp_path: Path):
+    (tmp_path / "f").write_bytes(b"a\nb\n")
+    assert await flat(feed.whole_file(tmp_path / "f", None)) == [b"a\nb\n"]
+    assert await flat(feed.whole_file(tmp_path / "f", 3)) == [b"a\nb\n"] * 3
+
+
+async def test_a_rate_is_not_exceeded():
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    assert len(await flat(feed.at_rate(feed.texts(["x"], 300), 1_000))) == 300
+    assert loop.time() - begin >= 0.28
