@@ -1,11 +1,17 @@
-"""The batch: what producers build, brokers stamp and store, and consumers and Spark read, all of it the same bytes.
+"""The batch: what producers build, brokers stamp and store, and consumers and Spark read; all of it the same bytes.
 
-`layout` and `header` draw the bytes.
+`layout` and `header` draw the bytes. `intake` checks what programs hand over, `assemble` writes it, `encode` is the door
+to both. `verify` checks foreign bytes, `columns` reads them in place, `batch` is how everybody else holds them, one row
+of it being a `message`. `gather` and `arrow` are what can be made of a batch.
 """
 
+from .batch import Batch as Batch
+from .encode import BatchBuilder as BatchBuilder
+from .encode import encode as encode
 from .header import BatchHeader as BatchHeader
 from .header import ByteBuffer as ByteBuffer
 from .header import Codec as Codec
 from .header import read_header as read_header
 from .header import stamp as stamp
 from .layout import HEADER_BYTES as HEADER_BYTES
+from .message import Message as Message

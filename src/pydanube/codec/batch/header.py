@@ -64,8 +64,10 @@ OFFSET_MAX: Final = 2**63 - 1
 _HEADER: Final = struct.Struct("<4sBBHIIIIIIQqIIQqqqHHIII")
 _STAMP: Final = struct.Struct("<qqII")
 _STAMPED: Final = struct.Struct("<qqI")
+_CRC: Final = struct.Struct("<I")
 _CHECKED_BYTES: Final = 100
 STAMP_START: Final = 104
+_STAMP_CRC: Final = 124
 _WHOLE: Final = struct.Struct(_HEADER.format + _STAMP.format[1:])
 _BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - HEADER_BYTES
 
@@ -152,7 +154,7 @@ def read_header(buffer: ByteBuffer, *, stamped: bool = False) -> BatchHeader:
     # fmt: off
     (magic, version, codec, flags, columns, count, span, stored_length, plain_length, attribute_entries, producer_id,
      first_sequence, producer_epoch, schema_version, schema_id, publish_time_min, publish_time_max, deliver_at_max,
-     name_length, zero, also_zero, body_crc, header_crc, base_offset, append_time, owner_epoch, stamp_crc,
+     name_length, zero, also_zero, body_crc, header_crc, base_offset, append_time, owner_epoch, _,
     ) = _WHOLE.unpack_from(view)
     # fmt: on
     if magic != MAGIC:
@@ -180,7 +182,7 @@ def read_header(buffer: ByteBuffer, *, stamped: bool = False) -> BatchHeader:
     _check_sizes(header)
     _check_values(header)
     if stamped:
-        _check_stamp(view, header, stamp_crc)
+        check_stamp(view, header)
     return header
 
 
@@ -228,16 +230,12 @@ def _check_values(header: BatchHeader) -> None:
         raise Corrupt(f"schema {header.schema_id} version {header.schema_version} is out of range")
 
 
-def _check_stamp(view: memoryview, header: BatchHeader, stamp_crc: int) -> None:
-    if crc32c(view[STAMP_START : HEADER_BYTES - 4]) != stamp_crc:
+def check_stamp(view: memoryview, header: BatchHeader) -> None:
+    """Corrupt unless the stamp is there, intact and possible."""
+    if crc32c(view[STAMP_START:_STAMP_CRC]) != _CRC.unpack_from(view, _STAMP_CRC)[0]:
         raise Corrupt("batch stamp (base offset, append time, owner epoch) does not match its checksum")
     if not 0 <= header.base_offset <= OFFSET_MAX - header.span or not 0 <= header.append_time <= TIME_MAX:
         raise Corrupt(f"batch stamp (offset {header.base_offset}, append time {header.append_time}) is impossible")
-
-
-def has_stamp(view: memoryview) -> bool:
-    """False while the stamp is still all zero."""
-    return any(view[STAMP_START:HEADER_BYTES])
 
 
 def trust_header(view: memoryview) -> BatchHeader:
@@ -256,7 +254,7 @@ def write_header(batch: bytearray, header: BatchHeader) -> None:
         header.publish_time_max, header.deliver_at_max, header.producer_name_length, 0, 0, header.body_crc, 0,
     )
     # fmt: on
-    struct.pack_into("<I", batch, _CHECKED_BYTES, crc32c(memoryview(batch)[:_CHECKED_BYTES]))
+    _CRC.pack_into(batch, _CHECKED_BYTES, crc32c(memoryview(batch)[:_CHECKED_BYTES]))
 
 
 def stamp(batch: bytearray | memoryview, base_offset: int, append_time: int, owner_epoch: int) -> None:

@@ -1,0 +1,187 @@
+"""Checked columns in, batch bytes out. The cost is per batch plus loops that run in C.
+
+```
+ Rows + Origin  -->  Draft: fixed parts, variable parts  -->  header | fixed section | variable section
+```
+
+Everything about single rows was checked by whoever made the `Rows`; only the size of the whole can still be wrong, and
+that is known before anything is copied.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from crc32c import crc32c
+
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import BATCH_BYTES_MAX
+
+from .compression import compress
+from .header import BatchHeader, ByteBuffer, Codec, write_header
+from .layout import ATTRIBUTES, DELIVER_AT, HEADER_BYTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, layout, padded
+
+FEW: Final = 32
+"""Up to here a plain Python loop is quicker than calling numpy."""
+
+Joinable: TypeAlias = "ByteBuffer | array[int]"
+
+_HEADER_ROOM: Final = bytes(HEADER_BYTES)
+_ZEROS: Final = tuple(bytes(length) for length in range(8))
+
+
+class Rows(NamedTuple):
+    """Columns of at least one row, each of the same length. Keys and attributes are already UTF-8."""
+
+    payloads: Sequence[ByteBuffer]
+    publish_times: int | array[int]
+    keys: Sequence[bytes | None] | None = None
+    attribute_counts: Sequence[int] | None = None
+    """Attributes per row; their keys and values follow, those of all rows in one list each."""
+    attribute_keys: Sequence[bytes] = ()
+    attribute_values: Sequence[bytes] = ()
+    deliver_at: array[int] | None = None
+
+
+class Origin(NamedTuple):
+    """Who made the batch and of what: the same for every row."""
+
+    name: bytes = b""
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = -1
+    schema_id: int = 0
+    schema_version: int = 0
+
+
+class Draft:
+    """The parts of a batch in their order, padded; joined once, at the end."""
+
+    __slots__ = ("fixed", "variable", "variable_bytes")
+
+    def __init__(self) -> None:
+        self.fixed: list[Joinable] = [_HEADER_ROOM]
+        self.variable: list[Joinable] = []
+        self.variable_bytes = 0
+
+    def add_fixed(self, column: Joinable, length: int) -> None:
+        self.fixed.append(column)
+        if length & 7:
+            self.fixed.append(_ZEROS[-length & 7])
+
+    def add_variable(self, parts: Sequence[Joinable], length: int) -> None:
+        self.variable.extend(parts)
+        if length & 7:
+            self.variable.append(_ZEROS[-length & 7])
+        self.variable_bytes += padded(length)
+
+    def add_offsets(self, lengths: Iterable[int], count: int) -> int:
+        """The column of where each part ends, 0 first; returns where the last one does."""
+        if count <= FEW:
+            ends = list(accumulate(lengths, initial=0))
+            total = _fitting(ends[-1])
+            self.add_fixed(array("i", ends), 4 * count + 4)
+        else:
+            offsets = np.zeros(count + 1, np.int64)
+            np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
+            total = _fitting(int(offsets[-1]))
+            self.add_fixed(offsets.astype(np.int32).data, 4 * count + 4)
+        return total
+
+    def add_texts(self, texts: Sequence[ByteBuffer]) -> None:
+        """A column of byte strings: offsets into the fixed section, bytes into the variable one."""
+        self.add_variable(texts, self.add_offsets(map(len, texts), len(texts)))
+
+    def finish(self, header: BatchHeader) -> bytearray:
+        """The batch. Fills in what the header says about the body; its codec is taken as a wish."""
+        place = layout(header.columns, header.count, header.attribute_entries, header.producer_name_length)
+        header.plain_length = place.end - HEADER_BYTES + self.variable_bytes
+        reserve = 0 if header.columns & OFFSETS else padded(4 * header.count)
+        _fitting(HEADER_BYTES + header.plain_length + reserve)
+        batch = bytearray().join([*self.fixed, *self._stored(header)])
+        header.stored_length = len(batch) - HEADER_BYTES
+        assert header.codec is not Codec.NONE or header.stored_length == header.plain_length
+        header.body_crc = crc32c(memoryview(batch)[HEADER_BYTES:])
+        write_header(batch, header)
+        return batch
+
+    def _stored(self, header: BatchHeader) -> list[Joinable]:
+        """The variable section, compressed where that is asked for and makes it smaller."""
+        if header.codec is Codec.NONE:
+            return self.variable
+        plain = b"".join(self.variable)
+        packed = compress(header.codec, plain) if plain else plain
+        if len(packed) < len(plain):
+            return [packed]
+        header.codec = Codec.NONE
+        return [plain]
+
+
+def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
+    """The batch, not yet stamped. Raises Invalid when it is too large."""
+    draft = Draft()
+    columns, deliver_at_max = 0, 0
+    draft.add_texts(rows.payloads)
+    if rows.keys is not None:
+        columns |= _add_keys(draft, rows.keys)
+    earliest, latest = _bounds(rows.publish_times)
+    if earliest != latest:
+        assert not isinstance(rows.publish_times, int)
+        columns |= PUBLISH_TIME
+        draft.fixed.append(rows.publish_times)
+    if rows.attribute_counts is not None:
+        columns |= ATTRIBUTES
+        draft.add_offsets(rows.attribute_counts, len(rows.attribute_counts))
+        draft.add_texts(rows.attribute_keys)
+        draft.add_texts(rows.attribute_values)
+    if rows.deliver_at is not None:
+        columns |= DELIVER_AT
+        draft.fixed.append(rows.deliver_at)
+        deliver_at_max = _bounds(rows.deliver_at)[1]
+    draft.add_fixed(origin.name, len(origin.name))
+    count = len(rows.payloads)
+    # fmt: off
+    header = BatchHeader(
+        codec, 0, columns, count, count, 0, 0, len(rows.attribute_keys), origin.producer_id, origin.first_sequence,
+        origin.producer_epoch, origin.schema_version, origin.schema_id, earliest, latest, deliver_at_max,
+        len(origin.name), 0,
+    )
+    # fmt: on
+    return draft.finish(header)
+
+
+def _add_keys(draft: Draft, keys: Sequence[bytes | None]) -> int:
+    """The key columns; returns which there are."""
+    columns, count = KEY, len(keys)
+    texts: Sequence[bytes]
+    if None in keys:
+        columns |= KEY_VALIDITY
+        texts = [key or b"" for key in keys]
+        validity = np.packbits(np.fromiter((key is not None for key in keys), np.bool_, count), bitorder="little")
+        draft.add_fixed(validity.data, len(validity))
+    else:
+        texts = keys  # type: ignore[assignment]  # none of them is None
+    draft.add_texts(texts)
+    hashes = map(zlib.crc32, texts)
+    draft.add_fixed(array("I", hashes) if count <= FEW else np.fromiter(hashes, np.uint32, count).data, 4 * count)
+    return columns
+
+
+def _bounds(times: int | array[int]) -> tuple[int, int]:
+    if isinstance(times, int):
+        return times, times
+    if len(times) <= FEW:
+        return min(times), max(times)
+    column = np.frombuffer(times, np.int64)
+    return int(np.minimum.reduce(column)), int(np.maximum.reduce(column))
+
+
+def _fitting(length: int) -> int:
+    if length > BATCH_BYTES_MAX:
+        raise Invalid(f"batch of {length} bytes is over the limit of {BATCH_BYTES_MAX}: publish fewer messages in one")
+    return length

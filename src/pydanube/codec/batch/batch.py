@@ -1,0 +1,281 @@
+"""A batch in memory: its bytes as they are, with its columns read in place.
+
+`open` is the door for foreign bytes and checks everything; `trust` is for bytes this process has checked before.
+Lists of values are made once, when first asked for.
+
+Invariants
+    `view` is exactly one batch, header and body, and is never changed but for its stamp
+    `header` says what `view` says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from crc32c import crc32c
+
+from pydanube.model.errors import Corrupt
+
+from . import gather
+from .columns import (
+    INT64,
+    UINT32,
+    BoolArray,
+    Int64Array,
+    Sections,
+    UInt32Array,
+    offsets_list,
+    sections,
+    split,
+    split_text,
+    validity,
+)
+from .compression import decompress
+from .header import BatchHeader, ByteBuffer, Codec, check_stamp, read_header, stamp, trust_header
+from .layout import ATTRIBUTES, DELIVER_AT, HEADER_BYTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, layout
+from .message import Message
+from .verify import verify
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class Batch:
+    """Make one with `open` or `trust`."""
+
+    __slots__ = ("_attributes", "_data", "_keys", "_offsets", "_payloads", "_publish_times", "header", "place", "view")
+
+    def __init__(self, view: memoryview, header: BatchHeader, place: Layout, data: memoryview | None = None) -> None:
+        self.view = view
+        self.header = header
+        self.place = place
+        self._data = data
+        self._payloads: list[bytes] | None = None
+        self._keys: list[str | None] | None = None
+        self._attributes: list[dict[str, str]] | None = None
+        self._publish_times: Int64Array | None = None
+        self._offsets: Int64Array | None = None
+
+    @classmethod
+    def open(cls, buffer: ByteBuffer, *, stamped: bool = False) -> Self:
+        """Verify foreign bytes whole: checksums, structure, text. Raises Corrupt, and nothing else.
+
+        A batch that is not yet `stamped` stands at the broker's door, where its key hashes are recomputed too. The
+        stamp of one that is must be there and intact.
+        """
+        view = buffer if type(buffer) is memoryview else memoryview(buffer)
+        header = read_header(view, stamped=stamped)
+        if len(view) != HEADER_BYTES + header.stored_length:
+            raise Corrupt(f"batch of {header.batch_bytes} bytes comes in {len(view)}")
+        if crc32c(view[HEADER_BYTES:]) != header.body_crc:
+            raise Corrupt("batch body does not match its checksum")
+        if not stamped and (header.base_offset or header.append_time or header.owner_epoch):
+            check_stamp(view, header)
+        place = layout(header.columns, header.count, header.attribute_entries, header.producer_name_length)
+        data = _plain(view, header, place)
+        verify(view, header, place, data, check_hashes=not stamped)
+        return cls(view, header, place, data)
+
+    @classmethod
+    def trust(cls, buffer: ByteBuffer) -> Self:
+        """Bytes that this process made or verified before; nothing is checked. What follows the batch is left out."""
+        view = buffer if type(buffer) is memoryview else memoryview(buffer)
+        header = trust_header(view)
+        place = layout(header.columns, header.count, header.attribute_entries, header.producer_name_length)
+        return cls(view[: HEADER_BYTES + header.stored_length], header, place)
+
+    def stamp(self, base_offset: int, append_time: int, owner_epoch: int) -> None:
+        """The batch gets its place in the log: written into the bytes, which must be writable."""
+        stamp(self.view, base_offset, append_time, owner_epoch)
+        header = self.header
+        header.base_offset, header.append_time, header.owner_epoch = base_offset, append_time, owner_epoch
+        self._offsets = None
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.header.count
+
+    @property
+    def count(self) -> int:
+        return self.header.count
+
+    @property
+    def span(self) -> int:
+        return self.header.span
+
+    @property
+    def base_offset(self) -> int:
+        return self.header.base_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.header.base_offset + self.header.span
+
+    @property
+    def append_time(self) -> int:
+        """Microseconds since 1970; 0 while it is not stamped."""
+        return self.header.append_time
+
+    @property
+    def owner_epoch(self) -> int:
+        return self.header.owner_epoch
+
+    @property
+    def producer_name(self) -> str:
+        start = self.place.producer_name
+        return str(self.view[start : start + self.header.producer_name_length], "utf-8")
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> memoryview:
+        """The variable section, uncompressed."""
+        data = self._data
+        if data is None:
+            data = self._data = _plain(self.view, self.header, self.place)
+        return data
+
+    @property
+    def sections(self) -> Sections:
+        """Where the parts of `data` are."""
+        return sections(self.view, self.header, self.place)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        payloads = self._payloads
+        if payloads is None:
+            section = self.data[: self.sections.payloads_end]
+            payloads = self._payloads = split(section, self.view, self.place.payload_offsets, self.header.count)
+        return payloads
+
+    @property
+    def keys(self) -> list[str | None]:
+        keys = self._keys
+        if keys is None:
+            keys = self._keys = self._read_keys()
+        return keys
+
+    def _read_keys(self) -> list[str | None]:
+        count, part = self.header.count, self.sections
+        if not self.header.columns & KEY:
+            return [None] * count
+        texts = split_text(self.data[part.keys_start : part.keys_end], self.view, self.place.key_offsets, count)
+        valid = self.key_validity
+        if valid is None:
+            return list(texts)
+        return [text if there else None for text, there in zip(texts, valid.tolist(), strict=True)]
+
+    @property
+    def key_validity(self) -> BoolArray | None:
+        """Which rows have a key; None when they all do, or none does."""
+        if not self.header.columns & KEY_VALIDITY:
+            return None
+        return validity(self.view, self.place.key_validity, self.header.count)
+
+    @property
+    def key_hashes(self) -> UInt32Array | None:
+        """CRC-32 of each key; 0 for rows without one. None when there are no keys."""
+        if not self.header.columns & KEY:
+            return None
+        return np.frombuffer(self.view, UINT32, self.header.count, self.place.key_hashes)
+
+    @property
+    def attributes(self) -> list[dict[str, str]]:
+        attributes = self._attributes
+        if attributes is None:
+            attributes = self._attributes = self._read_attributes()
+        return attributes
+
+    def _read_attributes(self) -> list[dict[str, str]]:
+        count, entries = self.header.count, self.header.attribute_entries
+        if not self.header.columns & ATTRIBUTES:
+            return [{} for _ in range(count)]
+        view, place, part, data = self.view, self.place, self.sections, self.data
+        keys = split_text(
+            data[part.attribute_keys_start : part.attribute_keys_end], view, place.attribute_keys, entries
+        )
+        values = split_text(
+            data[part.attribute_values_start : part.attribute_values_end], view, place.attribute_values, entries
+        )
+        pairs = list(zip(keys, values, strict=True))
+        bounds = offsets_list(view, place.attribute_lists, count)
+        return [dict(pairs[start:end]) for start, end in pairwise(bounds)]
+
+    @property
+    def publish_times(self) -> Int64Array:
+        """Microseconds since 1970."""
+        times = self._publish_times
+        if times is None:
+            header = self.header
+            if header.columns & PUBLISH_TIME:
+                times = np.frombuffer(self.view, INT64, header.count, self.place.publish_times)
+            else:
+                times = np.full(header.count, header.publish_time_min, INT64)
+            self._publish_times = times
+        return times
+
+    def publish_time_at(self, row: int) -> int:
+        if self.header.columns & PUBLISH_TIME:
+            return self.publish_times.item(row)
+        return self.header.publish_time_min
+
+    @property
+    def deliver_at(self) -> Int64Array | None:
+        """Microseconds since 1970, 0 for at once; None when that holds for every row."""
+        if not self.header.columns & DELIVER_AT:
+            return None
+        return np.frombuffer(self.view, INT64, self.header.count, self.place.deliver_at)
+
+    @property
+    def offset_deltas(self) -> UInt32Array:
+        """Offsets counted from the base offset."""
+        if self.header.columns & OFFSETS:
+            return np.frombuffer(self.view, UINT32, self.header.count, self.place.offset_deltas)
+        return np.arange(self.header.count, dtype=UINT32)
+
+    @property
+    def offsets(self) -> Int64Array:
+        offsets = self._offsets
+        if offsets is None:
+            offsets = self._offsets = self.offset_deltas + np.int64(self.header.base_offset)
+        return offsets
+
+    def offset_at(self, row: int) -> int:
+        if self.header.columns & OFFSETS:
+            return self.offsets.item(row)
+        return self.header.base_offset + row
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def messages(self) -> Iterator[Message]:
+        return map(Message, repeat(self), range(self.header.count))
+
+    def slice(self, start: int, end: int) -> Batch:
+        """Rows [start, end) as a batch of their own: derived, with the offsets they have here."""
+        return Batch.trust(gather.gather_range(self, start, end))
+
+    def select(self, mask: Sequence[bool] | BoolArray) -> Batch:
+        """The rows where `mask` is true, as a batch of their own: derived, with the offsets they have here."""
+        return Batch.trust(gather.gather_mask(self, mask))
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """The columns in Arrow's clothes, over the same memory. Needs pyarrow."""
+        from .arrow import record_batch
+
+        return record_batch(self)
+
+    def __repr__(self) -> str:
+        header = self.header
+        return f"Batch({header.count} messages at {self.base_offset}..{self.end_offset}, {header.batch_bytes} bytes)"
+
+
+def _plain(view: memoryview, header: BatchHeader, place: Layout) -> memoryview:
+    """The variable section, unpacked where it is compressed."""
+    stored = view[place.end :]
+    if header.codec is Codec.NONE:
+        return stored
+    return memoryview(decompress(header.codec, stored, header.plain_length - (place.end - HEADER_BYTES)))

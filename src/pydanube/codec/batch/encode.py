@@ -1,0 +1,241 @@
+"""From messages to a batch: `encode` for whole columns, `BatchBuilder` for messages that come one by one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pydanube.model.errors import Full, Invalid
+from pydanube.model.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    KEY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    PRODUCER_NAME_BYTES_MAX,
+)
+
+from .assemble import Origin, Rows, assemble
+from .header import TIME_MAX, TIME_MIN, ByteBuffer, Codec
+from .intake import (
+    attribute_bytes,
+    attribute_columns,
+    check_lengths,
+    check_origin,
+    check_time,
+    deliver_at_column,
+    key_bytes,
+    key_column,
+    name_bytes,
+    payload_bytes,
+    payload_column,
+    publish_time_column,
+)
+from .layout import HEADER_BYTES
+
+_ROW_BYTES: Final = 16
+"""Of every row: its payload offset, its publish time, and the reserve for an offset column."""
+
+_KEY_BYTES: Final = 9
+"""Of every row, once one has a key: offset, hash, and a bit of validity, rounded up."""
+
+_ATTRIBUTES_BYTES: Final = 4
+_ENTRY_BYTES: Final = 8
+_DELIVER_AT_BYTES: Final = 8
+
+_ROW_BYTES_MAX: Final = _ROW_BYTES + _KEY_BYTES + _ATTRIBUTES_BYTES + _DELIVER_AT_BYTES
+
+_AROUND_BYTES: Final = HEADER_BYTES + 256 + PRODUCER_NAME_BYTES_MAX
+"""The header, the producer's name, and what padding and the last entry of every offset column can come to."""
+
+_DATA_BYTES_SAFE: Final = BATCH_BYTES_MAX - BATCH_MESSAGES_MAX * _ROW_BYTES_MAX - _AROUND_BYTES
+"""Up to here any number of rows fits, whatever columns they have."""
+
+assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < _DATA_BYTES_SAFE
+
+
+def encode(
+    payloads: Sequence[ByteBuffer],
+    *,
+    publish_times: int | Sequence[int],
+    keys: Sequence[str | None] | None = None,
+    attributes: Sequence[Mapping[str, str] | None] | None = None,
+    deliver_at: Sequence[int] | None = None,
+    producer_name: str = "",
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    first_sequence: int = -1,
+    schema_id: int = 0,
+    schema_version: int = 0,
+    codec: Codec = Codec.NONE,
+) -> bytearray:
+    """One batch of these columns, not yet stamped. Raises Invalid for what no batch can hold.
+
+    Data that compression does not make smaller is stored without it.
+    """
+    count = len(payloads)
+    if not 1 <= count <= BATCH_MESSAGES_MAX:
+        raise Invalid(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
+    check_lengths(count, keys=keys, attributes=attributes, deliver_at=deliver_at)
+    rows = Rows(
+        payload_column(payloads),
+        publish_time_column(publish_times, count),
+        key_column(keys),
+        *attribute_columns(attributes),
+        deliver_at_column(deliver_at),
+    )
+    name = name_bytes(producer_name)
+    origin = Origin(name, producer_id, producer_epoch, first_sequence, schema_id, schema_version)
+    return assemble(rows, check_origin(origin), codec)
+
+
+class BatchBuilder:
+    """Collects messages for one batch. Adding one costs a few checks and list appends.
+
+    A message that is refused leaves the builder as it was. Columns that no message needs are never made.
+    """
+
+    __slots__ = (
+        "_attribute_counts",
+        "_attribute_keys",
+        "_attribute_values",
+        "_codec",
+        "_data_bytes",
+        "_deliver_at",
+        "_keys",
+        "_name",
+        "_payloads",
+        "_publish_times",
+    )
+
+    def __init__(self, *, producer_name: str = "", codec: Codec = Codec.NONE) -> None:
+        self._name = name_bytes(producer_name)
+        self._codec = codec
+        self._clear()
+
+    def _clear(self) -> None:
+        self._payloads: list[bytes] = []
+        self._publish_times = array("q")
+        # Three columns that reach to the last row with something in them; `build` fills them up.
+        self._keys: list[bytes | None] = []
+        self._attribute_counts: list[int] = []
+        self._deliver_at = array("q")
+        self._attribute_keys: list[bytes] = []
+        self._attribute_values: list[bytes] = []
+        self._data_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the batch would be without compression: a little too high, never too low."""
+        row_bytes = _ROW_BYTES
+        if self._keys:
+            row_bytes += _KEY_BYTES
+        if self._attribute_counts:
+            row_bytes += _ATTRIBUTES_BYTES
+        if self._deliver_at:
+            row_bytes += _DELIVER_AT_BYTES
+        return _AROUND_BYTES + len(self._payloads) * row_bytes + self._data_bytes
+
+    def add(
+        self,
+        payload: ByteBuffer,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        *,
+        publish_time: int,
+        deliver_at: int = 0,
+    ) -> None:
+        """Take one message. Raises Invalid when it can never be published, Full when it can after a `build`."""
+        row = len(self._payloads)
+        if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
+            payload = payload_bytes(payload, row)
+        data_bytes = len(payload)
+        if type(publish_time) is not int or not TIME_MIN <= publish_time <= TIME_MAX:
+            check_time(publish_time, TIME_MIN, "publish", row)
+        if deliver_at:
+            check_time(deliver_at, 0, "deliver-at", row)
+        if key is not None:
+            encoded_key = key_bytes(key, row)
+            data_bytes += len(encoded_key)
+        if attributes:
+            names, values = attribute_bytes(attributes, row)
+            data_bytes += sum(map(len, names)) + sum(map(len, values)) + _ENTRY_BYTES * len(names)
+        data_bytes += self._data_bytes
+        if data_bytes > _DATA_BYTES_SAFE or row >= BATCH_MESSAGES_MAX:
+            self._check_room(1, data_bytes)
+        # Nothing is refused from here on.
+        self._data_bytes = data_bytes
+        self._payloads.append(payload)
+        self._publish_times.append(publish_time)
+        if key is not None:
+            self._keys.extend([None] * (row - len(self._keys)))
+            self._keys.append(encoded_key)
+        if attributes:
+            self._attribute_counts.extend([0] * (row - len(self._attribute_counts)))
+            self._attribute_counts.append(len(names))
+            self._attribute_keys += names
+            self._attribute_values += values
+        if deliver_at:
+            self._deliver_at.extend([0] * (row - len(self._deliver_at)))
+            self._deliver_at.append(deliver_at)
+
+    def extend(self, payloads: Sequence[ByteBuffer], *, publish_time: int) -> None:
+        """Take many messages that have nothing but a payload: all of them or, with Invalid or Full, none."""
+        row = len(self._payloads)
+        taken = [payload_bytes(payload, row) for row, payload in enumerate(payload_column(payloads), row)]
+        check_time(publish_time, TIME_MIN, "publish", row)
+        data_bytes = self._data_bytes + sum(map(len, taken))
+        if data_bytes > _DATA_BYTES_SAFE or row + len(taken) > BATCH_MESSAGES_MAX:
+            self._check_room(len(taken), data_bytes)
+        self._data_bytes = data_bytes
+        self._payloads += taken
+        self._publish_times.extend(array("q", [publish_time]) * len(taken))
+
+    def _check_room(self, added: int, data_bytes: int) -> None:
+        count = len(self._payloads) + added
+        size = _AROUND_BYTES + count * _ROW_BYTES_MAX + data_bytes
+        if size <= BATCH_BYTES_MAX and count <= BATCH_MESSAGES_MAX:
+            return
+        what = f"message {count - 1} makes a batch of {count} messages and {size} bytes"
+        limit = f"the limit of {BATCH_MESSAGES_MAX} messages and {BATCH_BYTES_MAX} bytes"
+        if not self._payloads and added == 1:
+            raise Invalid(f"{what} by itself, over {limit}")
+        raise Full(f"{what}, over {limit}: build the batch first")
+
+    def build(
+        self,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        first_sequence: int,
+        schema_id: int = 0,
+        schema_version: int = 0,
+    ) -> bytearray:
+        """The batch of everything added, not yet stamped. Leaves the builder empty, ready for the next one."""
+        count = len(self._payloads)
+        if not count:
+            raise Invalid("batch of 0 messages: add one first")
+        origin = check_origin(
+            Origin(self._name, producer_id, producer_epoch, first_sequence, schema_id, schema_version)
+        )
+        if self._keys:
+            self._keys.extend([None] * (count - len(self._keys)))
+        if self._attribute_counts:
+            self._attribute_counts.extend([0] * (count - len(self._attribute_counts)))
+        if self._deliver_at:
+            self._deliver_at.extend([0] * (count - len(self._deliver_at)))
+        rows = Rows(
+            self._payloads,
+            self._publish_times,
+            self._keys or None,
+            self._attribute_counts or None,
+            self._attribute_keys,
+            self._attribute_values,
+            self._deliver_at or None,
+        )
+        batch = assemble(rows, origin, self._codec)
+        self._clear()
+        return batch

@@ -1,0 +1,141 @@
+"""Is a batch what it says? Its checksums only tell that nobody changed it after it was made, not that it was made well.
+
+A hostile producer computes correct checksums over offsets such as [0, 2e9, 5], and whoever hands those to Arrow reads
+memory that is not there. So everything a reader relies on is checked here, column by column, in C: offsets start at 0,
+never fall and end where their bytes end; text is UTF-8 and no value begins inside a character; a row without a key has
+no key bytes; times lie within the bounds of the header and reach them; offset deltas rise and stay below the span.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from pydanube.model.errors import Corrupt
+from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+
+from .assemble import FEW
+from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, split, validity
+from .header import BatchHeader
+from .layout import ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
+
+
+def verify(view: memoryview, header: BatchHeader, place: Layout, data: memoryview, *, check_hashes: bool) -> None:
+    """Corrupt unless the columns in `view` and the plain variable section `data` fit the header and each other."""
+    columns, count = header.columns, header.count
+    payloads_end = _check_offsets(view, place.payload_offsets, count, MESSAGE_BYTES_MAX, "payload")
+    if columns:
+        _check_columns(view, header, place, data, check_hashes=check_hashes)
+    elif padded(payloads_end) != len(data):
+        raise _wrong_total(padded(payloads_end), len(data))
+    if header.producer_name_length:
+        name = view[place.producer_name : place.producer_name + header.producer_name_length]
+        _check_utf8(name.tobytes(), "producer name")
+
+
+def _check_columns(
+    view: memoryview, header: BatchHeader, place: Layout, data: memoryview, *, check_hashes: bool
+) -> None:
+    columns, count, entries = header.columns, header.count, header.attribute_entries
+    if columns & KEY:
+        _check_offsets(view, place.key_offsets, count, KEY_BYTES_MAX, "key")
+    if columns & ATTRIBUTES:
+        listed = _check_offsets(view, place.attribute_lists, count, ATTRIBUTES_PER_MESSAGE_MAX, "attribute list")
+        if listed != entries:
+            raise Corrupt(f"batch lists {listed} attributes and holds {entries}")
+        _check_offsets(view, place.attribute_keys, entries, BATCH_BYTES_MAX, "attribute key")
+        _check_offsets(view, place.attribute_values, entries, BATCH_BYTES_MAX, "attribute value")
+    part = sections(view, header, place)
+    if part.end != len(data):
+        raise _wrong_total(part.end, len(data))
+    if columns & KEY:
+        keys = data[part.keys_start : part.keys_end]
+        _check_text(keys, view, place.key_offsets, count, "key")
+        if columns & KEY_VALIDITY:
+            _check_nulls(view, header, place)
+        if check_hashes:
+            _check_hashes(keys, view, header, place)
+    if columns & ATTRIBUTES:
+        keys = data[part.attribute_keys_start : part.attribute_keys_end]
+        _check_text(keys, view, place.attribute_keys, entries, "attribute key")
+        values = data[part.attribute_values_start : part.attribute_values_end]
+        _check_text(values, view, place.attribute_values, entries, "attribute value")
+    if columns & PUBLISH_TIME:
+        bounds = header.publish_time_min, header.publish_time_max
+        if _bounds(view, place.publish_times, count) != bounds:
+            raise Corrupt(f"publish times of the batch are not {bounds[0]}..{bounds[1]} as its header says")
+    if columns & DELIVER_AT:
+        earliest, latest = _bounds(view, place.deliver_at, count)
+        if earliest < 0 or latest != header.deliver_at_max:
+            raise Corrupt(f"deliver-at times of the batch are {earliest}..{latest}, not 0..{header.deliver_at_max}")
+    if columns & OFFSETS:
+        _check_deltas(view, header, place)
+
+
+def _check_offsets(view: memoryview, start: int, count: int, length_max: int, what: str) -> int:
+    """Where the last value ends."""
+    if count <= FEW:
+        bounds = offsets_list(view, start, count)
+        first, end = bounds[0], bounds[-1]
+        rising = bounds == sorted(bounds)
+    else:
+        offsets = offsets_array(view, start, count)
+        first, end = offsets.item(0), offsets.item(-1)
+        rising = not np.count_nonzero(offsets[1:] < offsets[:-1])
+    if first or not rising:
+        raise Corrupt(f"{what} offsets of the batch do not start at 0 or fall")
+    if end > length_max:
+        offsets = offsets_array(view, start, count)
+        longest = int(np.maximum.reduce(offsets[1:] - offsets[:-1]))
+        if longest > length_max:
+            raise Corrupt(f"{what} of {longest} in the batch is over the limit of {length_max}")
+    return end
+
+
+def _check_text(section: memoryview, view: memoryview, start: int, count: int, what: str) -> None:
+    """UTF-8, and every value begins where a character does."""
+    text = section.tobytes()
+    if text.isascii():
+        return
+    _check_utf8(text, what)
+    inner = np.frombuffer(view, INT32, count, start)
+    first_bytes = np.frombuffer(text, UINT8)[inner[inner < len(text)]]
+    if np.count_nonzero(first_bytes & 0xC0 == 0x80):
+        raise Corrupt(f"{what} in the batch begins inside a character")
+
+
+def _check_utf8(text: bytes, what: str) -> None:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{what} in the batch is not UTF-8: {error.reason}") from None
+
+
+def _check_nulls(view: memoryview, header: BatchHeader, place: Layout) -> None:
+    offsets = offsets_array(view, place.key_offsets, header.count)
+    lengths = offsets[1:] - offsets[:-1]
+    if np.count_nonzero(lengths[~validity(view, place.key_validity, header.count)]):
+        raise Corrupt("a row without a key has key bytes in the batch")
+
+
+def _check_hashes(keys: memoryview, view: memoryview, header: BatchHeader, place: Layout) -> None:
+    """The hash steers a message to its consumer: a wrong one would tear the order of a key apart."""
+    hashes = view[place.key_hashes : place.key_hashes + 4 * header.count].cast("I").tolist()
+    if list(map(zlib.crc32, split(keys, view, place.key_offsets, header.count))) != hashes:
+        raise Corrupt("key hashes of the batch are not the CRC-32 of its keys")
+
+
+def _check_deltas(view: memoryview, header: BatchHeader, place: Layout) -> None:
+    deltas = np.frombuffer(view, UINT32, header.count, place.offset_deltas)
+    if np.count_nonzero(deltas[1:] <= deltas[:-1]) or deltas.item(-1) >= header.span:
+        raise Corrupt(f"offset deltas of the batch do not rise or leave its span of {header.span}")
+
+
+def _bounds(view: memoryview, start: int, count: int) -> tuple[int, int]:
+    times = np.frombuffer(view, INT64, count, start)
+    return int(np.minimum.reduce(times)), int(np.maximum.reduce(times))
+
+
+def _wrong_total(wanted: int, found: int) -> Corrupt:
+    return Corrupt(f"columns of the batch account for {wanted} bytes of data, and it has {found}")
