@@ -61,26 +61,36 @@ class Source:
             copies = max(1, min(64, PREPARED_BYTES // (size * batch)))
             self._prepared = [self.make(i * batch, batch) for i in range(copies)]
 
-    def take(self, count: int, sent_ns: int = 0) -> list[bytes]:
+    def take(self, count: int) -> list[bytes]:
         """The next `count` payloads."""
         start = self._next
         self._next += count
-        if self._prepared and not sent_ns:
+        if self._prepared:
             ready = self._prepared[(start // self._batch) % len(self._prepared)]
             return ready if count == self._batch else ready[:count]
-        return self.make(start, count, sent_ns)
+        return self.make(start, count)
 
-    def make(self, start: int, count: int, sent_ns: int = 0) -> list[bytes]:
-        """Payloads with the sequences from `start`, all stamped with one time."""
+    def make(self, start: int, count: int) -> list[bytes]:
+        """Payloads with the sequences from `start`, not stamped with a time."""
         size, stride = self._size, _words(self._size) * 8
         rows = np.empty((count, stride // 8), dtype="<u8")
         sequences = np.arange(start, start + count, dtype=np.uint64)
         rows[:, 0] = self._producer
         rows[:, 1] = sequences
-        rows[:, 2] = sent_ns
+        rows[:, 2] = 0
         np.bitwise_xor(_seeds(self._producer, sequences)[:, None], self._lanes, out=rows[:, _STAMP_WORDS:])
         joined = rows.tobytes()
         return [joined[at : at + size] for at in range(0, count * stride, stride)]
+
+
+def stamped(payload: bytes, sent_ns: int) -> bytes:
+    """The same payload, handed over at that time."""
+    return payload[:16] + sent_ns.to_bytes(8, "little") + payload[STAMP_BYTES:]
+
+
+def sent_time(payload: bytes) -> int:
+    """When it was handed to its producer, in nanoseconds of the monotonic clock."""
+    return int.from_bytes(payload[16:24], "little")
 
 
 def _rows(payloads: Sequence[bytes], size: int) -> Words:
@@ -91,11 +101,6 @@ def _rows(payloads: Sequence[bytes], size: int) -> Words:
     padded = np.zeros((len(payloads), _words(size) * 8), dtype=np.uint8)
     padded[:, :size] = flat
     return padded.view("<u8")
-
-
-def sent_times(payloads: Sequence[bytes], size: int) -> npt.NDArray[np.int64]:
-    """When each payload was handed to its producer, in nanoseconds of the monotonic clock."""
-    return _rows(payloads, size)[:, 2].astype(np.int64)
 
 
 class Verifier:

@@ -1,3 +1,90 @@
-"""Role producer: hands prepared payloads to the client as fast as acks come back, or one by one on schedule."""
+"""Role producer: hands prepared payloads to the client as fast as it takes them, or one by one on schedule."""
 
 from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import pydanube
+
+from .load import Source, stamped
+from .pace import paced
+from .scenario import Scenario
+from .worker import Control, Message
+
+if TYPE_CHECKING:
+    from pydanube.client import Client, Producer
+
+BATCH_BYTES: Final = 16 << 20
+"""More than any batch of a scenario: its message count decides."""
+OPENED_TOGETHER: Final = 50
+
+
+async def produce(control: Control, spec: Message) -> Message:
+    scenario = Scenario(**spec["scenario"])
+    index: int = spec["index"]
+    source = Source(producer=index, size=scenario.size, batch=scenario.batch, verify=scenario.verify)
+    async with pydanube.connect(spec["url"]) as client, AsyncExitStack() as stack:
+        producers = await _open(client, stack, scenario, spec["topics"])
+        if scenario.latency:
+            payloads = source.make(0, scenario.per_producer(index))
+            await control.ready()
+            return await _one_by_one(producers, payloads, scenario.rate / scenario.producers)
+        await control.ready()
+        return await _in_bulk(producers, source, scenario, scenario.per_producer(index))
+
+
+async def _open(client: Client, stack: AsyncExitStack, scenario: Scenario, topics: list[str]) -> list[Producer]:
+    """One producer a topic. One by one means unbatched: nothing lingers, a batch is a message."""
+    made = [
+        client.producer(
+            topic,
+            compression=scenario.compression,
+            batch_messages=1 if scenario.latency else scenario.batch,
+            batch_bytes=BATCH_BYTES,
+            linger_ms=0 if scenario.latency else 5,
+        )
+        for topic in topics
+    ]
+    for at in range(0, len(made), OPENED_TOGETHER):
+        await asyncio.gather(*(stack.enter_async_context(producer) for producer in made[at : at + OPENED_TOGETHER]))
+    return made
+
+
+async def _in_bulk(producers: list[Producer], source: Source, scenario: Scenario, count: int) -> Message:
+    """Whole batches, to the topics in turn; the client keeps a window of them in flight."""
+    turn = itertools.cycle(producers)
+    batch, sent = scenario.batch, 0
+    rate = scenario.rate / scenario.producers
+    begin = time.perf_counter_ns()
+    deadline = begin + int(scenario.seconds * 1e9)
+    while sent < count if count else time.perf_counter_ns() < deadline:
+        some = min(batch, count - sent) if count else batch
+        await next(turn).queue_many(source.take(some))
+        sent += some
+        if rate:
+            await asyncio.sleep(max(0.0, sent / rate - (time.perf_counter_ns() - begin) / 1e9))
+    await asyncio.gather(*(producer.flush() for producer in producers))
+    return {"begin_ns": begin, "end_ns": time.perf_counter_ns(), "sent": sent}
+
+
+async def _one_by_one(producers: list[Producer], payloads: list[bytes], rate: float) -> Message:
+    """Open loop: a send that waits does not hold up the next one."""
+    acked: list[int] = []
+    late: list[int] = []
+
+    async def send(producer: Producer, payload: bytes) -> None:
+        begin = time.perf_counter_ns()
+        await producer.send(stamped(payload, begin))
+        acked.append(time.perf_counter_ns() - begin)
+
+    begin = time.perf_counter_ns()
+    async with asyncio.TaskGroup() as group:
+        async for number in paced(rate, len(payloads)):
+            late.append(max(0, time.perf_counter_ns() - begin - int(number / rate * 1e9)))
+            group.create_task(send(producers[number % len(producers)], payloads[number]))
+    end = time.perf_counter_ns()
+    return {"begin_ns": begin, "end_ns": end, "sent": len(payloads), "acked_ns": acked, "late_ns": late}

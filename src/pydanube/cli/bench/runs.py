@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from pydanube.codec.batch import HEADER_BYTES
 from pydanube.model.limits import ALIGNMENT
 from pydanube.runtime.randomness import identity
@@ -27,6 +25,7 @@ from .scenario import Scenario
 from .workers import Worker, Workers
 
 RECORD_HEADER_BYTES: Final = 64
+WARM_UP_SHARE: Final = 0.05
 BASELINE_COUNT_MAX: Final = 3_000_000
 
 
@@ -39,10 +38,12 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
             "scenario": scenario.to_dict(),
             "url": url,
             "topics": topics,
-            "precise": scenario.latency,
         }
         consumers = [await workers.start("consumer", index=i, **common) for i in range(scenario.consumers)]
-        producers = [await workers.start("producer", index=i, **common) for i in range(scenario.producers)]
+        producers = [
+            await workers.start("producer", index=i, precise=scenario.latency, **common)
+            for i in range(scenario.producers)
+        ]
         await asyncio.gather(*(worker.ready() for worker in (*consumers, *producers)))
         await asyncio.gather(*(consumer.go() for consumer in consumers))
         await asyncio.gather(*(producer.go() for producer in producers))
@@ -92,8 +93,9 @@ def _combine(scenario: Scenario, produced: list[dict[str, Any]], received: list[
     return result
 
 
-def _joined(parts: list[dict[str, Any]], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(part[name], dtype=np.int64) for part in parts)])
+def _joined(parts: list[dict[str, Any]], name: str) -> list[int]:
+    """The samples of all of them, without the first of each: those warmed up."""
+    return [sample for part in parts for sample in part[name][int(len(part[name]) * WARM_UP_SHARE) :]]
 
 
 async def measure_baselines(scenario: Scenario, directory: Path) -> Baselines:
