@@ -1,0 +1,242 @@
+"""The write-ahead log as bytes: records, the first record of every file, and the manifest.
+
+A record is a header of 64 bytes, a body, and zeros up to the next multiple of 64. Numbers are little-endian.
+
+```
+  0  4 magic "DREC"     4  1 version = 1     5  1 kind       6  2 flags (none is known yet)
+  8  8 generation of the file              16  8 position of this record in the whole log
+ 24  8 ledger id                           32  8 entry id (SEAL: the last entry that counts, -1 for none)
+ 40  8 durable: everything below this position was synced when the record was written
+ 48  4 owner epoch     52  4 body length   56  4 CRC32C of the body     60  4 CRC32C of bytes 0..60
+```
+
+The body of a DATA record is one stamped batch, and its checksum is the batch's own (of the batch's body, copied from
+the batch's header, where two more checksums protect the rest). Every other body is covered whole.
+
+The manifest is two lines of text: a JSON object and its CRC32C in hexadecimal.
+
+```
+{"format":1,"oldest":1,"newest":7,"cluster":"...","node":"...","incarnation":"..."}
+9ab3c04f
+```
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+from crc32c import crc32c
+
+from pydanube.model.errors import Corrupt, Refused
+from pydanube.model.limits import ALIGNMENT, RECORD_BODY_BYTES_MAX
+
+MAGIC: Final = b"DREC"
+VERSION: Final = 1
+FORMAT: Final = 1
+"""Of the manifest, and so of the whole directory."""
+
+RECORD_HEADER_BYTES: Final = 64
+CHECKED: Final = struct.Struct("<4sBBHqqqqqIII")
+"""The header without its checksum."""
+
+CHECKSUM: Final = struct.Struct("<I")
+HEADER: Final = struct.Struct(CHECKED.format + "I")
+BATCH: Final = struct.Struct("<16xI76xII")
+"""Of a batch: span, CRC of its body, CRC of bytes 0..100."""
+
+STAMP: Final = struct.Struct("<qqII")
+STAMP_AT: Final = 104
+BATCH_CHECKED_BYTES: Final = 100
+STAMP_CHECK_AT: Final = 124
+BATCH_HEADER_BYTES: Final = 128
+PEEK: Final = struct.Struct("<16xI84xqq")
+"""Of a batch that was verified before: span, base offset, append time."""
+
+ByteBuffer: TypeAlias = bytes | bytearray | memoryview
+
+assert HEADER.size == RECORD_HEADER_BYTES == ALIGNMENT
+assert BATCH.size == STAMP_AT
+assert STAMP_AT + STAMP.size == BATCH_HEADER_BYTES
+
+
+class RecordKind(IntEnum):
+    """What a record is. Numbers are never given to another meaning."""
+
+    FILE = 1
+    """The first record of every file: whose log it is, and where in the log the file begins."""
+    DATA = 2
+    """One batch."""
+    LEDGER_START = 3
+    """The control entry that begins a data ledger."""
+    STATE_DELTA = 4
+    STATE_SNAPSHOT = 5
+    SEAL = 6
+    """What a ledger holds beyond the entry named here does not count. Takes no entry id of its own."""
+
+
+KINDS_KNOWN: Final = frozenset(int(kind) for kind in RecordKind)
+FLAGS_KNOWN: Final = 0
+
+
+class RecordHeader(NamedTuple):
+    """A header whose checksum was right and whose version, kind and flags are known."""
+
+    kind: int
+    flags: int
+    generation: int
+    position: int
+    ledger_id: int
+    entry_id: int
+    durable: int
+    owner_epoch: int
+    body_length: int
+    body_crc: int
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whose disk this is. The incarnation is drawn when the directory is made: no two are taken for each other."""
+
+    cluster: str
+    node: str
+    incarnation: str
+
+
+class FileBody(msgspec.Struct, frozen=True):
+    """The body of a FILE record, in MessagePack."""
+
+    cluster: str
+    node: str
+    incarnation: str
+    base: int
+    """The log position at which this file begins; whatever the file before it holds from there on does not count."""
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.cluster, self.node, self.incarnation)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Which files make up the log: every generation in [oldest, newest]. None when newest < oldest."""
+
+    format: int
+    oldest: int
+    newest: int
+    cluster: str
+    node: str
+    incarnation: str
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.cluster, self.node, self.incarnation)
+
+
+def record_bytes(body_length: int) -> int:
+    """What a record with such a body takes in the log."""
+    return (body_length + RECORD_HEADER_BYTES + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def encode_header(
+    kind: int,
+    generation: int,
+    position: int,
+    ledger_id: int,
+    entry_id: int,
+    durable: int,
+    owner_epoch: int,
+    body_length: int,
+    body_crc: int,
+) -> bytes:
+    checked = CHECKED.pack(
+        MAGIC, VERSION, kind, 0, generation, position, ledger_id, entry_id, durable, owner_epoch, body_length, body_crc
+    )
+    return checked + CHECKSUM.pack(crc32c(checked))
+
+
+def encode_record(
+    kind: int, generation: int, position: int, ledger_id: int, entry_id: int, durable: int, body: ByteBuffer = b""
+) -> bytes:
+    """A whole record whose body is not a batch."""
+    crc = crc32c(body)
+    header = encode_header(kind, generation, position, ledger_id, entry_id, durable, 0, len(body), crc)
+    return header + bytes(body) + bytes(-len(body) % ALIGNMENT)
+
+
+def decode_header(buffer: ByteBuffer, at: int = 0) -> RecordHeader | None:
+    """The record header at this place, or None where there is none.
+
+    Raises Refused, by name, for what a later release wrote: its checksum is right, so it is no damage.
+    """
+    if len(buffer) - at < RECORD_HEADER_BYTES:
+        return None
+    fields = HEADER.unpack_from(buffer, at)
+    if fields[0] != MAGIC or crc32c(memoryview(buffer)[at : at + CHECKED.size]) != fields[12]:
+        return None
+    if fields[1] != VERSION:
+        raise Refused(f"record version {fields[1]} is unknown to this release, which reads version {VERSION}")
+    header = RecordHeader(*fields[2:12])
+    if header.kind not in KINDS_KNOWN:
+        raise Refused(f"record kind {header.kind} is unknown to this release")
+    if header.flags & ~FLAGS_KNOWN:
+        raise Refused(f"record flags {header.flags:#06x} are unknown to this release")
+    return header if header.body_length <= RECORD_BODY_BYTES_MAX else None
+
+
+def batch_is_intact(body: memoryview, body_crc: int) -> bool:
+    """True when all three checksums of a stored batch are right and the record speaks of the same body."""
+    if len(body) < BATCH_HEADER_BYTES:
+        return False
+    _, own_crc, header_crc = BATCH.unpack_from(body)
+    stamp_crc = CHECKSUM.unpack_from(body, STAMP_CHECK_AT)[0]
+    return bool(
+        own_crc == body_crc
+        and crc32c(body[:BATCH_CHECKED_BYTES]) == header_crc
+        and crc32c(body[STAMP_AT:STAMP_CHECK_AT]) == stamp_crc
+        and crc32c(body[BATCH_HEADER_BYTES:]) == body_crc
+    )
+
+
+def body_is_intact(kind: int, body: memoryview, body_crc: int) -> bool:
+    if kind == RecordKind.DATA:
+        return batch_is_intact(body, body_crc)
+    return bool(crc32c(body) == body_crc)
+
+
+def encode_file_body(identity: Identity, base: int) -> bytes:
+    return msgspec.msgpack.encode(FileBody(identity.cluster, identity.node, identity.incarnation, base))
+
+
+def decode_file_body(body: ByteBuffer) -> FileBody:
+    try:
+        return msgspec.msgpack.decode(body, type=FileBody)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the first record cannot be read: {error}") from None
+
+
+def encode_manifest(identity: Identity, oldest: int, newest: int) -> bytes:
+    manifest = Manifest(FORMAT, oldest, newest, identity.cluster, identity.node, identity.incarnation)
+    return _with_checksum(msgspec.json.encode(manifest))
+
+
+def decode_manifest(text: bytes) -> Manifest:
+    line = _checked_line(text)
+    try:
+        written_format = msgspec.json.decode(line, type=dict[str, object]).get("format")
+        if written_format != FORMAT:
+            raise Refused(f"log format {written_format} is unknown to this release, which reads format {FORMAT}")
+        return msgspec.json.decode(line, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"cannot be read: {error}") from None
+
+
+def _with_checksum(line: bytes) -> bytes:
+    return b"%b\n%08x\n" % (line, crc32c(line))
+
+
+def _checked_line(text: bytes) -> bytes:
+    line, _, checksum = text.partition(b"\n")
+    if checksum != b"%08x\n" % crc32c(line):
+        raise Corrupt("does not match its checksum")
+    return line

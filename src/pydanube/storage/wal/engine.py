@@ -1,0 +1,322 @@
+"""Writes the log: records in order, one sync for many, file after file. No thread, no clock: its caller has them.
+
+Invariants
+    file base < durable <= position: everything below `durable` is synced, everything below `position` is written
+    a file is synced before the first record goes into the next one
+    the manifest names a file before anything in it is reported durable, and only after the file and its name are synced
+    a file in which a write or a sync has failed is never written or synced again: it ends at `durable`, for ever
+    generations are never used twice for files that the manifest has named
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from crc32c import crc32c
+
+from pydanube.codec.wal import (
+    CHECKED,
+    CHECKSUM,
+    MAGIC,
+    PEEK,
+    VERSION,
+    ByteBuffer,
+    Identity,
+    RecordKind,
+    encode_file_body,
+    encode_record,
+)
+from pydanube.model.errors import Unavailable
+from pydanube.model.limits import ALIGNMENT
+from pydanube.runtime.disk import Disk, DiskFile, write_all
+
+from .layout import index_path, log_path, spare_path, write_manifest
+from .settings import WalSettings
+from .table import DATA, UNIT_SHIFT, Table, WalFile
+
+Record: TypeAlias = tuple[int, int, int, int, ByteBuffer, int]
+"""kind, ledger id, entry id, owner epoch, body, CRC of the body"""
+
+_ZEROS: Final = [bytes(count) for count in range(ALIGNMENT)]
+_JOIN_BELOW: Final = 2048
+"""Parts smaller than this on average are cheaper to copy together than to list one by one."""
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Engine:
+    """The writing end of one log directory. One thread at a time."""
+
+    def __init__(self, disk: Disk, directory: Path, identity: Identity, settings: WalSettings, table: Table) -> None:
+        self.table = table
+        self.directory = directory
+        self.failure: Unavailable | None = None
+        self.abandoned: set[int] = set()
+        """Ledgers that must be sealed before anything can be written again."""
+        self.closed: list[WalFile] = []
+        """Files closed since the caller last looked: they want an index."""
+        self.spares: list[int] = []
+        self._disk = disk
+        self._identity = identity
+        self._settings = settings
+        self._file: WalFile | None = None
+        self._handle: DiskFile | None = None
+        self._disk_was_full = False
+        self.position = self.durable = table.files[table.newest].end or 0 if table.files else 0
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def commit(self, records: list[Record]) -> None:
+        """Write and sync. Raises Unavailable when the disk refuses; nothing of this call counts as durable then."""
+        self.write(records)
+        self.sync()
+
+    def write(self, records: list[Record]) -> None:
+        """Append to the log, in order. Raises Unavailable when the disk refuses; the file is abandoned then."""
+        if self.failure is not None:
+            self.abandoned.update(record[1] for record in records)
+            raise self.failure
+        try:
+            start = 0
+            while start < len(records):
+                start = self._write_into_file(records, start)
+                if start < len(records):
+                    self._rotate()
+        except OSError as error:
+            raise self._abandon(error, records) from error
+        except BaseException as error:
+            self._abandon(error, records)
+            raise
+
+    def sync(self) -> None:
+        """Everything written is durable, or Unavailable is raised and the file abandoned."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            self._sync()
+        except OSError as error:
+            raise self._abandon(error, []) from error
+
+    def _write_into_file(self, records: list[Record], start: int) -> int:
+        """Write records from `start` on until the file is full; the number of the first that did not fit."""
+        file = self._file
+        assert file is not None
+        generation, spans, base, durable = file.generation, file.spans, file.base, self.durable
+        limit = base + self._settings.file_bytes
+        position = first_position = self.position
+        pack, pack_checksum, checksum, peek = CHECKED.pack, CHECKSUM.pack, crc32c, PEEK.unpack_from
+        zeros = _ZEROS
+        parts: list[ByteBuffer] = []
+        number = start
+        for number in range(start, len(records)):
+            kind, ledger_id, entry_id, owner_epoch, body, body_crc = records[number]
+            length = len(body)
+            size = (length + 127) & -64
+            if position + size > limit and spans:
+                break
+            # fmt: off
+            head = pack(MAGIC, VERSION, kind, 0, generation, position, ledger_id, entry_id, durable, owner_epoch,
+                        length, body_crc)
+            # fmt: on
+            parts.append(head + pack_checksum(checksum(head)))
+            parts.append(body)
+            if length & 63:
+                parts.append(zeros[-length & 63])
+            span = spans.get(ledger_id) or self.table.open_span(file, ledger_id, entry_id)
+            index = span.index
+            assert index is not None
+            assert entry_id == span.first_entry + len(index.kinds), f"ledger {ledger_id}: entry {entry_id} out of order"
+            index.places.append((position - base) >> UNIT_SHIFT)
+            index.lengths.append(length)
+            index.kinds.append(kind)
+            span.bytes += size
+            if kind == DATA:
+                count, offset, time = peek(body)
+                index.counts.append(count)
+                index.offsets.append(offset)
+                if span.first_offset < 0:
+                    span.begin_data(offset, time)
+                span.end_offset = offset + count
+                span.last_time = time
+            else:
+                index.counts.append(0)
+                index.offsets.append(span.end_offset)
+                span.note_control(kind, entry_id)
+            position += size
+        else:
+            number = len(records)
+        self._put(parts, position - first_position)
+        return number
+
+    def _put(self, parts: list[ByteBuffer], size: int) -> None:
+        if not parts:
+            return
+        assert self._handle is not None
+        assert self._file is not None
+        if size < _JOIN_BELOW * len(parts):
+            parts = [b"".join(parts)]
+        write_all(self._handle, parts, self.position - self._file.base)
+        self.position += size
+
+    def _sync(self) -> None:
+        if self.durable < self.position:
+            assert self._handle is not None
+            self._handle.sync_data()
+            self.durable = self.position
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the first file of this run. A disk that refuses leaves the log readable, and `failure` says why."""
+        try:
+            self._open_file()
+        except OSError as error:
+            self._abandon(error, [])
+
+    def _rotate(self) -> None:
+        self._sync()
+        self._open_file()
+
+    def _open_file(self) -> None:
+        """Begin the next file at the durable end, with seals for all that was abandoned, and let the manifest name it.
+
+        Until the manifest is replaced a half-made file is nobody's: it is removed here, or by the next start. From
+        then on it belongs to the log even if this process never learns that the manifest reached the disk.
+        """
+        file = WalFile(self.table.newest + 1, self.durable)
+        path = log_path(self.directory, file.generation)
+        handle = self._make(path)
+        try:
+            first = self._first_records(file)
+            write_all(handle, [first], 0)
+            handle.sync_data()
+            self._disk.sync_directory(self.directory)
+        except BaseException:
+            handle.close()
+            with contextlib.suppress(OSError):
+                self._disk.unlink(path)
+            raise
+        self._adopt(file, handle, len(first))
+        write_manifest(self._disk, self.directory, self._identity, self.table.oldest, file.generation)
+
+    def _make(self, path: Path) -> DiskFile:
+        """A file of this name that holds no record of this log's newest generation."""
+        if self._disk.exists(path):
+            self._disk.unlink(path)  # an earlier try of this process
+        if self.spares:
+            self._disk.rename(spare_path(self.directory, self.spares[-1]), path)
+            self.spares.pop()
+            return self._disk.open(path)
+        return self._disk.create(path)
+
+    def _first_records(self, file: WalFile) -> bytes:
+        body = encode_file_body(self._identity, file.base)
+        records = [encode_record(RecordKind.FILE, file.generation, file.base, 0, 0, file.base, body)]
+        position = file.base + len(records[0])
+        for ledger_id in sorted(self.abandoned):
+            last_entry = self.table.ledgers[ledger_id].end_entry - 1 if ledger_id in self.table.ledgers else -1
+            file.seals[ledger_id] = last_entry
+            seal = encode_record(RecordKind.SEAL, file.generation, position, ledger_id, last_entry, file.base)
+            records.append(seal)
+            position += len(seal)
+        return b"".join(records)
+
+    def _adopt(self, file: WalFile, handle: DiskFile, size: int) -> None:
+        """The file belongs to the log now, up to here durable; the one before it ends where it begins."""
+        if self._file is not None:
+            self._file.end = file.base
+            self._forget_handle()
+        if file.generation > 1 and self.table.newest in self.table.files:
+            self.closed.append(self.table.files[self.table.newest])
+        self.table.add_file(file)
+        self._file, self._handle = file, handle
+        self.position = self.durable = file.base + size
+        for ledger_id in self.abandoned:
+            self.table.seal(ledger_id)
+
+    def _forget_handle(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                handle.close()
+
+    # -- failing, and being cured ----------------------------------------------------------------------------------
+
+    def _abandon(self, error: BaseException, records: list[Record]) -> Unavailable:
+        """Give the open file up where it is durable. What was to be written and all it holds go to new ledgers."""
+        self.abandoned.update(record[1] for record in records)
+        if self._file is not None:
+            self.abandoned.update(self._file.spans)
+            self.table.cut(self._file, self.durable)
+            self._file = None
+            self._forget_handle()
+        self.position = self.durable
+        self._disk_was_full = isinstance(error, OSError) and error.errno in _FULL
+        self.failure = Unavailable(self._explain(error))
+        return self.failure
+
+    def _explain(self, error: BaseException) -> str:
+        if self._disk_was_full:
+            return f"disk full: free space in {self.directory}; publishing goes on by itself"
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return f"file size limit reached in {self.directory}: raise it (ulimit -f); publishing goes on by itself"
+        name = errno.errorcode.get(error.errno or 0, "error") if isinstance(error, OSError) else "error"
+        return f"disk error {name} in {self.directory}: {error}; publishing goes on when a new file can be synced"
+
+    def cure(self) -> bool:
+        """Try to go on in a new file; True when the log takes records again."""
+        assert self.failure is not None
+        try:
+            if self._disk_was_full and not self._has_room():
+                return False
+            self._open_file()
+        except OSError as error:
+            self._abandon(error, [])
+            return False
+        self.abandoned.clear()
+        self.failure = None
+        return True
+
+    def _has_room(self) -> bool:
+        """After a full disk: enough for some work, so that the log does not fill up with tiny files."""
+        if self.spares:
+            self._disk.unlink(spare_path(self.directory, self.spares[-1]))
+            self.spares.pop()
+        total, free = self._disk.usage(self.directory)
+        return free >= min(self._settings.group_bytes_max, total // 20)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def release(self, files: list[WalFile]) -> None:
+        """Give the oldest files back. The caller knows that nobody needs or holds them."""
+        oldest = files[-1].generation + 1
+        write_manifest(self._disk, self.directory, self._identity, oldest, self.table.newest)
+        for file in files:
+            self.table.drop_file(file)
+        for file in files:
+            retire_file(self._disk, self.directory, file.generation, self.spares, self._settings.spare_files_max)
+        self._disk.sync_directory(self.directory)
+
+    def close(self) -> None:
+        """Sync what is written and let go of the file, which then wants an index like any closed one."""
+        if self._file is None:
+            return
+        self.sync()
+        self._file.end = self.position
+        self.closed.append(self._file)
+        self._file = None
+        self._forget_handle()
+
+
+def retire_file(disk: Disk, directory: Path, generation: int, spares: list[int], spares_max: int) -> None:
+    """Keep a file that the manifest no longer names as a spare, or remove it."""
+    if disk.exists(index_path(directory, generation)):
+        disk.unlink(index_path(directory, generation))
+    if len(spares) < spares_max:
+        disk.rename(log_path(directory, generation), spare_path(directory, generation))
+        spares.append(generation)
+    else:
+        disk.unlink(log_path(directory, generation))

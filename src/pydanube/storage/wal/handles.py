@@ -1,0 +1,76 @@
+"""Closed and open files, held open for reading; a file that somebody reads is never taken away.
+
+Any thread may hold and let go; the log's thread takes files out when they are released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+
+from pydanube.runtime.disk import Disk, DiskFile
+
+from .layout import log_path
+
+
+class _Held:
+    __slots__ = ("handle", "readers")
+
+    def __init__(self, handle: DiskFile) -> None:
+        self.handle = handle
+        self.readers = 0
+
+
+class Handles:
+    """At most `open_max` idle files stay open."""
+
+    def __init__(self, disk: Disk, directory: Path, open_max: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._open_max = open_max
+        self._lock = Lock()
+        self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._gone_below = 0
+
+    @contextlib.contextmanager
+    def reading(self, generation: int) -> Iterator[DiskFile]:
+        """Hold a file. FileNotFoundError when it was released."""
+        with self._lock:
+            if generation < self._gone_below:
+                raise FileNotFoundError(f"log file {generation} was released")
+            held = self._held.get(generation)
+            if held is None:
+                held = self._held[generation] = _Held(self._disk.open(log_path(self._directory, generation)))
+            self._held.move_to_end(generation)
+            held.readers += 1
+        try:
+            yield held.handle
+        finally:
+            with self._lock:
+                held.readers -= 1
+                self._close_idle()
+
+    def _close_idle(self) -> None:
+        surplus = len(self._held) - self._open_max
+        for generation in [known for known, held in self._held.items() if not held.readers][: max(0, surplus)]:
+            self._held.pop(generation).handle.close()
+
+    def take_out(self, generation: int) -> bool:
+        """From now on nobody can hold this file or an older one; False, and nothing happened, while somebody does."""
+        with self._lock:
+            held = self._held.get(generation)
+            if held is not None:
+                if held.readers:
+                    return False
+                self._held.pop(generation).handle.close()
+            self._gone_below = max(self._gone_below, generation + 1)
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            for held in self._held.values():
+                held.handle.close()
+            self._held.clear()

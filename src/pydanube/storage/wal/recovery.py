@@ -1,0 +1,274 @@
+"""Opens a log directory: finds out what counts, makes it durable, and hands over an engine that writes into a new file.
+
+Order
+    1. the manifest says which files must be there; one that is missing refuses the start
+    2. files the manifest does not name are nobody's: newer ones are unfinished and removed, older ones were released
+    3. closed files are taken from their indexes, or scanned; the last one is scanned unless it was closed cleanly
+    4. the kept tail of the last file is written again in place, byte for byte, and synced before anything is served:
+       a sync that failed in an earlier process may have left pages that look clean and are not on the disk
+    5. writing goes on in a new file, never in a recovered one; its base position cuts off whatever lies behind the end
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydanube.codec.wal import (
+    RECORD_HEADER_BYTES,
+    FileBody,
+    Identity,
+    Manifest,
+    RecordKind,
+    body_is_intact,
+    decode_file_body,
+    decode_header,
+)
+from pydanube.model.errors import Corrupt, Refused
+from pydanube.runtime.disk import Disk, DiskFile, write_all
+
+from .engine import Engine, retire_file
+from .layout import generations, index_path, log_path, read_manifest, spare_path, write_manifest
+from .scan import REMEDY, Scanned, Scanner
+from .settings import WalSettings
+from .sidecar import load_rows, load_sidecar
+from .table import UNIT_SHIFT, Ledger, LedgerSummary, Table, WalFile, summarize
+
+_FIRST_READ_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a start found."""
+
+    ledgers: dict[int, LedgerSummary] = field(default_factory=dict)
+    damaged: dict[int, Corrupt] = field(default_factory=dict)
+    """Ledgers that must not be served, each with its reason and remedy."""
+    files: int = 0
+    files_scanned: int = 0
+    records_scanned: int = 0
+    bytes_scanned: int = 0
+    torn_bytes: int = 0
+    """At the end of the log, written and never synced; they do not count."""
+    seconds: float = 0.0
+
+
+class Recovery:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        identity: Identity,
+        settings: WalSettings,
+        is_needed: Callable[[int], bool] | None = None,
+        on_progress: Callable[[Recovered], None] | None = None,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._identity = identity
+        self._settings = settings
+        self._is_needed = is_needed or (lambda _: True)
+        self._on_progress = on_progress or (lambda _: None)
+        self._table = Table()
+        self._bodies: dict[int, FileBody] = {}
+        self._unindexed: list[WalFile] = []
+        self._spares: list[int] = []
+        self.recovered = Recovered()
+
+    def run(self, *, must_exist: bool = False) -> Engine:
+        """Recover, and open the first file of this run."""
+        manifest = self._read_manifest(must_exist)
+        self._tidy(manifest)
+        self._read_first_records(manifest)
+        for generation in range(manifest.oldest, manifest.newest + 1):
+            self._take_file(generation, last=generation == manifest.newest)
+        self._disk.sync_directory(self._directory)
+        self._finish()
+        engine = Engine(self._disk, self._directory, self._identity, self._settings, self._table)
+        engine.spares = self._spares
+        engine.closed = self._unindexed
+        engine.start()
+        return engine
+
+    # -- which files -----------------------------------------------------------------------------------------------
+
+    def _read_manifest(self, must_exist: bool) -> Manifest:
+        self._disk.make_directory(self._directory)
+        manifest = read_manifest(self._disk, self._directory)
+        if manifest is None:
+            found = generations(self._disk.list(self._directory), "wal", "log")
+            if must_exist or found:
+                what = f"{len(found)} log files" if found else "no log"
+                raise Corrupt(
+                    f"{self._directory} holds {what} and no MANIFEST, so the disk was emptied, exchanged or not "
+                    "mounted: mount the right one, or put back a copy"
+                )
+            write_manifest(self._disk, self._directory, self._identity, 1, 0)
+            return Manifest(1, 1, 0, self._identity.cluster, self._identity.node, self._identity.incarnation)
+        if manifest.identity != self._identity:
+            raise Refused(
+                f"{self._directory} belongs to {_named(manifest.identity)}, not to {_named(self._identity)}: "
+                "mount the right disk, or choose another directory"
+            )
+        return manifest
+
+    def _tidy(self, manifest: Manifest) -> None:
+        """Remove what a crash left over, and check that nothing is missing."""
+        names = self._disk.list(self._directory)
+        present = generations(names, "wal", "log")
+        missing = sorted(set(range(manifest.oldest, manifest.newest + 1)) - set(present))
+        if missing:
+            path = log_path(self._directory, missing[0])
+            raise Corrupt(f"{path} is missing ({len(missing)} file(s) of the log are): {REMEDY}")
+        for name in names:
+            if name.endswith(".tmp"):
+                self._disk.unlink(self._directory / name)
+        self._spares = generations(names, "spare", "log")
+        while len(self._spares) > self._settings.spare_files_max:
+            self._disk.unlink(spare_path(self._directory, self._spares.pop()))
+        for generation in present:
+            if generation < manifest.oldest:
+                retire_file(self._disk, self._directory, generation, self._spares, self._settings.spare_files_max)
+            elif generation > manifest.newest:
+                self._disk.unlink(log_path(self._directory, generation))
+        for generation in generations(names, "wal", "idx"):
+            path = index_path(self._directory, generation)
+            if not manifest.oldest <= generation <= manifest.newest and self._disk.exists(path):
+                self._disk.unlink(path)
+        self._disk.sync_directory(self._directory)
+
+    def _read_first_records(self, manifest: Manifest) -> None:
+        """Every file says whose it is and where in the log it begins; each ends where the next one begins."""
+        self._table.oldest, self._table.newest = manifest.oldest, manifest.oldest - 1
+        previous = -1
+        for generation in range(manifest.oldest, manifest.newest + 1):
+            body = self._first_record(generation)
+            if body.base <= previous:
+                path = log_path(self._directory, generation)
+                raise Corrupt(f"{path} begins at position {body.base}, before the file in front of it: {REMEDY}")
+            previous = body.base
+            self._bodies[generation] = body
+
+    def _first_record(self, generation: int) -> FileBody:
+        path = log_path(self._directory, generation)
+        handle = self._disk.open(path)
+        try:
+            head = memoryview(handle.pread(_FIRST_READ_BYTES, 0))
+        finally:
+            handle.close()
+        header = decode_header(head)
+        if header is None or header.kind != RecordKind.FILE or header.generation != generation:
+            raise Corrupt(f"{path}: the first record cannot be read: {REMEDY}")
+        body = head[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + header.body_length]
+        if not body_is_intact(header.kind, body, header.body_crc):
+            raise Corrupt(f"{path}: the first record is damaged: {REMEDY}")
+        first = decode_file_body(body)
+        if first.identity != self._identity:
+            raise Refused(f"{path} belongs to {_named(first.identity)}: remove it, or mount the right disk")
+        if first.base != header.position:
+            raise Corrupt(f"{path}: the first record contradicts itself: {REMEDY}")
+        return first
+
+    # -- what is in them -------------------------------------------------------------------------------------------
+
+    def _take_file(self, generation: int, last: bool) -> None:
+        base = self._bodies[generation].base
+        end = None if last else self._bodies[generation + 1].base
+        handle = self._disk.open(log_path(self._directory, generation))
+        try:
+            loaded = load_sidecar(self._disk, self._directory, generation)
+            if loaded is not None and loaded.base == base and (last or loaded.end == end):
+                self._take_indexed(handle, loaded)
+            else:
+                self._take_scanned(handle, WalFile(generation, base), end)
+        finally:
+            handle.close()
+        self.recovered.files += 1
+        self._on_progress(self.recovered)
+
+    def _take_indexed(self, handle: DiskFile, file: WalFile) -> None:
+        assert file.end is not None
+        size = handle.size()
+        if file.end - file.base > size:
+            self._note_cut(file, size)
+        self._merge(file)
+
+    def _note_cut(self, file: WalFile, size: int) -> None:
+        """A closed file lost its end: its index still knows whose records were there."""
+        path = log_path(self._directory, file.generation)
+        sidecar = self._disk.open(index_path(self._directory, file.generation))
+        try:
+            for ledger_id, span in file.spans.items():
+                rows = load_rows(sidecar, span)
+                if rows is None:
+                    raise Corrupt(f"{path} is cut short at {size} bytes, and so is its index: {REMEDY}")
+                ends = [(at << UNIT_SHIFT) + 64 + length for at, length in zip(rows.places, rows.lengths, strict=True)]
+                entry = span.first_entry + bisect_right(ends, size)
+                if entry < span.end_entry:
+                    what = f"entry {entry} lies behind the end of {path}, which is cut short at {size} bytes"
+                    self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}: {REMEDY}"))
+        finally:
+            sidecar.close()
+
+    def _take_scanned(self, handle: DiskFile, file: WalFile, end: int | None) -> None:
+        path = log_path(self._directory, file.generation)
+        scanned = Scanner(handle, path, file, end, self._settings.scan_bytes).scan()
+        file.end = scanned.end
+        if end is None:
+            self._write_again(handle, file, scanned)
+            self.recovered.torn_bytes = scanned.torn_bytes
+        self.recovered.files_scanned += 1
+        self.recovered.records_scanned += scanned.records
+        self.recovered.bytes_scanned += scanned.end - file.base
+        for ledger_id, error in scanned.damaged.items():
+            self._note_damage(ledger_id, error)
+        self._merge(file)
+        if not scanned.damaged:
+            self._unindexed.append(file)
+
+    def _write_again(self, handle: DiskFile, file: WalFile, scanned: Scanned) -> None:
+        """Make the kept tail durable. The same bytes in the same place: a power cut in between changes nothing."""
+        position = scanned.durable
+        while position < scanned.end:
+            chunk = handle.pread(min(self._settings.scan_bytes, scanned.end - position), position - file.base)
+            position = file.base + write_all(handle, [chunk], position - file.base)
+        handle.sync_data()
+
+    def _merge(self, file: WalFile) -> None:
+        """Add a file's spans to the ledgers, without what a seal cut off."""
+        table = self._table
+        table.add_file(file)
+        for ledger_id, span in list(file.spans.items()):
+            ledger = table.ledgers.setdefault(ledger_id, Ledger())
+            if ledger.sealed:
+                path = log_path(self._directory, file.generation)
+                self._note_damage(
+                    ledger_id, Corrupt(f"ledger {ledger_id} goes on in {path} after it was sealed: {REMEDY}")
+                )
+                continue
+            if ledger.spans and span.first_entry != ledger.end_entry:
+                path = log_path(self._directory, file.generation)
+                what = f"entry {span.first_entry} follows entry {ledger.end_entry - 1}"
+                self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what} in {path}: {REMEDY}"))
+            ledger.spans.append(span)
+        for ledger_id, last_entry in file.seals.items():
+            table.seal(ledger_id)
+            if table.ledgers[ledger_id].end_entry != last_entry + 1 and table.ledgers[ledger_id].spans:
+                path = log_path(self._directory, file.generation)
+                what = f"sealed at entry {last_entry}, ends at {table.ledgers[ledger_id].end_entry - 1}"
+                self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}, {path}: {REMEDY}"))
+
+    def _note_damage(self, ledger_id: int, error: Corrupt) -> None:
+        if self._is_needed(ledger_id):
+            self.recovered.damaged.setdefault(ledger_id, error)
+
+    def _finish(self) -> None:
+        self.recovered.ledgers = {
+            ledger_id: summarize(ledger_id, ledger) for ledger_id, ledger in self._table.ledgers.items()
+        }
+
+
+def _named(identity: Identity) -> str:
+    return f"node {identity.node!r} of cluster {identity.cluster!r} (incarnation {identity.incarnation})"

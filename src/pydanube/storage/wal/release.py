@@ -1,0 +1,59 @@
+"""Decides which files the log can do without.
+
+A file goes when everything in it does, and files go strictly from the oldest on:
+    a batch         when its ledger was forgotten, or everything up to its end was released
+    a control entry when its ledger was forgotten, or the batch after it was released
+    a state record  when its ledger was forgotten, or a newer snapshot is synced in a later file
+and where a data ledger is bound to a state ledger, that one has a synced snapshot in a later file too: what the file's
+batches taught the partition (producers, cursors) is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .table import STATE_KINDS, UNIT_SHIFT, Ledger, Span, Table, WalFile
+
+
+def releasable_files(table: Table, durable: int, take_out: Callable[[int], bool]) -> list[WalFile]:
+    """The oldest files that hold nothing needed, as far as nobody reads them. The newest file always stays."""
+    files: list[WalFile] = []
+    for generation in range(table.oldest, table.newest):
+        file = table.files[generation]
+        if any(_pins(table, durable, span) for span in file.spans.values()) or not take_out(generation):
+            break
+        files.append(file)
+    return files
+
+
+def _pins(table: Table, durable: int, span: Span) -> bool:
+    ledger = table.ledgers[span.ledger_id]
+    if ledger.forgotten:
+        return False
+    if span.kinds & STATE_KINDS:
+        return not has_newer_snapshot(table, ledger, span.generation, durable)
+    if ledger.state_ledger is not None:
+        state = table.ledgers.get(ledger.state_ledger)
+        if state is None or not (state.forgotten or has_newer_snapshot(table, state, span.generation, durable)):
+            return True
+    if span.first_offset < 0:
+        return ledger.released_below <= span.end_offset
+    return ledger.released_below < span.end_offset
+
+
+def has_newer_snapshot(table: Table, ledger: Ledger, generation: int, durable: int) -> bool:
+    """True when a snapshot of this ledger lies in a file after `generation` and is synced."""
+    for span in reversed(ledger.spans):
+        if span.generation <= generation:
+            return False
+        if span.snapshot_entry >= 0 and _position(table, span, span.snapshot_entry) < durable:
+            return True
+    return False
+
+
+def _position(table: Table, span: Span, entry: int) -> int:
+    """Where an entry lies; in a closed file everything is durable, so that its beginning will do."""
+    file = table.files[span.generation]
+    if file.end is not None or span.index is None:
+        return file.base
+    return file.base + (span.index.places[entry - span.first_entry] << UNIT_SHIFT)

@@ -1,0 +1,242 @@
+"""What is in the log, in memory: files, ledgers, and where each record lies.
+
+A `Span` is one ledger's records in one file. The `Index` of a span, one row per record, is kept for the open file only;
+those of closed files are in their sidecars. The log's thread owns all of this; others read it, which is safe because
+rows are only ever added at the end, or cut off there when a file is abandoned.
+
+Invariants
+    the files are without a gap in generation and in position: each begins where the one before it ends
+    a ledger's spans are in log order and without a gap in entries
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Final
+
+from pydanube.codec.wal import RecordKind
+
+DATA: Final = int(RecordKind.DATA)
+LEDGER_START: Final = int(RecordKind.LEDGER_START)
+SNAPSHOT: Final = int(RecordKind.STATE_SNAPSHOT)
+STATE_KINDS: Final = 1 << RecordKind.STATE_DELTA | 1 << RecordKind.STATE_SNAPSHOT
+UNIT_SHIFT: Final = 6
+"""Places in a file are counted in units of 64 bytes, so that 32 bits are enough."""
+
+
+class Index:
+    """One row per record of a span."""
+
+    __slots__ = ("counts", "kinds", "lengths", "offsets", "places")
+
+    def __init__(self) -> None:
+        self.places = array("I")
+        """Where the record begins in its file, in units of 64 bytes."""
+        self.lengths = array("I")
+        """Of the body."""
+        self.counts = array("I")
+        """How many offsets the record takes; 0 for what is not a batch."""
+        self.offsets = array("q")
+        """The first of them; for what is not a batch, the end of the batch before it."""
+        self.kinds = bytearray()
+
+    @property
+    def memory_bytes(self) -> int:
+        return len(self.places) * 21 + 500
+
+
+class Span:
+    """One ledger's records in one file."""
+
+    __slots__ = (
+        "bytes",
+        "count",
+        "end_offset",
+        "first_entry",
+        "first_offset",
+        "first_time",
+        "generation",
+        "index",
+        "kinds",
+        "last_time",
+        "ledger_id",
+        "section_at",
+        "section_crc",
+        "snapshot_entry",
+    )
+
+    def __init__(self, ledger_id: int, generation: int, first_entry: int, end_offset: int = 0) -> None:
+        self.ledger_id = ledger_id
+        self.generation = generation
+        self.first_entry = first_entry
+        self.count = 0
+        """Of records, once the file is closed; while it is open the index knows."""
+        self.kinds = 0
+        """A bit for every kind of record in it."""
+        self.first_offset = -1
+        """-1: no batch in it."""
+        self.end_offset = end_offset
+        self.first_time = 0
+        self.last_time = 0
+        self.bytes = 0
+        self.snapshot_entry = -1
+        self.index: Index | None = Index()
+        self.section_at = 0
+        self.section_crc = 0
+
+    @property
+    def end_entry(self) -> int:
+        return self.first_entry + (self.count if self.index is None else len(self.index.kinds))
+
+    def begin_data(self, offset: int, time: int) -> None:
+        """The first batch of the span arrived."""
+        self.first_offset = offset
+        self.first_time = time
+        self.kinds |= 1 << DATA
+
+    def note_control(self, kind: int, entry_id: int) -> None:
+        self.kinds |= 1 << kind
+        if kind == SNAPSHOT:
+            self.snapshot_entry = entry_id
+
+    def cut(self, place_end: int) -> None:
+        """Drop every record that begins at or after this place (in units) of the file."""
+        index = self.index
+        assert index is not None
+        keep = bisect_left(index.places, place_end)
+        for column in (index.places, index.lengths, index.counts, index.offsets, index.kinds):
+            del column[keep:]
+        kinds = index.kinds
+        self.kinds = sum(1 << kind for kind in set(kinds))
+        self.bytes = sum((length + 127) & -64 for length in index.lengths)
+        self.snapshot_entry = self.first_entry + last if (last := kinds.rfind(SNAPSHOT)) >= 0 else -1
+        last = kinds.rfind(DATA)
+        if last >= 0:
+            self.end_offset = index.offsets[last] + index.counts[last]
+        elif self.first_offset >= 0:
+            self.end_offset, self.first_offset = self.first_offset, -1
+
+
+class WalFile:
+    """One file of the log. `end` is where the next file begins; None while this one is written."""
+
+    __slots__ = ("base", "end", "generation", "seals", "spans")
+
+    def __init__(self, generation: int, base: int, end: int | None = None) -> None:
+        self.generation = generation
+        self.base = base
+        self.end = end
+        self.spans: dict[int, Span] = {}
+        self.seals: dict[int, int] = {}
+        """Ledgers sealed by records of this file, with the last entry that counts."""
+
+
+class Ledger:
+    __slots__ = ("forgotten", "released_below", "sealed", "spans", "state_ledger")
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.sealed = False
+        self.forgotten = False
+        self.released_below = -1
+        """Batches that end at or below this offset are no longer needed here."""
+        self.state_ledger: int | None = None
+        """A file with this ledger's records goes only when that ledger has a newer snapshot."""
+
+    @property
+    def end_entry(self) -> int:
+        return self.spans[-1].end_entry if self.spans else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """A ledger as far as it is in the log: offsets in [first_offset, end_offset), entries up to last_entry."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    """-1: no entry counts."""
+    first_offset: int
+    end_offset: int
+    """Equal to first_offset when there is no batch."""
+    records: int
+    bytes: int
+    """With their headers and padding."""
+    first_time: int
+    """Append time of the first batch; 0 when there is none."""
+    last_time: int
+    sealed: bool
+    has_state: bool
+    """It holds state records: a state ledger."""
+
+
+def summarize(ledger_id: int, ledger: Ledger) -> LedgerSummary:
+    spans = [span for span in ledger.spans if span.end_entry > span.first_entry]
+    data = [span for span in spans if span.first_offset >= 0]
+    end_offset = data[-1].end_offset if data else 0
+    return LedgerSummary(
+        ledger_id=ledger_id,
+        first_entry=spans[0].first_entry if spans else 0,
+        last_entry=spans[-1].end_entry - 1 if spans else -1,
+        first_offset=data[0].first_offset if data else end_offset,
+        end_offset=end_offset,
+        records=sum(span.end_entry - span.first_entry for span in spans),
+        bytes=sum(span.bytes for span in spans),
+        first_time=data[0].first_time if data else 0,
+        last_time=data[-1].last_time if data else 0,
+        sealed=ledger.sealed,
+        has_state=any(span.kinds & STATE_KINDS for span in spans),
+    )
+
+
+class Table:
+    """All files and ledgers of the log."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, WalFile] = {}
+        self.ledgers: dict[int, Ledger] = {}
+        self.oldest = 1
+        self.newest = 0
+        """As in the manifest, or about to be."""
+
+    def add_file(self, file: WalFile) -> None:
+        assert file.generation == self.newest + 1
+        self.files[file.generation] = file
+        self.newest = file.generation
+
+    def open_span(self, file: WalFile, ledger_id: int, entry_id: int) -> Span:
+        """The first record of a ledger in the open file."""
+        ledger = self.ledgers.get(ledger_id)
+        if ledger is None:
+            ledger = self.ledgers[ledger_id] = Ledger()
+        assert not ledger.sealed, f"ledger {ledger_id} is sealed: entry {entry_id} belongs into a new one"
+        end_offset = ledger.spans[-1].end_offset if ledger.spans else 0
+        span = file.spans[ledger_id] = Span(ledger_id, file.generation, entry_id, end_offset)
+        ledger.spans.append(span)
+        return span
+
+    def seal(self, ledger_id: int) -> None:
+        self.ledgers.setdefault(ledger_id, Ledger()).sealed = True
+
+    def cut(self, file: WalFile, end: int) -> None:
+        """The file ends here, whatever was written after it."""
+        file.end = end
+        for ledger_id, span in list(file.spans.items()):
+            span.cut((end - file.base) >> UNIT_SHIFT)
+            if span.end_entry == span.first_entry:
+                del file.spans[ledger_id]
+                self.ledgers[ledger_id].spans.remove(span)
+
+    def drop_file(self, file: WalFile) -> None:
+        """The oldest file was released."""
+        assert file.generation == self.oldest
+        del self.files[file.generation]
+        self.oldest += 1
+        for ledger_id, span in file.spans.items():
+            ledger = self.ledgers[ledger_id]
+            assert ledger.spans[0] is span
+            ledger.spans = ledger.spans[1:]
+            if not ledger.spans and (ledger.forgotten or ledger.sealed):
+                del self.ledgers[ledger_id]
