@@ -1,0 +1,455 @@
+"""One client's session on the native door: handshake, publishing, consuming, and what holds it back.
+
+```
+ PREAMBLE --8 bytes--> HELLO --HELLO frame--> SERVING --drain()--> DRAINING --> closed
+     \\________________ bad bytes, limits, silence: ERROR (correlation 0), then closed ________/
+```
+
+Invariants
+    every REQUEST, PUBLISH and FETCH gets exactly one answer while the connection lives
+    unanswered PUBLISH frames stay within the window, or are one frame; whoever passes it is closed
+    whoever makes the session hold too much (requests, answers not read, memory) is not read from until that is over
+    a consumer is paused exactly while the connection is not writable
+    what a client does wrong ends at most its own connection; nothing of it stays behind in the broker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import partial
+from itertools import count
+from typing import Final
+
+from pydanube.broker import Broker, Consumer, Producer, Published
+from pydanube.codec.native import frames
+from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, Kind
+from pydanube.codec.native.requests import Done, Failure, Hello, Welcome, decode, encode
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
+from pydanube.model.limits import FRAME_BYTES_MAX
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.network import FramedConnection
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from . import requests
+from .delivery import DeliverySink
+from .fetches import Fetches
+from .settings import NativeSettings
+
+log = get_logger(__name__)
+
+VERSION_MIN: Final = 1
+"""The oldest protocol version spoken here; the newest is PROTOCOL_VERSION."""
+
+KEEP_ALIVE_INTERVALS: Final = 3
+"""So many silent intervals, and the peer counts as gone."""
+
+QUIET_S: Final = 0.2
+"""While draining, a session with nothing in flight that said nothing for so long is done."""
+
+_DONE: Final = encode(Done())
+
+
+class Hold(IntFlag):
+    """Why a session is not read from."""
+
+    REQUESTS = 1
+    PUBLISHES = 2
+    ANSWERS = 4
+    MEMORY = 8
+
+
+class PublishMemory:
+    """Bytes of unanswered publishes over all sessions, and who waits for them to fall."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: list[Session] = []
+        self.used_bytes = 0
+
+    def take(self, session: Session, size: int) -> None:
+        self.used_bytes += size
+        if self.used_bytes > self._limit_bytes:
+            session.hold(Hold.MEMORY)
+            self._waiting.append(session)
+
+    def give_back(self, size: int) -> None:
+        self.used_bytes -= size
+        if self._waiting and self.used_bytes <= self._limit_bytes // 2:
+            waiting, self._waiting = self._waiting, []
+            for session in waiting:
+                session.release(Hold.MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What all sessions of a door share."""
+
+    broker: Broker
+    settings: NativeSettings
+    clock: Clock
+    tasks: Tasks
+    memory: PublishMemory
+    forget: Callable[[Session], None]
+
+
+class Session:
+    """One client, from its first byte to its last."""
+
+    def __init__(self, house: House, connection: FramedConnection) -> None:
+        self.connection = connection
+        self.principal = ANONYMOUS
+        self.producers: dict[int, Producer] = {}
+        self.consumers: dict[int, Consumer] = {}
+        self.closed = False
+        self.welcomed = False
+        self.draining = False
+        self.client = ""
+        self.since = house.clock.monotonic()
+        self._house = house
+        self._receive: Callable[[memoryview], None] = self._receive_preamble
+        self._handles = count(1)
+        self._holds = Hold(0)
+        self._publishes = 0
+        self._publish_bytes = 0
+        self._requests = 0
+        self._fetches = Fetches(connection, house.broker, house.settings, house.tasks)
+        self._last_ping = 0.0
+        self._turn = 0
+
+    @property
+    def broker(self) -> Broker:
+        return self._house.broker
+
+    @property
+    def settings(self) -> NativeSettings:
+        return self._house.settings
+
+    @property
+    def in_flight(self) -> int:
+        """Publishes, requests and fetches that have no answer yet."""
+        return self._publishes + self._requests + len(self._fetches)
+
+    # -- what the connection calls -------------------------------------------------------------------------------------
+
+    def frame_received(self, frame: memoryview) -> None:
+        self._receive(frame)
+
+    def stream_broken(self, error: DanubeError) -> None:
+        self.end(error)
+
+    def writable_changed(self, writable: bool) -> None:
+        self._fetches.writable_changed(writable)
+        if not writable:
+            for consumer in self.consumers.values():
+                consumer.pause()
+            return
+        self.release(Hold.ANSWERS)
+        self._turn += 1
+        order = list(self.consumers.values())
+        first = self._turn % len(order) if order else 0
+        for consumer in order[first:] + order[:first]:  # another one first each time: nobody starves
+            if not self.connection.writable:
+                break
+            consumer.resume()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        log.debug("native.disconnected", peer=self.connection.peer, client=self.client, error=str(error or ""))
+        self._tear_down()
+        self._house.forget(self)
+
+    # -- handshake -----------------------------------------------------------------------------------------------------
+
+    def _receive_preamble(self, frame: memoryview) -> None:
+        if bytes(frame) != PREAMBLE:
+            raise Invalid(f"this is a Danube port: a connection begins with {PREAMBLE!r}, not with {bytes(frame)!r}")
+        self.connection.frame_length = frames.frame_length
+        self._receive = self._receive_hello
+
+    def _receive_hello(self, frame: memoryview) -> None:
+        kind, _, correlation, head, _ = frames.decode(frame)
+        if kind is not Kind.HELLO:
+            raise Invalid(f"the first frame is HELLO, not {kind.name}")
+        hello = decode(head, Hello)
+        version = _agree(hello)
+        if hello.auth_scheme:
+            raise Unauthenticated(
+                f"authentication scheme {hello.auth_scheme!r} is not offered here: connect without credentials"
+            )
+        self.client = hello.client[:200]
+        self._receive = self._receive_frame
+        self.welcomed = True
+        self.connection.frame_bytes_max = FRAME_BYTES_MAX
+        self._send(Kind.WELCOME, encode(self._welcome(version)), correlation)
+        log.debug("native.connected", peer=self.connection.peer, client=self.client)
+
+    def _welcome(self, version: int) -> Welcome:
+        about = self.broker.describe(self.principal)
+        return Welcome(
+            version=version,
+            broker=about.node,
+            cluster=about.cluster,
+            frame_bytes_max=FRAME_BYTES_MAX,
+            publish_window_bytes=self.settings.publish_window_bytes,
+            keep_alive_ms=self.settings.keep_alive_ms,
+        )
+
+    # -- frames of a welcomed client -----------------------------------------------------------------------------------
+
+    def _receive_frame(self, frame: memoryview) -> None:
+        received = frames.decode(frame)
+        action = _ACTIONS.get(received.kind)
+        if action is None:
+            raise Invalid(f"a welcomed client does not send {received.kind.name}")
+        action(self, received)
+        if not self.connection.writable and self.connection.queued_bytes > self.settings.answers_bytes_max:
+            self.hold(Hold.ANSWERS)
+
+    def _publish(self, frame: Frame) -> None:
+        (handle,) = frames.unpack_head(frame.head, frames.PUBLISH, Kind.PUBLISH)
+        correlation, batch_bytes = _needed_correlation(frame), len(frame.body)
+        if self._publish_bytes and self._publish_bytes + batch_bytes > self.settings.publish_window_bytes:
+            raise Invalid(
+                f"{self._publish_bytes + batch_bytes} bytes of unanswered batches overrun the publish window of "
+                f"{self.settings.publish_window_bytes}: wait for answers"
+            )
+        producer = self.producers.get(handle)
+        if producer is None:
+            self.fail(correlation, _unknown("producer", handle), handle)
+            return
+        if self.draining:
+            self.fail(correlation, _shutting_down(), handle)
+            return
+        self._publishes += 1
+        self._publish_bytes += batch_bytes
+        self._house.memory.take(self, batch_bytes)
+        if self._publishes >= self.settings.publishes_in_flight_max:
+            self.hold(Hold.PUBLISHES)
+        done = partial(self._published, correlation, handle, batch_bytes)
+        try:
+            self.broker.publish(self.principal, producer, frame.body, done)
+        except Exception as error:  # the facade answers through `done`; whatever it raises is its mistake
+            done(error if isinstance(error, DanubeError) else requests.internal_error("publish", error))
+
+    def _published(self, correlation: int, handle: int, batch_bytes: int, result: Published | DanubeError) -> None:
+        self._publishes -= 1
+        self._publish_bytes -= batch_bytes
+        self._house.memory.give_back(batch_bytes)
+        self.release(Hold.PUBLISHES)
+        if isinstance(result, DanubeError):
+            self.fail(correlation, result, handle)
+        else:
+            head = frames.PUBLISHED.pack(handle, result.base_offset, result.owner_epoch)
+            self._send(Kind.PUBLISHED, head, correlation, frames.FLAG_DUPLICATE if result.duplicate else 0)
+
+    def _credit(self, frame: Frame) -> None:
+        handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, Kind.CREDIT)
+        if messages < 0 or size_bytes < 0:
+            raise Invalid("CREDIT is given, never taken back: both numbers must be 0 or more")
+        consumer = self.consumers.get(handle)
+        if consumer is not None:  # it may have been closed while the frame was on its way
+            consumer.credit(messages, size_bytes)
+
+    def _ack(self, frame: Frame) -> None:
+        handle, ranges = frames.decode_ack_head(frame.head)
+        cumulative = bool(frame.flags & frames.FLAG_CUMULATIVE)
+        if cumulative and len(ranges) != 1:
+            raise Invalid(f"a cumulative ACK has one range, not {len(ranges)}")
+        done = partial(self._acked, frame.correlation, handle) if frame.correlation else None
+        consumer = self.consumers.get(handle)
+        if consumer is not None:
+            consumer.ack(ranges, cumulative, done)
+        elif done is not None:
+            done(_unknown("consumer", handle))
+
+    def _acked(self, correlation: int, handle: int, error: DanubeError | None) -> None:
+        if error is None:
+            self._send(Kind.RESPONSE, _DONE, correlation)
+        else:
+            self.fail(correlation, error, handle)
+
+    def _request(self, frame: Frame) -> None:
+        correlation = _needed_correlation(frame)
+        if self.draining:
+            self.fail(correlation, _shutting_down())
+            return
+        self._requests += 1
+        if self._requests >= self.settings.requests_in_flight_max:
+            self.hold(Hold.REQUESTS)
+        self._house.tasks.spawn(self._answer(correlation, frame.head), "native request")
+
+    async def _answer(self, correlation: int, head: memoryview) -> None:
+        try:
+            answer = await requests.perform(self, head)
+        except DanubeError as error:
+            self.fail(correlation, error)
+        except Exception as error:  # our mistake: it harms this request and nothing else
+            self.fail(correlation, requests.internal_error("request", error))
+        else:
+            self._send(Kind.RESPONSE, answer, correlation)
+        finally:
+            self._requests -= 1
+            self.release(Hold.REQUESTS)
+
+    def _fetch(self, frame: Frame) -> None:
+        correlation = _needed_correlation(frame)
+        if self.draining:
+            self.fail(correlation, _shutting_down())
+        else:
+            self._fetches.start(self.principal, correlation, frame.head)
+
+    def _ping(self, frame: Frame) -> None:
+        self._send(Kind.PONG, b"", frame.correlation)
+
+    def _ignore(self, _frame: Frame) -> None:
+        """It has done its work by arriving."""
+
+    # -- handles -------------------------------------------------------------------------------------------------------
+
+    def new_handle(self) -> int:
+        if len(self.producers) + len(self.consumers) >= self.settings.handles_max:
+            raise Full(f"this connection has {self.settings.handles_max} producers and consumers: open another one")
+        return next(self._handles)
+
+    def new_sink(self) -> DeliverySink:
+        return DeliverySink(self.connection, self.new_handle(), self._consumer_closed)
+
+    def add_producer(self, handle: int, producer: Producer) -> None:
+        self._still_there(producer)
+        self.producers[handle] = producer
+
+    def add_consumer(self, sink: DeliverySink, consumer: Consumer) -> None:
+        if sink.error is not None:  # taken away before it was ours
+            raise sink.error
+        self._still_there(consumer)
+        self.consumers[sink.handle] = consumer
+        if not self.connection.writable:
+            consumer.pause()
+
+    def _still_there(self, opened: Producer | Consumer) -> None:
+        if self.closed:
+            opened.close()
+            raise Unavailable("the connection was closed meanwhile")
+
+    def _consumer_closed(self, handle: int) -> None:
+        self.consumers.pop(handle, None)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Called now and then: ask a silent peer, end a dead one, take back memory that nobody uses."""
+        connection, settings = self.connection, self.settings
+        if connection.is_closing:
+            return
+        keep_alive = settings.keep_alive_ms / 1000
+        if not self.welcomed:
+            if now - self.since > settings.handshake_timeout_ms / 1000:
+                self.end(Unavailable(f"no HELLO came within {settings.handshake_timeout_ms} ms"))
+        elif now - self._last_sign_of_life(now) > keep_alive * KEEP_ALIVE_INTERVALS:
+            self.end(Unavailable(f"nothing was heard for {KEEP_ALIVE_INTERVALS} intervals of {keep_alive:g} s"))
+        elif connection.frame_since and now - connection.frame_since > settings.frame_timeout_ms / 1000:
+            self.end(Unavailable(f"a frame did not arrive whole within {settings.frame_timeout_ms} ms"))
+        elif now - connection.last_received > keep_alive:
+            connection.release_idle_memory()
+            if now - self._last_ping > keep_alive:
+                self._last_ping = now
+                self._send(Kind.PING)
+
+    def _last_sign_of_life(self, now: float) -> float:
+        if self.connection.is_reading:
+            return self.connection.last_received
+        if self._holds & Hold.ANSWERS:
+            return self.connection.last_sent
+        return now  # it is this side that does not listen
+
+    # -- holding back, ending ------------------------------------------------------------------------------------------
+
+    def hold(self, why: Hold) -> None:
+        self._holds |= why
+        self.connection.pause_reading()
+
+    def release(self, why: Hold) -> None:
+        if self._holds & why:
+            self._holds &= ~why
+            if not self._holds:
+                self.connection.resume_reading()
+
+    def drain(self) -> None:
+        """Tell the client to go elsewhere; answer what is in flight, take nothing new."""
+        self.draining = True
+        if self.welcomed:
+            self._send(Kind.GOAWAY, encode(Failure.of(_shutting_down())))
+        self._fetches.cancel(_shutting_down())
+
+    def drained(self, now: float) -> bool:
+        return self.in_flight == 0 and now - self.connection.last_received > QUIET_S
+
+    def end(self, error: DanubeError | None = None) -> None:
+        """Say why, then close. Nothing of this client stays in the broker from here on."""
+        if self.connection.is_closing:
+            return
+        if error is not None:
+            log.info("native.ended", peer=self.connection.peer, client=self.client, reason=error.message[:200])
+            self.fail(0, error)
+        self.connection.close()
+        self._tear_down()
+
+    def fail(self, correlation: int, error: DanubeError, handle: int = 0) -> None:
+        self.connection.send(requests.error_frame(correlation, error, handle))
+
+    def _send(self, kind: Kind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> None:
+        self.connection.send(frames.encode(kind, head, correlation, flags))
+
+    def _tear_down(self) -> None:
+        self.closed = True
+        self._fetches.cancel(Unavailable("the connection was closed"))
+        opened: list[Producer | Consumer] = [*self.consumers.values(), *self.producers.values()]
+        self.consumers.clear()
+        self.producers.clear()
+        for one in opened:
+            try:
+                one.close()
+            except Exception as error:  # the others must be closed all the same
+                requests.internal_error("close", error)
+
+
+def _agree(hello: Hello) -> int:
+    """The protocol version both sides speak, or Refused with both ranges."""
+    if hello.version_min > PROTOCOL_VERSION or hello.version_max < VERSION_MIN:
+        raise Refused(
+            f"protocol versions {hello.version_min}..{hello.version_max} are not spoken here: "
+            f"this broker speaks {VERSION_MIN}..{PROTOCOL_VERSION}"
+        )
+    if hello.version_min > hello.version_max:
+        raise Invalid(f"protocol versions {hello.version_min}..{hello.version_max} are no range")
+    return min(hello.version_max, PROTOCOL_VERSION)
+
+
+def _needed_correlation(frame: Frame) -> int:
+    if frame.correlation == 0:
+        raise Invalid(f"{frame.kind.name} needs a correlation number: 0 cannot be answered")
+    return frame.correlation
+
+
+def _unknown(what: str, handle: int) -> NotFound:
+    return NotFound(f"this connection has no {what} with handle {handle}")
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("the broker is shutting down")
+
+
+_ACTIONS: Final[dict[Kind, Callable[[Session, Frame], None]]] = {
+    Kind.PUBLISH: Session._publish,
+    Kind.ACK: Session._ack,
+    Kind.CREDIT: Session._credit,
+    Kind.FETCH: Session._fetch,
+    Kind.REQUEST: Session._request,
+    Kind.PING: Session._ping,
+    Kind.PONG: Session._ignore,
+    Kind.GOAWAY: Session._ignore,
+}
+"""What a welcomed client may send."""

@@ -1,0 +1,39 @@
+"""The broker's way to one consumer: deliveries become DELIVER frames around the stored bytes.
+
+Nothing is copied or kept here. How much may be on the way is the consumer's credit, which the broker counts; when the
+connection is full the session pauses its consumers, so a client that stops reading costs a bounded number of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pydanube.codec.native.frames import Kind, encode, encode_deliver_head, encode_front
+from pydanube.codec.native.requests import Failure
+from pydanube.codec.native.requests import encode as pack
+from pydanube.model.errors import DanubeError
+from pydanube.runtime.network import FramedConnection
+
+
+class DeliverySink:
+    """One consumer's end of a connection."""
+
+    __slots__ = ("_connection", "_on_closed", "error", "handle")
+
+    def __init__(self, connection: FramedConnection, handle: int, on_closed: Callable[[int], None]) -> None:
+        self._connection = connection
+        self._on_closed = on_closed
+        self.handle = handle
+        self.error: DanubeError | None = None
+
+    def deliver(
+        self, batch: memoryview, epoch: int, ranges: Sequence[tuple[int, int]], redeliveries: Sequence[int]
+    ) -> None:
+        head = encode_deliver_head(self.handle, epoch, ranges, redeliveries)
+        self._connection.send(encode_front(Kind.DELIVER, head, len(batch)), batch)
+
+    def closed(self, error: DanubeError) -> None:
+        """The broker took the subscription away: the client is told why, and its handle is gone."""
+        self.error = error
+        self._on_closed(self.handle)
+        self._connection.send(encode(Kind.CONSUMER_CLOSED, pack(Failure.of(error, self.handle))))

@@ -1,0 +1,109 @@
+"""Fetches of one connection: reading by offset, pipelined, waiting for what is not there yet.
+
+A fetch holds one of READS_AT_ONCE places while its bytes are read and handed to the connection, and takes it only when
+the connection is writable; one that finds nothing waits outside. So neither many fetches nor a client that does not
+read what it asked for makes the broker hold more than a few answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pydanube.broker import Broker, Fetched
+from pydanube.codec.native import frames
+from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.requests import Fetch, decode
+from pydanube.core.access import Principal
+from pydanube.model.errors import DanubeError, Full
+from pydanube.model.limits import ALIGNMENT, FRAME_BYTES_MAX
+from pydanube.model.names import TopicName
+from pydanube.model.positions import Position
+from pydanube.runtime.network import Buffer, FramedConnection
+from pydanube.runtime.tasks import Tasks
+
+from .requests import error_frame, internal_error, position_of
+from .settings import NativeSettings
+
+READS_AT_ONCE: Final = 4
+"""Enough to keep a disk or an object store busy for one reader; each may hold an answer."""
+
+_ZEROS: Final = bytes(ALIGNMENT)
+
+
+class Fetches:
+    """The fetches of one connection that have no answer yet."""
+
+    def __init__(self, connection: FramedConnection, broker: Broker, settings: NativeSettings, tasks: Tasks) -> None:
+        self._connection = connection
+        self._broker = broker
+        self._settings = settings
+        self._tasks = tasks
+        self._running: dict[asyncio.Task[None], int] = {}
+        self._places = asyncio.Semaphore(READS_AT_ONCE)
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, principal: Principal, correlation: int, head: memoryview) -> None:
+        if len(self._running) >= self._settings.fetches_in_flight_max:
+            self._fail(correlation, Full(f"{len(self._running)} fetches of this connection wait already"))
+            return
+        task = self._tasks.spawn(self._run(principal, correlation, head), "native fetch")
+        self._running[task] = correlation
+        task.add_done_callback(self._running.pop)
+
+    def writable_changed(self, writable: bool) -> None:
+        if writable:
+            self._writable.set()
+        else:
+            self._writable.clear()
+
+    def cancel(self, error: DanubeError) -> None:
+        """Answer all of them with this error, now."""
+        running, self._running = self._running, {}
+        for task, correlation in list(running.items()):
+            if not task.done():
+                task.cancel()
+                self._fail(correlation, error)
+
+    async def _run(self, principal: Principal, correlation: int, head: memoryview) -> None:
+        try:
+            await self._fetch(principal, correlation, decode(head, Fetch))
+        except DanubeError as error:
+            self._fail(correlation, error)
+        except Exception as error:  # our mistake: it harms this fetch and nothing else
+            self._fail(correlation, internal_error("fetch", error))
+
+    async def _fetch(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
+        """Cancelled: no answer was sent."""
+        topic, start = TopicName.parse(fetch.topic), position_of(fetch.start)
+        bytes_max = min(max(fetch.bytes_max, 1), self._settings.fetch_bytes_max)
+        wait_ms = min(max(fetch.wait_ms, 0), self._settings.fetch_wait_ms_max)
+        while True:
+            async with self._places:
+                await self._writable.wait()
+                fetched = await self._broker.fetch(principal, topic, fetch.partition, start, bytes_max, 0)
+                if fetched.batches or wait_ms == 0:
+                    self._send(correlation, fetched)
+                    return
+            start = Position("offset", fetched.next_offset)
+            await self._broker.fetch(principal, topic, fetch.partition, start, 1, wait_ms)
+            wait_ms = 0
+
+    def _send(self, correlation: int, fetched: Fetched) -> None:
+        body: list[Buffer] = []
+        body_bytes = 0
+        for batch in fetched.batches:
+            padding = -len(batch) % ALIGNMENT
+            body += (batch, _ZEROS[:padding])
+            body_bytes += len(batch) + padding
+        head = frames.FETCHED.pack(fetched.next_offset, fetched.start_offset, fetched.end_offset, fetched.epoch)
+        front = frames.encode_front(Kind.FETCHED, head, body_bytes, correlation)
+        assert len(front) + body_bytes <= FRAME_BYTES_MAX
+        self._connection.send(front, *body)
+
+    def _fail(self, correlation: int, error: DanubeError) -> None:
+        self._connection.send(error_frame(correlation, error))

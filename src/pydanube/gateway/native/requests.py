@@ -1,0 +1,265 @@
+"""Control requests: from a struct off the wire to a call of the broker, and its result back to a struct.
+
+Text becomes names, positions and types here and nowhere else on this door. Each request has one function in the table
+at the end; a test finds none of `codec.native.requests.AnyRequest` without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from pydanube.broker import Broker, Consumer, Producer
+from pydanube.codec.native import frames
+from pydanube.codec.native import requests as wire
+from pydanube.codec.native.frames import Kind
+from pydanube.core.access import Principal
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
+from pydanube.model.limits import CONTROL_BYTES_MAX
+from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.positions import Position
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.runtime.telemetry import get_logger
+
+from .delivery import DeliverySink
+
+log = get_logger(__name__)
+
+_MESSAGE_CHARACTERS_MAX: Final = 2_000
+"""Of an error's text on the wire; it may quote what the peer sent."""
+
+_CONSUMER_CHARACTERS_MAX: Final = 200
+
+
+class Caller(Protocol):
+    """The session a request came from."""
+
+    principal: Principal
+    producers: dict[int, Producer]
+    consumers: dict[int, Consumer]
+
+    @property
+    def broker(self) -> Broker: ...
+    def new_handle(self) -> int: ...
+    def new_sink(self) -> DeliverySink: ...
+    def add_producer(self, handle: int, producer: Producer) -> None: ...
+    def add_consumer(self, sink: DeliverySink, consumer: Consumer) -> None: ...
+
+
+async def perform(caller: Caller, head: memoryview) -> bytes:
+    """The answer's head. Cancelled: the broker's call may or may not have happened."""
+    request = wire.decode_request(head)
+    answer = wire.encode(await _TABLE[type(request)](caller, request))
+    if len(answer) > CONTROL_BYTES_MAX:
+        raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
+    return answer
+
+
+def position_of(start: wire.Start) -> Position:
+    if start.value < 0:
+        raise Invalid(f"position {start.kind} {start.value} is negative")
+    return Position(start.kind, start.value)
+
+
+def error_frame(correlation: int, error: DanubeError, handle: int = 0) -> bytes:
+    failure = wire.Failure.of(error, handle)
+    if len(failure.message) > _MESSAGE_CHARACTERS_MAX:
+        failure.message = failure.message[:_MESSAGE_CHARACTERS_MAX] + " ..."
+    return frames.encode(Kind.ERROR, wire.encode(failure), correlation)
+
+
+def internal_error(what: str, error: Exception) -> DanubeError:
+    """What the peer hears of a mistake of ours; the whole story goes to the log, once."""
+    log.error("native.request_crashed", what=what, exc_info=error)
+    return DanubeError(f"internal error in {what}: {type(error).__name__}; the broker's log has the details")
+
+
+# -- topics and namespaces ---------------------------------------------------------------------------------------------
+
+
+async def _lookup(caller: Caller, request: wire.Lookup) -> wire.Route:
+    topic = await caller.broker.lookup(caller.principal, TopicName.parse(request.topic), request.create)
+    partitions = [wire.PartitionRoute(one.index, one.owner, one.epoch) for one in topic.partitions]
+    config = topic.config
+    return wire.Route(
+        topic.name, topic.topic_id, config.partitions > 0, config.reliable, str(config.ack_level), partitions
+    )
+
+
+async def _create_topic(caller: Caller, request: wire.CreateTopic) -> wire.Done:
+    config = TopicConfig(request.partitions, request.reliable, AckLevel.parse(request.ack_level))
+    await caller.broker.create_topic(caller.principal, TopicName.parse(request.topic), config)
+    return wire.Done()
+
+
+async def _delete_topic(caller: Caller, request: wire.DeleteTopic) -> wire.Done:
+    await caller.broker.delete_topic(caller.principal, TopicName.parse(request.topic))
+    return wire.Done()
+
+
+async def _list_topics(caller: Caller, request: wire.ListTopics) -> wire.Names:
+    namespace = parse_namespace(request.namespace) if request.namespace else None
+    return wire.Names(await caller.broker.list_topics(caller.principal, namespace))
+
+
+async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.Topic:
+    topic = await caller.broker.describe_topic(caller.principal, TopicName.parse(request.topic))
+    infos = [
+        wire.PartitionInfo(
+            one.index, one.owner, one.epoch, one.start_offset, one.end_offset, one.ledgers, one.stored_bytes, one.health
+        )
+        for one in topic.partitions
+    ]
+    config = topic.config
+    return wire.Topic(
+        topic.name,
+        topic.topic_id,
+        config.partitions,
+        config.reliable,
+        str(config.ack_level),
+        infos,
+        topic.subscriptions,
+    )
+
+
+async def _create_namespace(caller: Caller, request: wire.CreateNamespace) -> wire.Done:
+    await caller.broker.create_namespace(caller.principal, parse_namespace(request.namespace))
+    return wire.Done()
+
+
+async def _delete_namespace(caller: Caller, request: wire.DeleteNamespace) -> wire.Done:
+    await caller.broker.delete_namespace(caller.principal, parse_namespace(request.namespace))
+    return wire.Done()
+
+
+async def _list_namespaces(caller: Caller, _request: wire.ListNamespaces) -> wire.Names:
+    return wire.Names(await caller.broker.list_namespaces(caller.principal))
+
+
+# -- producers and consumers -------------------------------------------------------------------------------------------
+
+
+async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.ProducerOpened:
+    handle = caller.new_handle()
+    producer = await caller.broker.open_producer(
+        caller.principal,
+        TopicName.parse(request.topic),
+        request.partition,
+        request.name,
+        request.producer_id,
+        request.producer_epoch,
+    )
+    caller.add_producer(handle, producer)
+    return wire.ProducerOpened(handle, producer.producer_id, producer.producer_epoch, producer.owner_epoch)
+
+
+async def _close_producer(caller: Caller, request: wire.CloseProducer) -> wire.Done:
+    producer = caller.producers.pop(request.handle, None)
+    if producer is None:
+        raise NotFound(f"this connection has no producer with handle {request.handle}")
+    producer.close()
+    return wire.Done()
+
+
+async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOpened:
+    if not 0 < len(request.consumer) <= _CONSUMER_CHARACTERS_MAX:
+        raise Invalid(f"a consumer's name has 1 to {_CONSUMER_CHARACTERS_MAX} characters")
+    sink = caller.new_sink()
+    consumer = await caller.broker.subscribe(
+        caller.principal,
+        TopicName.parse(request.topic),
+        request.partition,
+        parse_subscription(request.subscription),
+        request.consumer,
+        SubscriptionType.parse(request.type),
+        position_of(request.start),
+        sink,
+    )
+    caller.add_consumer(sink, consumer)
+    return wire.ConsumerOpened(
+        sink.handle, consumer.subscription_id, consumer.position, consumer.created, consumer.owner_epoch
+    )
+
+
+async def _close_consumer(caller: Caller, request: wire.CloseConsumer) -> wire.Done:
+    consumer = caller.consumers.pop(request.handle, None)
+    if consumer is None:
+        raise NotFound(f"this connection has no consumer with handle {request.handle}")
+    consumer.close()
+    return wire.Done()
+
+
+# -- subscriptions, positions, the broker ------------------------------------------------------------------------------
+
+
+async def _create_subscription(caller: Caller, request: wire.CreateSubscription) -> wire.Done:
+    await caller.broker.create_subscription(
+        caller.principal,
+        TopicName.parse(request.topic),
+        parse_subscription(request.subscription),
+        SubscriptionType.parse(request.type),
+        position_of(request.start),
+    )
+    return wire.Done()
+
+
+async def _delete_subscription(caller: Caller, request: wire.DeleteSubscription) -> wire.Done:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    await caller.broker.delete_subscription(caller.principal, topic, subscription)
+    return wire.Done()
+
+
+async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> wire.Names:
+    return wire.Names(await caller.broker.list_subscriptions(caller.principal, TopicName.parse(request.topic)))
+
+
+async def _describe_subscription(caller: Caller, request: wire.DescribeSubscription) -> wire.Subscription:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    described = await caller.broker.describe_subscription(caller.principal, topic, subscription)
+    places = [
+        wire.SubscriptionPlace(one.partition, one.position, one.lag, one.acked_ahead, one.unacked, one.consumer)
+        for one in described.partitions
+    ]
+    return wire.Subscription(described.topic, described.name, described.subscription_id, str(described.type), places)
+
+
+async def _seek(caller: Caller, request: wire.Seek) -> wire.Done:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    position = position_of(request.position)
+    await caller.broker.seek(caller.principal, topic, subscription, position, request.partition)
+    return wire.Done()
+
+
+async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
+    topic, position = TopicName.parse(request.topic), position_of(request.position)
+    return wire.Offset(await caller.broker.find_offset(caller.principal, topic, request.partition, position))
+
+
+async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.Broker:
+    about = caller.broker.describe(caller.principal)
+    return wire.Broker(about.version, about.node, about.cluster, about.state, about.topics, about.started_at)
+
+
+_TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
+    wire.Lookup: _lookup,
+    wire.CreateTopic: _create_topic,
+    wire.DeleteTopic: _delete_topic,
+    wire.ListTopics: _list_topics,
+    wire.DescribeTopic: _describe_topic,
+    wire.CreateNamespace: _create_namespace,
+    wire.DeleteNamespace: _delete_namespace,
+    wire.ListNamespaces: _list_namespaces,
+    wire.OpenProducer: _open_producer,
+    wire.CloseProducer: _close_producer,
+    wire.Subscribe: _subscribe,
+    wire.CloseConsumer: _close_consumer,
+    wire.CreateSubscription: _create_subscription,
+    wire.DeleteSubscription: _delete_subscription,
+    wire.ListSubscriptions: _list_subscriptions,
+    wire.DescribeSubscription: _describe_subscription,
+    wire.Seek: _seek,
+    wire.FindOffset: _find_offset,
+    wire.DescribeBroker: _describe_broker,
+}
