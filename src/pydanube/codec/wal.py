@@ -217,11 +217,11 @@ def decode_file_body(body: ByteBuffer) -> FileBody:
 
 def encode_manifest(identity: Identity, oldest: int, newest: int) -> bytes:
     manifest = Manifest(FORMAT, oldest, newest, identity.cluster, identity.node, identity.incarnation)
-    return _with_checksum(msgspec.json.encode(manifest))
+    return with_checksum(msgspec.json.encode(manifest))
 
 
 def decode_manifest(text: bytes) -> Manifest:
-    line = _checked_line(text)
+    line = checked_line(text)
     try:
         written_format = msgspec.json.decode(line, type=dict[str, object]).get("format")
         if written_format != FORMAT:
@@ -231,11 +231,13 @@ def decode_manifest(text: bytes) -> Manifest:
         raise Corrupt(f"cannot be read: {error}") from None
 
 
-def _with_checksum(line: bytes) -> bytes:
+def with_checksum(line: bytes) -> bytes:
+    """A line of text and, on a second line, its CRC32C."""
     return b"%b\n%08x\n" % (line, crc32c(line))
 
 
-def _checked_line(text: bytes) -> bytes:
+def checked_line(text: bytes) -> bytes:
+    """The line that `with_checksum` was given, or Corrupt."""
     line, _, checksum = text.partition(b"\n")
     if checksum != b"%08x\n" % crc32c(line):
         raise Corrupt("does not match its checksum")

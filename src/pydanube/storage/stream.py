@@ -14,7 +14,6 @@ from bisect import bisect_right
 from typing import Protocol
 
 from pydanube.codec.batch import read_header
-from pydanube.codec.batch.peek import offsets_of
 from pydanube.model.errors import Full
 
 from .cache import Tail, TailCache
@@ -91,10 +90,9 @@ class LoggedStream:
         end = self.end_offset
         index = max(0, bisect_right(self._firsts, offset) - 1)
         while index < len(self._ids) and offset < end:
-            views = await self._log.read(self._ids[index], offset, bytes_max)
-            visible = [view for view in views if offsets_of(view)[0] < end]
-            if visible:
-                return visible
+            views = await self._log.read(self._ids[index], offset, bytes_max, before_offset=end)
+            if views:
+                return views
             index += 1
         return []
 

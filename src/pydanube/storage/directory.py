@@ -1,0 +1,137 @@
+"""The data directory: one process at a time, and never somebody else's or an emptied one.
+
+```
+LOCK         held by the running process, with its number in it
+IDENTITY     a JSON object and, on the second line, its CRC32C in hexadecimal:
+             {"format":1,"cluster":"danube","node":"broker-1","incarnation":"5f0c...","parts":["wal"]}
+wal/ ...     the parts, each of which may be on a disk of its own
+```
+
+A part is named in IDENTITY once it exists. From then on it must be there at every start: a part that is gone is a disk
+that was emptied, exchanged or not mounted, not a new beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from pydanube.codec.wal import Identity, checked_line, with_checksum
+from pydanube.model.errors import Corrupt, Refused
+from pydanube.runtime.disk import Disk, DiskLock, read_whole, replace_whole
+from pydanube.runtime.randomness import identity as new_identity
+
+FORMAT: Final = 1
+"""Of the whole directory. A release opens every format up to its own."""
+
+IDENTITY: Final = "IDENTITY"
+LOCK: Final = "LOCK"
+_IGNORED: Final = frozenset({LOCK, "lost+found", IDENTITY + ".tmp"})
+
+
+class _Written(msgspec.Struct, frozen=True):
+    format: int
+    cluster: str
+    node: str
+    incarnation: str
+    parts: list[str]
+
+
+class DataDirectory:
+    """An open data directory. Holding one means that no other process does."""
+
+    def __init__(self, disk: Disk, path: Path, lock: DiskLock, written: _Written, is_new: bool) -> None:
+        self.path = path
+        self.identity = Identity(written.cluster, written.node, written.incarnation)
+        self.is_new = is_new
+        """True when this start made it."""
+        self._disk = disk
+        self._lock = lock
+        self._written = written
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        path: Path,
+        *,
+        cluster: str = "danube",
+        node: str = "broker-1",
+        expected: Identity | None = None,
+        incarnation: Callable[[], str] = new_identity,
+    ) -> Self:
+        """Lock the directory and check whose it is; make it when it is empty.
+
+        `expected`: whoever keeps the metadata knows this node already, so an empty directory is refused too.
+        """
+        disk.make_directory(path)
+        lock = disk.lock(path / LOCK)
+        try:
+            written = _read(disk, path)
+            is_new = written is None
+            if written is None:
+                if expected is not None:
+                    raise Refused(
+                        f"{path} is empty, but node {expected.node!r} of cluster {expected.cluster!r} had data in it: "
+                        "mount the right disk, or put back a copy"
+                    )
+                written = _Written(FORMAT, cluster, node, incarnation(), [])
+                _write(disk, path, written)
+            _refuse_foreign(path, written, expected or Identity(cluster, node, written.incarnation))
+            return cls(disk, path, lock, written, is_new)
+        except BaseException:
+            lock.release()
+            raise
+
+    def knows(self, part: str) -> bool:
+        """True when this part existed before: it must be there."""
+        return part in self._written.parts
+
+    def add_part(self, part: str) -> None:
+        """This part exists now, durably."""
+        if not self.knows(part):
+            written = self._written
+            self._written = msgspec.structs.replace(written, parts=[*written.parts, part])
+            _write(self._disk, self.path, self._written)
+
+    def close(self) -> None:
+        self._lock.release()
+
+
+def _read(disk: Disk, path: Path) -> _Written | None:
+    file = path / IDENTITY
+    if not disk.exists(file):
+        others = [name for name in disk.list(path) if name not in _IGNORED]
+        if others:
+            raise Refused(
+                f"{path} holds {others[0]!r} and no {IDENTITY} file, so it is not a data directory, or a damaged one: "
+                f"choose an empty directory, or put back a copy of {IDENTITY}"
+            )
+        return None
+    try:
+        line = checked_line(read_whole(disk, file))
+        written_format = msgspec.json.decode(line, type=dict[str, object]).get("format")
+        if not isinstance(written_format, int) or written_format > FORMAT:
+            raise Refused(
+                f"{path} has data format {written_format}, and this release reads up to format {FORMAT}: "
+                "start the release that wrote it, or a later one"
+            )
+        return msgspec.json.decode(line, type=_Written)
+    except (Corrupt, msgspec.MsgspecError) as error:
+        raise Corrupt(f"{file} cannot be read ({error}): put back a copy of it") from None
+
+
+def _write(disk: Disk, path: Path, written: _Written) -> None:
+    replace_whole(disk, path / IDENTITY, with_checksum(msgspec.json.encode(written)))
+
+
+def _refuse_foreign(path: Path, written: _Written, wanted: Identity) -> None:
+    for what in ("cluster", "node", "incarnation"):
+        found, asked = getattr(written, what), getattr(wanted, what)
+        if found != asked:
+            raise Refused(
+                f"{path} belongs to {what} {found!r}, not to {asked!r}: mount the right disk, or take another directory"
+            )
