@@ -1,0 +1,414 @@
+"""Every setting: its name, its default, what is allowed, and where its value came from.
+
+A setting is `section.key`: in a TOML file the key of a table, in the environment `DANUBE_SECTION_KEY`. The command line
+goes before the environment, the environment before the file, the file before the default.
+
+Invariants
+    holding a Settings means that every value in it, and every relation between them, is allowed
+    what `describe` shows as a value is text that `load` reads as the same value
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+from .model.errors import Invalid
+from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
+from .model.topics import AckLevel
+from .runtime.telemetry import LEVELS
+from .settings_kinds import (
+    ADDRESS,
+    HOST,
+    NODE_NAME,
+    PORT,
+    Choice,
+    Flag,
+    Kind,
+    Level,
+    Number,
+    OptionalPath,
+    RequiredPath,
+    Size,
+)
+
+GIB: Final = 1024 * MIB
+_DAY_S: Final = 24 * 3600
+_DEFAULT: Final = "default"
+
+
+def about(kind: Kind, meaning: str) -> Mapping[str, Any]:
+    """What is known about a field beside its type and default."""
+    return {"kind": kind, "meaning": meaning}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the file. Its values are read by their kinds, so text such as "64MiB" may be given for a size."""
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = _read(f"{self.section}.{one.name}", _kind(one), getattr(self, one.name), "")
+            object.__setattr__(self, one.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings(Section):
+    section: ClassVar[str] = "server"
+    data_dir: Path = field(
+        default=Path("danube-data"),
+        metadata=about(RequiredPath(), "Where everything is kept; one broker per directory."),
+    )
+    host: str = field(default="127.0.0.1", metadata=about(HOST, "The address the doors listen on."))
+    port: int = field(default=6655, metadata=about(PORT, "The native protocol. 0 chooses a free port, here and below."))
+    grpc_port: int = field(default=6650, metadata=about(PORT, "The Danube gRPC API."))
+    admin_port: int = field(default=50051, metadata=about(PORT, "The Danube gRPC admin API."))
+    http_port: int = field(default=8650, metadata=about(PORT, "REST, metrics and health."))
+    advertised: str = field(
+        default="", metadata=about(ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
+    )
+    name: str = field(
+        default="",
+        metadata=about(NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept."),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings(Section):
+    section: ClassVar[str] = "log"
+    directory: Path | None = field(
+        default=None, metadata=about(OptionalPath(), "Where the write-ahead log is; empty: `wal` in the data_dir.")
+    )
+    file_bytes: int = field(
+        default=128 * MIB, metadata=about(Size(64 * KIB, 4 * GIB), "A log file is closed when it has grown to this.")
+    )
+    group_bytes_max: int = field(
+        default=8 * MIB, metadata=about(Size(4 * KIB, GIB), "Bytes written and synced together at most.")
+    )
+    lazy_sync_ms: int = field(
+        default=100, metadata=about(Number(1, 60_000), "What does not wait for a sync is synced after this long.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSettings(Section):
+    section: ClassVar[str] = "metadata"
+    path: Path | None = field(
+        default=None, metadata=about(OptionalPath(), "The metadata database; empty: `metadata.db` in the data_dir.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings(Section):
+    section: ClassVar[str] = "cache"
+    tail_bytes: int = field(
+        default=64 * MIB, metadata=about(Size(0, 1024 * GIB), "Newest batches kept in memory, over all partitions.")
+    )
+    memory_topic_bytes: int = field(
+        default=64 * MIB,
+        metadata=about(Size(64 * KIB, 1024 * GIB), "What one partition of a topic with ack level `memory` may hold."),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings(Section):
+    section: ClassVar[str] = "limits"
+    connections_max: int = field(default=10_000, metadata=about(Number(1, 1_000_000), "Connections at the same time."))
+    connections_per_address_max: int = field(
+        default=1_000, metadata=about(Number(1, 1_000_000), "Of these, from one address.")
+    )
+    handshake_timeout_ms: int = field(
+        default=5_000, metadata=about(Number(10, 600_000), "Time a new connection has to say who it is.")
+    )
+    keep_alive_ms: int = field(
+        default=5_000, metadata=about(Number(100, 600_000), "After so much silence the other side is asked.")
+    )
+    publish_window_bytes: int = field(
+        default=32 * MIB, metadata=about(Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered.")
+    )
+    pending_publish_bytes_max: int = field(
+        default=128 * MIB,
+        metadata=about(Size(64 * KIB, 64 * GIB), "Published on all connections and not yet answered."),
+    )
+    message_bytes_max: int = field(
+        default=MESSAGE_BYTES_MAX, metadata=about(Size(1, MESSAGE_BYTES_MAX), "The payload of one message.")
+    )
+    fetch_bytes_max: int = field(
+        default=8 * MIB, metadata=about(Size(KIB, GIB), "Sent in answer to one fetch, if more than one batch.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings(Section):
+    section: ClassVar[str] = "topics"
+    auto_create: bool = field(
+        default=True, metadata=about(Flag(), "Publishing to a topic that does not exist creates it.")
+    )
+    ack_level: AckLevel = field(default=AckLevel.DURABLE, metadata=about(Level(), "Of topics created without saying."))
+    offset_block: int = field(
+        default=100_000,
+        metadata=about(Number(1, 1_000_000_000), "Offsets reserved at a time by `written` and `memory` topics."),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings(Section):
+    section: ClassVar[str] = "producers"
+    remembered_max: int = field(
+        default=10_000,
+        metadata=about(
+            Number(1, 10_000_000), "Producers whose last sequences each partition remembers, against duplicates."
+        ),
+    )
+    remembered_s: int = field(
+        default=7 * _DAY_S, metadata=about(Number(1, 3_650 * _DAY_S), "How long a silent producer is remembered.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingSettings(Section):
+    section: ClassVar[str] = "logging"
+    level: str = field(default="info", metadata=about(Choice(LEVELS), "What is logged: this and everything worse."))
+    json: bool = field(default=False, metadata=about(Flag(), "One JSON object per line, instead of text for people."))
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDescription:
+    """One setting for people: values as text that `load` would read as the same value."""
+
+    key: str
+    env: str
+    type: str
+    """What is allowed."""
+    default: str
+    value: str
+    source: str
+    """Where the value comes from: "default", "file danube.toml", "environment", "command line"."""
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a broker."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    metadata: MetadataSettings = field(default_factory=MetadataSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    topics: TopicSettings = field(default_factory=TopicSettings)
+    producers: ProducerSettings = field(default_factory=ProducerSettings)
+    logging: LoggingSettings = field(default_factory=LoggingSettings)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each value comes from that is not a default, by key."""
+
+    def __post_init__(self) -> None:
+        problems = [*self._unordered(), *self._shared_ports()]
+        if problems:
+            raise Invalid("; ".join(problems))
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """From the file (None: none), the environment and the command line (by dotted key; None: not given).
+
+        Raises Invalid; its message names every key that is wrong, its value, what is allowed, and what was meant.
+        """
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        problems: list[str] = []
+        given = (
+            *_from_file(path, problems),
+            *_from_environ(environ or {}, problems),
+            *_from_overrides(overrides or {}),
+        )
+        for key, value, source in given:
+            one = _KNOWN.get(key)
+            try:
+                if one is None:
+                    raise Invalid(f"{source}: {_unknown(key)}")
+                values[key] = _read(key, _kind(one), value, source)
+                sources[key] = source
+            except Invalid as problem:
+                problems.append(problem.message)
+        if problems:
+            raise Invalid("; ".join(problems))
+        sections = {
+            section.section: section(**{one.name: values[key] for key, one in _settings_of(section) if key in values})
+            for section in _SECTIONS
+        }
+        return cls(**sections, sources=sources)  # type: ignore[arg-type]  # each section is under its own name
+
+    def describe(self) -> list[SettingDescription]:
+        """Every setting, in the order of the documentation."""
+        return [
+            SettingDescription(
+                key=key,
+                env=environment_name(key),
+                type=_kind(one).allowed,
+                default=_kind(one).show(_kind(one).read(one.default)),
+                value=_kind(one).show(getattr(getattr(self, section.section), one.name)),
+                source=self.sources.get(key, _DEFAULT),
+                help=one.metadata["meaning"],
+            )
+            for section in _SECTIONS
+            for key, one in _settings_of(section)
+        ]
+
+    @property
+    def log_directory(self) -> Path:
+        return self.log.directory or self.server.data_dir / "wal"
+
+    @property
+    def metadata_path(self) -> Path:
+        return self.metadata.path or self.server.data_dir / "metadata.db"
+
+    def advertised_address(self, port: int) -> str:
+        """What clients are told when the native door listens on `port`: not the setting's where that one is 0."""
+        host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
+        return self.server.advertised or f"{host}:{port}"
+
+    def _unordered(self) -> Iterator[str]:
+        for smaller, larger in _NOT_LARGER:
+            low, high = self._shown(smaller), self._shown(larger)
+            if self._value(smaller) > self._value(larger):
+                yield f"{smaller}={low} is larger than {larger}={high}: make {smaller} at most {larger}"
+
+    def _shared_ports(self) -> Iterator[str]:
+        taken: dict[int, str] = {}
+        for key in ("server.port", "server.grpc_port", "server.admin_port", "server.http_port"):
+            port = self._value(key)
+            if port and port in taken:
+                yield f"{key}={port} is {taken[port]} too: give every door a port of its own, or 0 for a free one"
+            taken.setdefault(port, key)
+
+    def _value(self, key: str) -> Any:
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)
+
+    def _shown(self, key: str) -> str:
+        return _kind(_KNOWN[key]).show(self._value(key))
+
+
+def environment_name(key: str) -> str:
+    """`log.file_bytes` is `DANUBE_LOG_FILE_BYTES`."""
+    return _ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
+
+
+_NOT_LARGER: Final = (
+    ("log.group_bytes_max", "log.file_bytes"),
+    ("limits.connections_per_address_max", "limits.connections_max"),
+    ("limits.message_bytes_max", "limits.pending_publish_bytes_max"),
+    ("limits.publish_window_bytes", "limits.pending_publish_bytes_max"),
+)
+"""Relations between settings: the first is at most the second."""
+
+_ENVIRONMENT_PREFIX: Final = "DANUBE_"
+_SECTIONS: Final[tuple[type[Section], ...]] = (
+    ServerSettings,
+    LogSettings,
+    MetadataSettings,
+    CacheSettings,
+    LimitSettings,
+    TopicSettings,
+    ProducerSettings,
+    LoggingSettings,
+)
+
+
+def _settings_of(section: type[Section]) -> list[tuple[str, Field[Any]]]:
+    return [(f"{section.section}.{one.name}", one) for one in fields(section)]
+
+
+_KNOWN: Final[dict[str, Field[Any]]] = {key: one for section in _SECTIONS for key, one in _settings_of(section)}
+_BY_ENVIRONMENT: Final = {environment_name(key): key for key in _KNOWN}
+_SECTION_NAMES: Final = tuple(section.section for section in _SECTIONS)
+assert len(_BY_ENVIRONMENT) == len(_KNOWN), "two settings share a variable"
+
+
+def _kind(one: Field[Any]) -> Kind:
+    kind: Kind = one.metadata["kind"]
+    return kind
+
+
+def _read(key: str, kind: Kind, value: object, source: str) -> Any:
+    try:
+        return kind.read(value)
+    except ValueError:
+        where = f"{source}: " if source else ""
+        raise Invalid(f"{where}{key}={value!r} is not allowed: use {kind.allowed}") from None
+
+
+def _from_file(path: Path | None, problems: list[str]) -> Iterator[tuple[str, object, str]]:
+    """Dotted key, value and source of everything in the file."""
+    if path is None:
+        return
+    source = f"file {path}"
+    for name, table in _parse(path).items():
+        if name not in _SECTION_NAMES:
+            problems.append(f"{source}: {_unknown_section(name)}")
+        elif not isinstance(table, dict):
+            problems.append(f"{source}: {name}={table!r} is not a table: write [{name}] and its keys below it")
+        else:
+            for key, value in table.items():
+                yield f"{name}.{key}", value, source
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Invalid(f"configuration file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Invalid(f"configuration file {path} is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid(f"configuration file {path} is not valid TOML: {error}") from None
+
+
+def _from_environ(environ: Mapping[str, str], problems: list[str]) -> Iterator[tuple[str, object, str]]:
+    """Variables named after a section are ours, and must be known; DANUBE_URL and the like are somebody else's.
+
+    An empty variable counts as not set, as it does for the shells and container files that cannot unset one.
+    """
+    ours = tuple(f"{_ENVIRONMENT_PREFIX}{name.upper()}_" for name in _SECTION_NAMES)
+    for variable in sorted(name for name, value in environ.items() if value != ""):
+        if variable in _BY_ENVIRONMENT:
+            yield _BY_ENVIRONMENT[variable], environ[variable], f"environment {variable}"
+        elif variable.startswith(ours):
+            near = difflib.get_close_matches(variable, _BY_ENVIRONMENT, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`danube config show` lists them all"
+            problems.append(f"environment: {variable}={environ[variable]!r} is not a known setting: {hint}")
+
+
+def _from_overrides(overrides: Mapping[str, Any]) -> Iterator[tuple[str, object, str]]:
+    return ((key, value, "command line") for key, value in overrides.items() if value is not None)
+
+
+def _unknown(key: str) -> str:
+    section, _, name = key.partition(".")
+    if section not in _SECTION_NAMES:
+        return _unknown_section(section)
+    here = [known.partition(".")[2] for known in _KNOWN if known.startswith(f"{section}.")]
+    near = [known for known in _KNOWN if known.endswith(f".{name}")]
+    near += [f"{section}.{known}" for known in difflib.get_close_matches(name, here, n=1)]
+    hint = f"did you mean {near[0]}?" if near else f"[{section}] has {', '.join(here)}"
+    return f"{key} is not a known setting: {hint}"
+
+
+def _unknown_section(name: str) -> str:
+    near = difflib.get_close_matches(name, _SECTION_NAMES, n=1)
+    homes = [known for known in _KNOWN if known.endswith(f".{name}")]
+    if homes:
+        return f"{name} is not a known section: did you mean {homes[0]}?"
+    hint = f"did you mean [{near[0]}]?" if near else f"there are {', '.join(_SECTION_NAMES)}"
+    return f"{name} is not a known section: {hint}"

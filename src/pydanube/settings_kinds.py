@@ -1,0 +1,205 @@
+"""What values a setting can have, and how they are written as text.
+
+A kind reads what a TOML file, an environment variable or a command line gives (and a value it has read before), or
+raises ValueError. `show` writes a value as text that `read` reads as the same value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from .model.errors import Invalid
+from .model.topics import AckLevel
+
+_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "tib": 1024**4,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+}
+_SIZE: Final = re.compile(r"([0-9]{1,18}) *([a-zA-Z]*)")
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_TRUE: Final = ("true", "yes", "on", "1")
+_FALSE: Final = ("false", "no", "off", "0")
+
+
+class Kind(Protocol):
+    @property
+    def allowed(self) -> str:
+        """What may be given, in words."""
+        ...
+
+    def read(self, value: object) -> Any: ...
+
+    def show(self, value: Any) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    minimum: int
+    maximum: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a whole number from {self.minimum} to {self.maximum}"
+
+    def read(self, value: object) -> int:
+        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
+            raise ValueError
+        return value
+
+    def show(self, value: int) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes: a number, or a number and a unit."""
+
+    minimum: int
+    maximum: int
+
+    @property
+    def allowed(self) -> str:
+        return f'a size from {self.show(self.minimum)} to {self.show(self.maximum)}, such as 4096 or "64MiB"'
+
+    def read(self, value: object) -> int:
+        if isinstance(value, str):
+            match = _SIZE.fullmatch(value.strip())
+            if match is None or match[2].lower() not in _UNITS:
+                raise ValueError
+            value = int(match[1]) * _UNITS[match[2].lower()]
+        if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
+            raise ValueError
+        return value
+
+    def show(self, value: int) -> str:
+        for unit, size in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+            if value and value % size == 0:
+                return f"{value // size}{unit}"
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    allowed: str = "true or false"
+
+    def read(self, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lower() in _TRUE + _FALSE:
+            return value.strip().lower() in _TRUE
+        raise ValueError
+
+    def show(self, value: bool) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    choices: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"one of {', '.join(self.choices)}"
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or value.strip().lower() not in self.choices:
+            raise ValueError
+        return value.strip().lower()
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """An ack level."""
+
+    allowed: str = "one of durable, written, memory"
+
+    def read(self, value: object) -> AckLevel:
+        if isinstance(value, AckLevel):
+            return value
+        if not isinstance(value, str):
+            raise ValueError
+        try:
+            return AckLevel.parse(value.strip())
+        except Invalid:
+            raise ValueError from None
+
+    def show(self, value: AckLevel) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredPath:
+    """Relative to where the broker was started; `~` is the home directory."""
+
+    allowed: str = "a path"
+
+    def read(self, value: object) -> Path:
+        if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
+            raise ValueError
+        try:
+            return Path(value).expanduser()
+        except RuntimeError:  # nobody of that name has a home
+            raise ValueError from None
+
+    def show(self, value: Path) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalPath:
+    allowed: str = "a path, or empty"
+
+    def read(self, value: object) -> Path | None:
+        if value is None or value == "":
+            return None
+        return RequiredPath().read(value)
+
+    def show(self, value: Path | None) -> str:
+        return "" if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of one form."""
+
+    allowed: str
+    pattern: re.Pattern[str]
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or not self.pattern.fullmatch(value.strip()):
+            raise ValueError
+        return value.strip()
+
+    def show(self, value: str) -> str:
+        return value
+
+
+PORT: Final = Number(0, 65_535)
+HOST: Final = Text("a host name or an IP address", re.compile(r"[A-Za-z0-9._:%-]{1,255}"))
+NODE_NAME: Final = Text(
+    "up to 200 letters, digits, '.', '_' and '-', or empty",
+    re.compile(r"[A-Za-z0-9._-]{0,200}"),
+)
+ADDRESS: Final = Text(
+    "host:port with a port from 1 to 65535, or empty",
+    re.compile(
+        r"(([A-Za-z0-9._-]{1,255}|\[[A-Za-z0-9:.%]+\])"
+        r":([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
+    ),
+)
