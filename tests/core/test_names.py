@@ -1,6 +1,6 @@
 """Names, positions and errors: parsed once, then held as proof."""
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,10 @@ def test_a_name_is_its_text():
     assert name.partition(3) == "/default/orders-dlq-part-3"
 
 
-@pytest.mark.parametrize(("topic", "reserved"), [("a-part-0", True), ("a-part-12", True), ("a-part-01", False), ("part-1", False), ("a-part-x", False)])
+@pytest.mark.parametrize(
+    ("topic", "reserved"),
+    [("a-part-0", True), ("a-part-12", True), ("a-part-01", False), ("part-1", False), ("a-part-x", False)],
+)
 def test_the_suffix_of_partitions_is_reserved(topic, reserved):
     assert TopicName("default", topic).names_partition is reserved
 
@@ -42,7 +45,7 @@ def test_the_suffix_of_partitions_is_reserved(topic, reserved):
         ("1970-01-01T00:00:01Z", Position("time", 1_000_000)),
         ("1970-01-01T00:00:01", Position("time", 1_000_000)),
         ("1970-01-01T02:00:00+02:00", Position("time", 0)),
-        (datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc), Position("time", 1_000_000)),
+        (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), Position("time", 1_000_000)),
     ],
 )
 def test_positions_are_written_in_several_ways(written, meant):
@@ -55,7 +58,7 @@ def test_what_is_no_position_is_refused(written):
         Position.parse(written)
 
 
-@given(st.datetimes(timezones=st.just(timezone.utc)))
+@given(st.datetimes(timezones=st.just(UTC)))
 def test_times_go_to_micros_and_back(moment):
     assert datetime_from_micros(micros_from_datetime(moment)) == moment
 

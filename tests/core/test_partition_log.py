@@ -11,9 +11,7 @@ from pydanube.model.limits import PRODUCER_BATCHES_IN_FLIGHT_MAX
 
 
 def header(count: int = 1, producer: int = 0, epoch: int = 0, sequence: int = -1, base: int = 0):
-    batch = encode(
-        [b"x"] * count, publish_times=1, producer_id=producer, producer_epoch=epoch, first_sequence=sequence
-    )
+    batch = encode([b"x"] * count, publish_times=1, producer_id=producer, producer_epoch=epoch, first_sequence=sequence)
     found = read_header(batch)
     found.base_offset = base
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +15,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import (
     AckLevel,
+    BrokerDescription,
     PartitionDescription,
     SubscriptionDescription,
     SubscriptionType,
@@ -25,12 +27,14 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
 from pydanube.storage.wal import LogWriter
+from pydanube.version import __version__
 
 from .opening import Opening
 from .partition import Fetched, Partition, PartitionSettings, PublishDone
 from .partitions import Partitions
 from .records import TopicRecord
 from .registry import Registry
+from .state import settle
 from .subscription import Consumer, LiveSubscription, Sink
 
 log = get_logger(__name__)
@@ -40,7 +44,8 @@ log = get_logger(__name__)
 class BrokerSettings:
     """What the facade and its partitions are told; see settings.py for where each comes from."""
 
-    address: str
+    node: str
+    cluster: str
     tail_bytes: int
     memory_topic_bytes: int
     pending_publish_bytes_max: int
@@ -90,19 +95,22 @@ class Broker:
         self._named_epochs: dict[int, int] = {}
         opening = Opening(writer, TailCache(settings.tail_bytes), settings.memory_topic_bytes, settings.remembered_max)
         partition_settings = PartitionSettings(settings.offset_block, settings.remembered_us)
-        self._partitions = Partitions(
-            registry, store, writer, opening, tasks, clock, settings.address, partition_settings
+        self._partitions = Partitions(registry, store, writer, opening, tasks, clock, settings.node, partition_settings)
+        self._started_at = clock.now_us()
+        self.address = ""
+        """host:port that clients are sent to; known once the door is open."""
+
+    def describe(self, principal: Principal) -> BrokerDescription:
+        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        refusing = self._writer.read_only
+        return BrokerDescription(
+            version=__version__,
+            node=self._settings.node,
+            cluster=self._settings.cluster,
+            state="ok" if refusing is None else f"read-only: {refusing}",
+            topics=len(self._registry.topics()),
+            started_at=self._started_at,
         )
-        self.started_at = clock.now_us()
-
-    @property
-    def state(self) -> str:
-        """ "ok", or why publishes are refused."""
-        return "ok" if self._writer.read_only is None else f"read-only: {self._writer.read_only}"
-
-    @property
-    def address(self) -> str:
-        return self._settings.address
 
     async def close(self) -> None:
         """Partitions end cleanly; the log and the store are closed by whoever opened them."""
@@ -176,11 +184,8 @@ class Broker:
         return TopicDescription(str(topic), record.topic_id, record.config(), partitions)
 
     async def _auto_create(self, principal: Principal, topic: TopicName) -> TopicRecord | None:
-        try:
+        with suppress(AlreadyExists):  # two first publishers met; either of them may win
             await self.create_topic(principal, topic, TopicConfig(ack_level=self._settings.ack_level))
-        except AlreadyExists:
-            # Two first publishers met; either of them may win.
-            pass
         return self._registry.find_topic(topic)
 
     # -- publishing ----------------------------------------------------------------------------------------------------
@@ -229,13 +234,16 @@ class Broker:
         if header.plain_length > self._settings.message_bytes_max:
             self._check_message_sizes(batch)
         if self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max:
-            raise Unavailable("the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again")
+            raise Unavailable(
+                "the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again"
+            )
         return batch
 
     def _check_message_sizes(self, batch: Batch) -> None:
         largest = max(map(len, batch.payloads))
         if largest > self._settings.message_bytes_max:
-            raise Invalid(f"a message of {largest} bytes is larger than limits.message_bytes_max ({self._settings.message_bytes_max})")
+            limit = self._settings.message_bytes_max
+            raise Invalid(f"a message of {largest} bytes is larger than limits.message_bytes_max, which is {limit}")
 
     # -- consuming -----------------------------------------------------------------------------------------------------
 
@@ -260,7 +268,12 @@ class Broker:
         return live.attach(consumer, sink, created)
 
     async def create_subscription(
-        self, principal: Principal, topic: TopicName, subscription: str, subscription_type: SubscriptionType, start: Position
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        subscription_type: SubscriptionType,
+        start: Position,
     ) -> None:
         """Without a consumer. Its position is durable on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
@@ -326,7 +339,7 @@ class Broker:
         for one, offset in targets:
             future: asyncio.Future[None] = loop.create_future()
             moved.append(future)
-            self._live(topic, one, subscription).seek(offset, partial(_settle, future))
+            self._live(topic, one, subscription).seek(offset, partial(settle, future))
         await asyncio.gather(*moved)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -342,17 +355,3 @@ class Broker:
     async def find_offset(self, principal: Principal, topic: TopicName, partition: int, position: Position) -> int:
         self._authorizer.check(principal, Action.READ, str(topic))
         return await (await self._partitions.get(topic, partition)).resolve(position)
-
-    def topic_count(self, principal: Principal) -> int:
-        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
-        return len(self._registry.topics())
-
-
-def _settle(future: asyncio.Future[None], error: DanubeError | None) -> None:
-    """Complete a future, unless its waiter has gone."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

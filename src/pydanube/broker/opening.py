@@ -49,7 +49,7 @@ class Opening:
     async def recover(
         self, name: str, ack_level: AckLevel, ownership: Ownership, starts: Mapping[int, int]
     ) -> Recovered:
-        """`starts` says where each subscription began. Raises Corrupt when one of the partition's ledgers is damaged."""
+        """`starts` says where each subscription began. Raises Corrupt when a ledger of the partition is damaged."""
         ledgers = await ownership.ledgers()
         for ledger_id, _ in ledgers:
             if (damage := self._writer.recovered.damaged.get(ledger_id)) is not None:
@@ -69,7 +69,9 @@ class Opening:
             end = ownership.reserved_end
         stream = LoggedStream(self._writer, self._cache, list(zip(firsts, written, strict=True)), end)
         await self._drop_unwritten(ownership, [one for one, record in ledgers if record.kind == "data"], written)
-        return Recovered(PartitionLog(end, producers, last_time), stream, _cursors(starts, snapshot, changes), state_ids)
+        return Recovered(
+            PartitionLog(end, producers, last_time), stream, _cursors(starts, snapshot, changes), state_ids
+        )
 
     async def _ledger_start(self, ledger_id: int) -> LedgerStart:
         entries = await self._writer.read_entries(ledger_id)

@@ -1,7 +1,7 @@
 """A broker's hold on one partition, and the ledgers it opens under it.
 
-The partition's record in the metadata store carries an epoch. Taking a partition raises it; every later write compares the
-record's revision, so an owner that was replaced can no longer open a ledger, reserve an offset or forget anything.
+The partition's record in the metadata store carries an epoch. Taking a partition raises it; every later write compares
+the record's revision, so an owner that was replaced can no longer open a ledger, reserve an offset or forget anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .records import (
 
 
 class Ids:
-    """Numbers of one kind, taken from the store in blocks; what is left of a block when the broker ends is never used."""
+    """Numbers of one kind, taken from the store in blocks; the rest of a block is never used after a restart."""
 
     def __init__(self, store: Store, name: str, block: int) -> None:
         self._store = store
@@ -75,7 +75,9 @@ class Ownership:
     async def ledgers(self) -> list[tuple[int, LedgerRecord]]:
         """The partition's ledgers, oldest first."""
         prefix = ledgers_of(self._topic_id, self._index)
-        return [(ledger_of_key(one.key)[1], unpack(one.value, LedgerRecord)) async for one in list_all(self._store, prefix)]
+        return [
+            (ledger_of_key(one.key)[1], unpack(one.value, LedgerRecord)) async for one in list_all(self._store, prefix)
+        ]
 
     async def open_ledger(self, kind: Literal["data", "state"]) -> int:
         """A new ledger under this epoch; durable on return."""

@@ -1,7 +1,7 @@
 """The owner of one partition. Everything that happens to it happens here, on the event loop, one event at a time.
 
-A publish walks: decide (core.log) -> stamp -> write-ahead log -> visible -> answer and deliver. A ledger, or a reservation of
-offsets, that is missing is fetched first while publishes wait in order.
+A publish walks: decide (core.log) -> stamp -> write-ahead log -> visible -> answer and deliver. A ledger, or a
+reservation of offsets, that is missing is fetched first while publishes wait in order.
 
 Invariants
     publishes reach the log in the order in which they came
@@ -35,7 +35,7 @@ from pydanube.storage.stream import LoggedStream, MemoryStream
 from pydanube.storage.wal import Level, LogWriter
 
 from .ownership import Ownership
-from .state import NoState, StateLedger
+from .state import NoState, StateLedger, settle
 from .subscription import LiveSubscription
 
 log = get_logger(__name__)
@@ -43,7 +43,7 @@ log = get_logger(__name__)
 LEVELS: Final = {AckLevel.DURABLE: Level.SYNC, AckLevel.WRITTEN: Level.WRITE}
 
 REPLAY_BATCHES_MAX: Final = 20_000
-"""Past this many batches since the last one, a rotation of the log takes a snapshot: a start replays no more than that."""
+"""Past this many batches since the last, a rotation of the log takes a snapshot: it bounds what a start replays."""
 
 
 class Published(NamedTuple):
@@ -179,7 +179,8 @@ class Partition:
     def _settled(self, append: Append, error: DanubeError | None) -> None:
         """The log has written, or lost, one batch."""
         if error is not None:
-            self._roll_back(error)
+            if append.tag is not None:  # not rolled back yet with the others of its ledger
+                self._roll_back(error)
             return
         self._decide.confirm(append)
         self.stream.add(append.base_offset, append.end_offset, append.tag)
@@ -192,6 +193,7 @@ class Partition:
         """Nothing on its way arrives, nothing of it was seen: the retry goes to a new ledger."""
         self._ledger_id = None
         for append in self._decide.roll_back():
+            append.tag = None
             for done in append.waiters:
                 done(error)
 
@@ -209,7 +211,7 @@ class Partition:
             self._tasks.spawn(self._get_ready(), f"partition preparing {self.name}")
 
     async def _get_ready(self) -> None:
-        """Open what is missing, then let the waiting publishes in. Cancelled: they are never answered, the door closes."""
+        """Open what is missing, then let the waiting publishes in. Cancelled: the broker ends, nobody is answered."""
         try:
             while self._waiting:
                 if self._writer.read_only is not None:
@@ -238,11 +240,18 @@ class Partition:
         self._batches_since_snapshot = 0
         level = LEVELS[self.ack_level]
         self._writer.append(
-            RecordKind.LEDGER_START, ledger_id, 0, self.epoch, body, crc32c(body), level, self._ledger_started
+            RecordKind.LEDGER_START,
+            ledger_id,
+            0,
+            self.epoch,
+            body,
+            crc32c(body),
+            level,
+            partial(self._ledger_started, ledger_id),
         )
 
-    def _ledger_started(self, error: DanubeError | None) -> None:
-        if error is not None:
+    def _ledger_started(self, ledger_id: int, error: DanubeError | None) -> None:
+        if error is not None and self._ledger_id == ledger_id:
             self._roll_back(error)
 
     def _refuse_waiting(self, error: DanubeError) -> None:
@@ -347,11 +356,17 @@ class Partition:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """A clean end: what is on its way is the log's to finish; no offset is left reserved. Cancelled: a gap may stay."""
+        """A clean end: the log finishes what is on its way; no offset stays reserved. Cancelled: a gap may stay."""
         self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
-        self.state.flush()
+        if self.state.pending:
+            await self._state_kept()
         if self.ack_level is not AckLevel.DURABLE and self._ownership.reserved_end > self._decide.next_offset:
             await self._ownership.reserve(self._decide.next_offset)
+
+    async def _state_kept(self) -> None:
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.state.barrier(partial(settle, kept))
+        await kept
 
     def deleted(self) -> list[int]:
         """The topic is gone. Returns the ledgers that nobody needs any more."""

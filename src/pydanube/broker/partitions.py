@@ -123,7 +123,9 @@ class Partitions:
             self._settings,
         )
         for subscription, subscription_record in subscriptions.items():
-            self._attach(partition, subscription, subscription_record, found.cursors[subscription_record.subscription_id])
+            self._attach(
+                partition, subscription, subscription_record, found.cursors[subscription_record.subscription_id]
+            )
         self._open[record.topic_id, index] = partition
         log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
         return partition

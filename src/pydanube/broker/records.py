@@ -137,4 +137,6 @@ def unpack(value: bytes, kind: type[Record]) -> Record:
     try:
         return msgspec.msgpack.decode(value, type=kind)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"metadata: {kind.__name__} cannot be read ({error}); restore the metadata from a backup") from None
+        raise Corrupt(
+            f"metadata: {kind.__name__} cannot be read ({error}); restore the metadata from a backup"
+        ) from None

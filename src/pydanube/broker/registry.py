@@ -1,7 +1,7 @@
 """Namespaces, topics, subscriptions and named producers: what exists, in the metadata store and in memory.
 
-Reads are answered from memory; changes go to the store first, one at a time, and are compared so that nothing is created
-twice or deleted under somebody's feet. Names are compared whole.
+Reads are answered from memory; changes go to the store first, one at a time, and are compared so that nothing is
+created twice or deleted under somebody's feet. Names are compared whole.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Registry:
 
     def check_namespace(self, namespace: str) -> None:
         if namespace not in self._namespaces:
-            raise NotFound(f"namespace {namespace!r} does not exist: create it with `danube namespaces create {namespace}`")
+            raise NotFound(
+                f"namespace {namespace!r} does not exist: create it with `danube namespaces create {namespace}`"
+            )
 
     async def create_namespace(self, namespace: str) -> None:
         async with self._changing:
@@ -92,7 +94,9 @@ class Registry:
             if namespace == DEFAULT_NAMESPACE:
                 raise Refused(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
             if held := self.topics(namespace):
-                raise Refused(f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first")
+                raise Refused(
+                    f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first"
+                )
             await self._write([], [Delete(records.namespace_key(namespace))])
             self._namespaces.discard(namespace)
 
@@ -112,14 +116,20 @@ class Registry:
 
     async def create_topic(self, name: TopicName, config: TopicConfig) -> TopicRecord:
         if name.names_partition:
-            raise Invalid(f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another")
+            raise Invalid(
+                f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another"
+            )
         async with self._changing:
             self.check_namespace(name.namespace)
             if name in self._topics:
                 raise AlreadyExists(f"topic {name} exists already")
             key = records.topic_key(name)
             record = TopicRecord(
-                await self._topic_ids.take(), config.partitions, config.reliable, str(config.ack_level), self._clock.now_us()
+                await self._topic_ids.take(),
+                config.partitions,
+                config.reliable,
+                str(config.ack_level),
+                self._clock.now_us(),
             )
             await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
             self._topics[name] = record

@@ -1,7 +1,7 @@
 """The state ledger of one partition: what must outlive a trim or an owner, as deltas and snapshots in the same log.
 
-Acks are written at once and synced with the next group commit; whoever asks to wait is told after the sync. The ledger is
-opened by the first change after a start and begins with a snapshot, so recovery reads one ledger only.
+Acks are written at once and synced with the next group commit; whoever asks to wait is told after the sync. The ledger
+is opened by the first change after a start and begins with a snapshot, so recovery reads one ledger only.
 
 Invariants
     every change is in the ledger, or in a snapshot that follows it, before anyone who waits for it is told
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from crc32c import crc32c
@@ -36,7 +37,12 @@ class StateLedger:
     """Writes one partition's state; reading it back is `opening`'s business."""
 
     def __init__(
-        self, writer: LogWriter, ownership: Ownership, tasks: Tasks, take_snapshot: Callable[[], Snapshot], former: list[int]
+        self,
+        writer: LogWriter,
+        ownership: Ownership,
+        tasks: Tasks,
+        take_snapshot: Callable[[], Snapshot],
+        former: list[int],
     ) -> None:
         """`former` are the state ledgers of earlier owners; the first snapshot supersedes them."""
         self._writer = writer
@@ -59,6 +65,11 @@ class StateLedger:
             self._waiters.append(done)
         self._schedule()
 
+    @property
+    def pending(self) -> bool:
+        """Whether something has not been handed to the log yet."""
+        return bool(self._changes or self._waiters)
+
     def barrier(self, done: Done) -> None:
         """Call `done` once every change so far is synced."""
         self._waiters.append(done)
@@ -75,7 +86,7 @@ class StateLedger:
         if self.ledger_id is None:
             return
         self._deltas = 0
-        self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.LAZY, self._noted)
+        self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.LAZY, _nobody_waits)
 
     def flush(self) -> None:
         """Hand everything to the log; at the end of a loop iteration, so that what came together goes together."""
@@ -89,12 +100,12 @@ class StateLedger:
         waiters, self._waiters = self._waiters, []
         if not changes:
             if waiters:
-                self._writer.sync(lambda error: _tell(waiters, error))
+                self._writer.sync(partial(_tell, waiters))
             return
         self._deltas += 1
         level = Level.SYNC if waiters else Level.LAZY
         body = encode(Delta(FORMAT, changes))
-        self._append(RecordKind.STATE_DELTA, body, level, lambda error: self._written(waiters, error))
+        self._append(RecordKind.STATE_DELTA, body, level, partial(_tell, waiters))
         if self._deltas >= DELTAS_PER_SNAPSHOT:
             self.snapshot()
 
@@ -119,7 +130,7 @@ class StateLedger:
         self.ledger_id, self._next_entry, self._deltas, self._opening = ledger_id, 0, 0, False
 
         def synced(error: DanubeError | None) -> None:
-            self._written(waiters, error)
+            _tell(waiters, error)
             if error is None and former:
                 self._tasks.spawn(self._drop(former), "superseded state ledgers dropping")
             elif error is not None:
@@ -134,21 +145,20 @@ class StateLedger:
     def _append(self, kind: RecordKind, body: bytes, level: Level, done: Done) -> None:
         assert self.ledger_id is not None
         entry, self._next_entry = self._next_entry, self._next_entry + 1
-        self._writer.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, done)
+        noted = partial(self._noted, self.ledger_id, done)
+        self._writer.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, noted)
 
-    def _written(self, waiters: list[Done], error: DanubeError | None) -> None:
-        self._noted(error)
-        _tell(waiters, error)
-
-    def _noted(self, error: DanubeError | None) -> None:
-        if error is not None and self.ledger_id is not None:
-            self.abandoned({self.ledger_id})
+    def _noted(self, ledger_id: int, done: Done, error: DanubeError | None) -> None:
+        if error is not None:
+            self.abandoned({ledger_id})
+        done(error)
 
 
 class NoState:
     """The state of a `memory` topic: gone with the process, like its messages."""
 
     ledger_id: int | None = None
+    pending = False
 
     def change(self, change: CursorChange, done: Done | None = None) -> None:
         if done is not None:
@@ -164,6 +174,19 @@ class NoState:
     def flush(self) -> None: ...
 
 
+def _nobody_waits(_: DanubeError | None) -> None: ...
+
+
 def _tell(waiters: list[Done], error: DanubeError | None) -> None:
     for done in waiters:
         done(error)
+
+
+def settle(future: asyncio.Future[None], error: DanubeError | None) -> None:
+    """A `done` that completes a future, unless its waiter has gone."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

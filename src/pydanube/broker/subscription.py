@@ -1,7 +1,7 @@
 """A subscription of one partition at work: reads the stream, delivers to the consumer, records what is acked.
 
-Consumers that keep up are served from the tail cache within the call that made a batch visible; those behind are read for
-by one task at a time, a stretch ahead of their credit.
+Consumers that keep up are served from the tail cache as soon as a batch is visible; those behind are read for by one
+task at a time, a stretch ahead of their credit.
 """
 
 from __future__ import annotations

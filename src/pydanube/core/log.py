@@ -1,7 +1,7 @@
 """Decides what happens to one partition's log.
 
-Owns the next offset, the visible end and the order of one partition. It is told of every batch that wants in, and of every
-batch that reached the topic's ack level; it knows no disk, no clock and no task.
+Owns the next offset, the visible end and the order of one partition. It is told of every batch that wants in, and of
+every batch that reached the topic's ack level; it knows no disk, no clock and no task.
 
 Invariants
     visible_end <= next_offset

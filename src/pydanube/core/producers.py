@@ -1,12 +1,12 @@
 """Remembers what each producer has stored in one partition, so that a retry never stores twice.
 
-A producer counts its messages: `first_sequence` of a batch is the number of messages it published to this partition before.
-Sequences map to offsets in runs (consecutive to consecutive), one run per stretch that no other producer interrupted.
+A producer counts its messages: `first_sequence` of a batch is the number of messages it published to this partition
+before. Sequences map to offsets in runs (consecutive to consecutive), one per stretch that nobody else interrupted.
 
 Invariants
     next_sequence of a producer is the end of its last run, plus what is on its way
     at least PRODUCER_BATCHES_IN_FLIGHT_MAX batches back, a repeated sequence finds its offset
-    the table holds at most `remembered_max` producers, the longest idle one goes first, one with batches on their way never
+    the table holds at most `remembered_max` producers; the longest idle goes first, one with batches on their way never
 """
 
 from __future__ import annotations

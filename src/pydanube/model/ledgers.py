@@ -1,4 +1,4 @@
-"""What a partition remembers beside its messages: producers and cursors, as plain values that go into control entries."""
+"""What a partition remembers beside its messages: producers and cursors, as plain values for control entries."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Limits that are promises: part of a format or of a protocol, the same on both sides of a border.
 
-What is merely taste (how long to linger, how much to cache) is a setting. Sizes are bytes unless the name says otherwise.
+What is merely taste (how long to linger, how much to cache) is a setting. Sizes are bytes unless the name says so.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
 ALIGNMENT: Final = 64
-"""Batches and records start on this boundary in frames, in the log and in segments: a cache line, and what Arrow likes."""
+"""Batches and records start on this boundary in frames, log and segments: a cache line, and what Arrow likes."""
 
 MESSAGE_BYTES_MAX: Final = 10 * MIB
 """The largest payload of one message."""
 
 BATCH_BYTES_MAX: Final = 32 * MIB
-"""The largest batch, header included, as stored and uncompressed: room for the largest message with everything on it."""
+"""The largest batch, header included, stored and uncompressed: room for the largest message and all that is on it."""
 
 BATCH_MESSAGES_MAX: Final = 100_000
 """More rows per batch win nothing, and per-row columns have to be bounded."""

@@ -1,7 +1,7 @@
 """Names, parsed once at the door. Holding one of these types means that the text in it is valid.
 
-A topic is ``/namespace/topic``. Partition k of it is addressed by Danube clients as the topic ``/namespace/topic-part-k``;
-that suffix is therefore reserved. Names are always compared whole, never by prefix.
+A topic is ``/namespace/topic``. Danube clients address partition k of it as the topic ``/namespace/topic-part-k``; that
+suffix is therefore reserved. Names are always compared whole, never by prefix.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ DEFAULT_NAMESPACE: Final = "default"
 
 def _word(text: str, what: str) -> str:
     if not isinstance(text, str) or not _WORD.fullmatch(text):
-        raise Invalid(
-            f"{what} {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_' and '-'"
-        )
+        raise Invalid(f"{what} {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_' and '-'")
     return text
 
 
@@ -45,7 +43,9 @@ class TopicName:
     def parse(cls, text: str) -> Self:
         parts = text.split("/") if isinstance(text, str) else []
         if len(parts) != 3 or parts[0]:
-            raise Invalid(f"topic {text!r} is not a full name: write it as /namespace/topic, for example /default/orders")
+            raise Invalid(
+                f"topic {text!r} is not a full name: write it as /namespace/topic, for example /default/orders"
+            )
         return cls(_word(parts[1], "namespace"), _word(parts[2], "topic"))
 
     @property

@@ -43,7 +43,9 @@ class SubscriptionType(IntEnum):
         try:
             return cls[text.upper().replace("-", "_")]
         except (KeyError, AttributeError):
-            raise Invalid(f"subscription type {text!r} is unknown: use exclusive, shared, failover or key-shared") from None
+            raise Invalid(
+                f"subscription type {text!r} is unknown: use exclusive, shared, failover or key-shared"
+            ) from None
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", "-")
@@ -88,6 +90,19 @@ class TopicDescription:
     config: TopicConfig
     partitions: list[PartitionDescription] = field(default_factory=list)
     subscriptions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker as it says of itself. `started_at` is microseconds since 1970."""
+
+    version: str
+    node: str
+    cluster: str
+    state: str
+    """"ok", or why it is read-only"""
+    topics: int
+    started_at: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Who gets which rows, and what has been settled. One cursor mechanism; each subscription type is a small policy over it."""
+"""Who gets which rows, and what has been settled: one cursor mechanism, and each subscription type a policy over it."""

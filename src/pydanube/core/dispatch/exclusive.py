@@ -85,7 +85,7 @@ class Exclusive:
         return ranges
 
     def skip_to(self, offset: int) -> None:
-        """Nothing is stored between what was read and `offset` (a reported gap, or trimmed): nobody could ever ack it."""
+        """Nothing is stored from what was read up to `offset` (a reported gap, or trimmed): nobody could ack it."""
         if offset > self.next_read:
             self.cursor.ack(self.next_read, offset)
             self.next_read = offset

@@ -1,0 +1,55 @@
+# Everything a newcomer needs: `make demo` and `make test` do their own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test soak demo bench serve clean
+
+help: ## show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install everything into it
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "pydanube needs Python 3.11 or later; '$(PYTHON)' is not." >&2; \
+	  echo "Install one and name it: make setup PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) (once; about half a minute) ..."
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "Python's venv module is missing: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar on --upgrade pip
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test,dev]'
+	@touch $(STAMP)
+	@echo "Ready: $(BIN)/danube --help"
+
+check: setup ## lint, types and the borders between rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## format the code as `make check` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup ## run the tests (about five minutes on two cores)
+	$(PYTEST) -n 2 --dist worksteal -m "not soak"
+
+soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
+	$(PYTEST) -m soak -s --timeout 3600
+
+demo: setup ## broker, live feed, consumer, a crash in the middle, a verified summary
+	$(BIN)/python examples/demo.py
+
+bench: setup ## measure against the machine itself and print ratios
+	$(BIN)/danube bench --suite
+
+serve: setup ## run a broker on 127.0.0.1:6655 with ./danube-data
+	$(BIN)/danube serve
+
+clean: ## remove everything that was built, installed or cached (not ./danube-data)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

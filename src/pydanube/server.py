@@ -1,0 +1,186 @@
+"""COMPOSITION ROOT. Settings and components become a running broker; nowhere else are the parts put together.
+
+The order of opening is the order of trust: the directory (lock, identity), the metadata, the log (recovery), the broker, the
+doors. Closing goes the other way, so that nothing is answered that could no longer be kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, Self
+
+from .broker import Broker, BrokerSettings
+from .broker.registry import Registry
+from .core.access import AllowAll, Authorizer
+from .gateway.native import NativeServer, NativeSettings
+from .metadata.embedded import EmbeddedStore
+from .model.topics import AckLevel
+from .runtime.clock import Clock, SystemClock
+from .runtime.disk import Disk, OsDisk
+from .runtime.tasks import Tasks
+from .runtime.telemetry import get_logger
+from .settings import Settings
+from .storage.directory import DataDirectory
+from .storage.wal import LogWriter, WalSettings
+
+log = get_logger(__name__)
+
+DRAIN_SECONDS: Final = 10.0
+"""How long clients are given to hear the answers to what they have sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The world, as objects. Tests pass in their own."""
+
+    clock: Clock
+    disk: Disk
+    authorizer: Authorizer
+
+    @classmethod
+    def real(cls) -> Self:
+        return cls(SystemClock(), OsDisk(), AllowAll())
+
+
+class Server:
+    """A running broker with its doors."""
+
+    def __init__(self, settings: Settings, components: Components) -> None:
+        self._settings = settings
+        self._components = components
+        self._parts = AsyncExitStack()
+        self._native: NativeServer | None = None
+        self.native_address = ("", 0)
+
+    @classmethod
+    async def start(cls, settings: Settings, components: Components | None = None) -> Self:
+        """Open everything. Failed or cancelled, whatever was open is closed again."""
+        server = cls(settings, components or Components.real())
+        try:
+            await server._open()
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    async def close(self) -> None:
+        """Stop accepting, answer what was sent, sync, let go of the directory. Cancelled: as after a crash."""
+        native, self._native = self._native, None
+        if native is not None:
+            await native.close(DRAIN_SECONDS)
+        await self._parts.aclose()
+
+    @property
+    def url(self) -> str:
+        host, port = self.native_address
+        return f"danube://{_bracketed(host)}:{port}"
+
+    @property
+    def ready_line(self) -> str:
+        """What `danube serve` prints once clients may come; a door that does not exist yet has port 0."""
+        host, port = self.native_address
+        host = _bracketed(host)
+        return f"danube ready native={host}:{port} grpc={host}:0 admin={host}:0 http={host}:0"
+
+    async def _open(self) -> None:
+        settings, clock, disk = self._settings, self._components.clock, self._components.disk
+        directory = DataDirectory.open(disk, Path(settings.server.data_dir), node=settings.server.name)
+        self._parts.callback(directory.close)
+        metadata_path = Path(settings.metadata.path) if settings.metadata.path else directory.path / "metadata.db"
+        store = await EmbeddedStore.open(metadata_path, clock)
+        self._parts.push_async_callback(store.close)
+        registry = Registry(store, clock)
+        await registry.load()
+        needed = await registry.needed_ledgers()
+        log_path = Path(settings.log.directory) if settings.log.directory else directory.path / "wal"
+        writer = await LogWriter.open(
+            disk, log_path, directory.identity, _wal_settings(settings), clock, is_needed=needed.__contains__
+        )
+        self._parts.push_async_callback(writer.close)
+        tasks = Tasks()
+        self._parts.push_async_callback(tasks.close)
+        broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
+        broker = Broker(store, registry, writer, self._components.authorizer, clock, tasks, broker_settings)
+        self._parts.push_async_callback(broker.close)
+        self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
+        host, port = await self._native.start(settings.server.host, settings.server.port)
+        self.native_address = (host, port)
+        broker.address = settings.server.advertised or f"{_bracketed(_reachable(host))}:{port}"
+        log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
+        if not _is_loopback(host):
+            log.warning("broker.unprotected", host=host, advice="anyone who reaches this address may do anything")
+
+
+async def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends the drain at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = await Server.start(settings)
+    print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
+    await stop.wait()
+    log.info("broker.stopping")
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    await server.close()
+    log.info("broker.stopped")
+
+
+def _wal_settings(settings: Settings) -> WalSettings:
+    return WalSettings(
+        file_bytes=settings.log.file_bytes,
+        group_bytes_max=settings.log.group_bytes_max,
+        lazy_sync_ms=settings.log.lazy_sync_ms,
+    )
+
+
+def _native_settings(settings: Settings) -> NativeSettings:
+    limits = settings.limits
+    return NativeSettings(
+        connections_max=limits.connections_max,
+        connections_per_address_max=limits.connections_per_address_max,
+        handshake_timeout_ms=limits.handshake_timeout_ms,
+        keep_alive_ms=limits.keep_alive_ms,
+        publish_window_bytes=limits.publish_window_bytes,
+    )
+
+
+def _broker_settings(settings: Settings, node: str, cluster: str) -> BrokerSettings:
+    return BrokerSettings(
+        node=node,
+        cluster=cluster,
+        tail_bytes=settings.cache.tail_bytes,
+        memory_topic_bytes=settings.cache.memory_topic_bytes,
+        pending_publish_bytes_max=settings.limits.pending_publish_bytes_max,
+        message_bytes_max=settings.limits.message_bytes_max,
+        fetch_bytes_max=settings.limits.fetch_bytes_max,
+        auto_create=settings.topics.auto_create,
+        ack_level=AckLevel.parse(settings.topics.ack_level),
+        offset_block=settings.topics.offset_block,
+        remembered_max=settings.producers.remembered_max,
+        remembered_us=settings.producers.remembered_s * 1_000_000,
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _reachable(host: str) -> str:
+    """A broker that listens everywhere is found by clients of this machine at the loopback address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,158 @@
+"""A broker without doors: the facade over a real log and a real store, opened and reopened in one directory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from pydanube.broker import Broker, BrokerSettings, Published
+from pydanube.broker.registry import Registry
+from pydanube.codec.batch import encode
+from pydanube.core.access import ANONYMOUS, AllowAll
+from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.model.errors import DanubeError
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.disk import OsDisk
+from pydanube.runtime.tasks import Tasks
+from pydanube.storage.wal import Identity, LogWriter, WalSettings
+
+TOPIC = TopicName.parse("/default/orders")
+SETTINGS = BrokerSettings(
+    node="node",
+    cluster="cluster",
+    tail_bytes=1 << 20,
+    memory_topic_bytes=1 << 20,
+    pending_publish_bytes_max=1 << 27,
+    message_bytes_max=1 << 20,
+    fetch_bytes_max=1 << 20,
+    auto_create=True,
+    ack_level=AckLevel.DURABLE,
+    offset_block=1000,
+    remembered_max=100,
+    remembered_us=10**12,
+)
+
+
+@asynccontextmanager
+async def open_broker(directory: Path, disk=None, wal: WalSettings | None = None, crash: bool = False, **changes):
+    """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves."""
+    clock = SystemClock()
+    async with AsyncExitStack() as parts:
+        store = await EmbeddedStore.open(directory / "metadata.db", clock)
+        parts.push_async_callback(store.close)
+        registry = Registry(store, clock)
+        await registry.load()
+        writer = await LogWriter.open(
+            disk or OsDisk(),
+            directory / "wal",
+            Identity("cluster", "node", "incarnation"),
+            wal or WalSettings(),
+            clock,
+            is_needed=(await registry.needed_ledgers()).__contains__,
+        )
+        parts.push_async_callback(writer.close)
+        tasks = Tasks()
+        parts.push_async_callback(tasks.close)
+        broker = Broker(store, registry, writer, AllowAll(), clock, tasks, replace(SETTINGS, **changes))
+        broker.address = "127.0.0.1:1"
+        if not crash:
+            parts.push_async_callback(broker.close)
+        yield broker
+
+
+class Door:
+    """One client's view of a broker."""
+
+    def __init__(self, broker: Broker, topic: TopicName = TOPIC) -> None:
+        self.broker = broker
+        self.topic = topic
+
+    async def create(self, **config) -> None:
+        await self.broker.create_topic(ANONYMOUS, self.topic, TopicConfig(**config))
+
+    async def producer(self, name: str = "", partition: int = 0, producer_id: int = 0, epoch: int = 0):
+        return await self.broker.open_producer(ANONYMOUS, self.topic, partition, name, producer_id, epoch)
+
+    def publish(self, producer, payloads: list[bytes], sequence: int = -1) -> asyncio.Future[Published]:
+        batch = encode(
+            payloads,
+            publish_times=1,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            first_sequence=sequence,
+        )
+        answer = asyncio.get_running_loop().create_future()
+
+        def done(result: Published | DanubeError) -> None:
+            if isinstance(result, DanubeError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        self.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
+        return answer
+
+    async def fetch(self, start: Position = EARLIEST, partition: int = 0, wait_ms: int = 0, bytes_max: int = 1 << 20):
+        return await self.broker.fetch(ANONYMOUS, self.topic, partition, start, bytes_max, wait_ms)
+
+    async def read_all(self, partition: int = 0) -> list[tuple[int, bytes]]:
+        """Everything stored, as (offset, payload)."""
+        from pydanube.codec.batch import Batch
+
+        found, offset = [], 0
+        while True:
+            fetched = await self.fetch(Position("offset", max(offset, (await self.fetch()).start_offset)), partition)
+            if not fetched.batches:
+                return found
+            for view in fetched.batches:
+                batch = Batch.open(view, stamped=True)
+                found += list(zip(batch.offsets.tolist(), batch.payloads, strict=True))
+            offset = fetched.next_offset
+
+    async def subscribe(self, name: str = "billing", consumer: str = "a", start: Position = EARLIEST, partition: int = 0):
+        sink = Collector()
+        sink.consumer = await self.broker.subscribe(
+            ANONYMOUS, self.topic, partition, name, consumer, SubscriptionType.EXCLUSIVE, start, sink
+        )
+        sink.consumer.credit(1_000_000, 1 << 30)
+        return sink
+
+
+class Collector:
+    """A consumer that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[int, bytes]] = []
+        self.error: DanubeError | None = None
+        self.consumer = None
+        self._arrived = asyncio.Event()
+
+    def deliver(self, batch, epoch, ranges, redeliveries) -> None:
+        from pydanube.codec.batch import Batch
+
+        opened = Batch.open(batch, stamped=True)
+        rows = list(zip(opened.offsets.tolist(), opened.payloads, strict=True))
+        for start, end in ranges or [(0, len(rows))]:
+            self.received += rows[start:end]
+        self._arrived.set()
+
+    def closed(self, error: DanubeError) -> None:
+        self.error = error
+        self._arrived.set()
+
+    async def wait_for(self, count: int) -> list[tuple[int, bytes]]:
+        async with asyncio.timeout(10):
+            while len(self.received) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.received
+
+    async def ack(self, *ranges: tuple[int, int], cumulative: bool = False) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self.consumer.ack(list(ranges), cumulative, lambda error: done.set_result(error))
+        assert await done is None

@@ -1,0 +1,352 @@
+"""The broker behind its doors: publish, read, subscribe, restart, fail."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+
+from pydanube.core.access import ANONYMOUS, Action
+from pydanube.model.errors import AlreadyExists, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST, LATEST, Position
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.storage.wal import WalSettings
+
+
+async def test_what_is_published_is_read_back_in_order(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        answers = await asyncio.gather(*[door.publish(producer, [b"%d" % n, b"x"], sequence=n * 2) for n in range(10)])
+        assert [answer.base_offset for answer in answers] == list(range(0, 20, 2))
+        assert await door.read_all() == [(n, b"x" if n % 2 else b"%d" % (n // 2)) for n in range(20)]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_restart_serves_existing_topics_with_contiguous_offsets(tmp_path, crash):
+    epochs = []
+    for start in range(3):
+        async with open_broker(tmp_path, crash=crash) as broker:
+            door = Door(broker)
+            if not start:
+                await door.create()
+            answer = await door.publish(await door.producer(), [b"%d" % start] * 3, sequence=0)
+            assert answer.base_offset == start * 3
+            epochs.append(answer.owner_epoch)
+    assert epochs == sorted(set(epochs)), "every owner writes under an epoch of its own"
+    async with open_broker(tmp_path) as broker:
+        assert await Door(broker).read_all() == [(n, b"%d" % (n // 3)) for n in range(9)]
+
+
+@pytest.mark.parametrize("level", [AckLevel.WRITTEN, AckLevel.MEMORY])
+async def test_offsets_are_never_used_twice_where_the_log_may_come_back_shorter(tmp_path, level):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create(ack_level=level)
+        await door.publish(await door.producer(), [b"a", b"b"])
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        answer = await door.publish(await door.producer(), [b"c"])
+        assert answer.base_offset == 1000, "a crash leaves a gap up to what was reserved"
+        read = await door.read_all()
+        kept = [] if level is AckLevel.MEMORY else [(0, b"a"), (1, b"b")]
+        assert read == [*kept, (1000, b"c")]
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        answer = await door.publish(await door.producer(), [b"d"])
+        assert answer.base_offset == 1001, "a clean end leaves none"
+
+
+async def test_a_subscription_crosses_a_reported_gap(tmp_path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create(ack_level=AckLevel.WRITTEN)
+        await door.publish(await door.producer(), [b"a", b"b"])
+        await (await door.subscribe()).ack((0, 1))
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        consumer = await door.subscribe()
+        await door.publish(await door.producer(), [b"c"])
+        assert await consumer.wait_for(2) == [(1, b"b"), (1000, b"c")]
+        await consumer.ack((1, 2), (1000, 1001))
+        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        assert (place.position, place.lag) == (1001, 0)
+
+
+async def test_a_retry_after_a_restart_is_stored_once(tmp_path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        await door.publish(producer, [b"a", b"b"], sequence=0)
+        await door.publish(producer, [b"c"], sequence=2)
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        again = await door.producer(producer_id=producer.producer_id, epoch=producer.producer_epoch)
+        answer = await door.publish(again, [b"c"], sequence=2)
+        assert (answer.base_offset, answer.duplicate) == (2, True)
+        assert (await door.publish(again, [b"d"], sequence=3)).base_offset == 3
+        assert [payload for _, payload in await door.read_all()] == [b"a", b"b", b"c", b"d"]
+
+
+async def test_a_name_that_resumes_gets_its_id_and_fences_the_older_holder(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        older = await door.producer("meter")
+        await door.publish(older, [b"a"], sequence=0)
+        newer = await door.producer("meter")
+        assert (newer.producer_id, newer.producer_epoch) == (older.producer_id, older.producer_epoch + 1)
+        with pytest.raises(StaleEpoch):
+            await door.publish(older, [b"b"], sequence=1)
+        assert (await door.publish(newer, [b"b"], sequence=0)).base_offset == 1
+    async with open_broker(tmp_path) as broker:
+        assert (await Door(broker).producer("meter")).producer_epoch == newer.producer_epoch + 1
+
+
+async def test_a_subscription_resumes_where_it_acked(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        await door.publish(await door.producer(), [b"%d" % n for n in range(10)])
+        await consumer.wait_for(10)
+        await consumer.ack((0, 3), (5, 6))
+    for crash in (True, False, False):
+        async with open_broker(tmp_path, crash=crash) as broker:
+            consumer = await Door(broker).subscribe()
+            got = await consumer.wait_for(6)
+            assert [offset for offset, _ in got] == [3, 4, 6, 7, 8, 9]
+
+
+async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
+    small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
+    acked = 0
+    for start in range(4):
+        async with open_broker(tmp_path, wal=small, crash=start % 2 == 0) as broker:
+            door = Door(broker)
+            if not start:
+                await door.create()
+            consumer = await door.subscribe()
+            producer = await door.producer()
+            for n in range(50):
+                await door.publish(producer, [b"x" * 500], sequence=n)
+                await consumer.wait_for(n + 1)
+                await consumer.ack((acked, acked + 1))
+                acked += 1
+    async with open_broker(tmp_path, wal=small) as broker:
+        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        assert (place.position, place.lag) == (200, 0)
+        assert len(await Door(broker).read_all()) == 200
+
+
+async def test_a_new_subscription_starts_where_it_is_told_and_stays_there(tmp_path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        await door.publish(producer, [b"a", b"b"])
+        for name, start in (("tail", LATEST), ("all", EARLIEST), ("one", Position("offset", 1))):
+            await broker.create_subscription(ANONYMOUS, TOPIC, name, SubscriptionType.EXCLUSIVE, start)
+        await door.publish(producer, [b"c"])
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        for name, expected in (("tail", [2]), ("all", [0, 1, 2]), ("one", [1, 2])):
+            got = await (await door.subscribe(name, start=LATEST)).wait_for(len(expected))
+            assert [offset for offset, _ in got] == expected
+
+
+async def test_a_start_past_the_end_is_refused(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        with pytest.raises(Invalid, match="past the end"):
+            await door.subscribe(start=Position("offset", 1))
+        with pytest.raises(Invalid, match="past the end"):
+            await door.fetch(Position("offset", 1))
+
+
+async def test_reading_by_time_finds_the_first_batch_not_older(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        times = []
+        from pydanube.codec.batch import Batch
+
+        for n in range(5):
+            await door.publish(producer, [b"%d" % n])
+            fetched = await door.fetch(Position("offset", n))
+            times.append(Batch.trust(fetched.batches[0]).append_time)
+        for n, time in enumerate(times):
+            found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time))
+            assert times[found] == time and found <= n
+        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[-1] + 1)) == 5
+        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", 0)) == 0
+
+
+async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"a", b"b", b"c"])
+        consumer = await door.subscribe()
+        await consumer.wait_for(3)
+        await consumer.ack((0, 3))
+        await broker.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 1))
+        assert [offset for offset, _ in await consumer.wait_for(5)] == [0, 1, 2, 1, 2]
+    async with open_broker(tmp_path) as broker:
+        assert [offset for offset, _ in await (await Door(broker).subscribe()).wait_for(2)] == [1, 2]
+
+
+async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
+    async with open_broker(tmp_path, tail_bytes=4096, wal=WalSettings(file_bytes=64 << 10)) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        await asyncio.gather(*[door.publish(producer, [b"x" * 1000], sequence=n) for n in range(300)])
+        consumer = await door.subscribe()
+        publishing = asyncio.gather(*[door.publish(producer, [b"x" * 1000], sequence=n) for n in range(300, 400)])
+        got = await consumer.wait_for(400)
+        await publishing
+        assert [offset for offset, _ in got] == list(range(400))
+
+
+async def test_a_fetch_at_the_end_waits_for_what_comes(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        waiting = asyncio.create_task(door.fetch(LATEST, wait_ms=10_000))
+        await asyncio.sleep(0)
+        await door.publish(await door.producer(), [b"a"])
+        assert len((await waiting).batches) == 1
+        assert (await door.fetch(LATEST, wait_ms=1)).batches == []
+
+
+async def test_deleting_a_topic_tells_its_users_and_leaves_nothing(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        producer, consumer = await door.producer(), await door.subscribe()
+        await door.publish(producer, [b"a"])
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        assert isinstance(consumer.error, NotFound)
+        with pytest.raises(NotFound):
+            await door.publish(producer, [b"b"])
+        with pytest.raises(NotFound):
+            await door.fetch()
+        await door.create()
+        assert await door.read_all() == []
+        assert (await door.publish(await door.producer(), [b"new"])).base_offset == 0
+    async with open_broker(tmp_path) as broker:
+        assert await Door(broker).read_all() == [(0, b"new")]
+        assert await broker.list_subscriptions(ANONYMOUS, TOPIC) == []
+
+
+async def test_names_are_compared_whole(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        orders, dlq = Door(broker), Door(broker, TopicName.parse("/default/orders-dlq"))
+        await orders.create()
+        await dlq.create()
+        await dlq.publish(await dlq.producer(), [b"dead"])
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        assert await broker.list_topics(ANONYMOUS, "default") == ["/default/orders-dlq"]
+        assert await dlq.read_all() == [(0, b"dead")]
+        with pytest.raises(NotFound):
+            await broker.describe_topic(ANONYMOUS, TOPIC)
+
+
+async def test_namespaces_come_and_go(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        assert await broker.list_namespaces(ANONYMOUS) == ["default"]
+        team = TopicName.parse("/team/events")
+        with pytest.raises(NotFound, match="namespace 'team'"):
+            await broker.create_topic(ANONYMOUS, team, TopicConfig())
+        await broker.create_namespace(ANONYMOUS, "team")
+        with pytest.raises(AlreadyExists):
+            await broker.create_namespace(ANONYMOUS, "team")
+        await broker.create_topic(ANONYMOUS, team, TopicConfig())
+        with pytest.raises(Refused, match="still has 1 topics"):
+            await broker.delete_namespace(ANONYMOUS, "team")
+        await broker.delete_topic(ANONYMOUS, team)
+        await broker.delete_namespace(ANONYMOUS, "team")
+        with pytest.raises(Refused, match="cannot be deleted"):
+            await broker.delete_namespace(ANONYMOUS, "default")
+
+
+async def test_partitions_are_separate_logs(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=3)
+        for index in range(3):
+            answer = await door.publish(await door.producer(partition=index), [b"%d" % index])
+            assert answer.base_offset == 0
+        for index in range(3):
+            assert await door.read_all(index) == [(0, b"%d" % index)]
+        with pytest.raises(NotFound, match="there is no partition 3"):
+            await door.fetch(partition=3)
+        described = await broker.describe_topic(ANONYMOUS, TOPIC)
+        assert [one.end_offset for one in described.partitions] == [1, 1, 1]
+
+
+async def test_a_memory_topic_refuses_what_does_not_fit_until_it_is_acked(tmp_path):
+    async with open_broker(tmp_path, memory_topic_bytes=10_000) as broker:
+        door = Door(broker)
+        await door.create(ack_level=AckLevel.MEMORY)
+        producer = await door.producer()
+        for _ in range(50):
+            await door.publish(producer, [b"x" * 1000])
+        consumer = await door.subscribe()
+        with pytest.raises(Full, match="memory_topic_bytes"):
+            for _ in range(50):
+                await door.publish(producer, [b"x" * 1000])
+        await consumer.ack((0, consumer.received[-1][0] + 1))
+        await door.publish(producer, [b"x" * 1000])
+
+
+async def test_what_is_not_served_yet_is_refused_by_name(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        with pytest.raises(Refused, match="non-reliable"):
+            await door.create(reliable=False)
+        await door.create()
+        with pytest.raises(Refused, match="key-shared"):
+            await broker.create_subscription(ANONYMOUS, TOPIC, "s", SubscriptionType.KEY_SHARED, LATEST)
+
+
+async def test_every_call_asks_the_authorizer(tmp_path):
+    class DenyAll:
+        def check(self, principal, action: Action, resource: str) -> None:
+            raise Denied(f"{principal} may not {action} {resource}")
+
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        broker._authorizer = DenyAll()
+        calls = [
+            broker.create_namespace(ANONYMOUS, "n"),
+            broker.delete_namespace(ANONYMOUS, "n"),
+            broker.list_namespaces(ANONYMOUS),
+            broker.create_topic(ANONYMOUS, TOPIC, TopicConfig()),
+            broker.delete_topic(ANONYMOUS, TOPIC),
+            broker.list_topics(ANONYMOUS),
+            broker.describe_topic(ANONYMOUS, TOPIC),
+            broker.lookup(ANONYMOUS, TOPIC, True),
+            broker.open_producer(ANONYMOUS, TOPIC, 0, "", 0, 0),
+            door.publish(producer, [b"x"]),
+            door.subscribe(),
+            broker.create_subscription(ANONYMOUS, TOPIC, "s", SubscriptionType.EXCLUSIVE, LATEST),
+            broker.delete_subscription(ANONYMOUS, TOPIC, "s"),
+            broker.list_subscriptions(ANONYMOUS, TOPIC),
+            broker.describe_subscription(ANONYMOUS, TOPIC, "s"),
+            broker.seek(ANONYMOUS, TOPIC, "s", LATEST),
+            door.fetch(),
+            broker.find_offset(ANONYMOUS, TOPIC, 0, LATEST),
+        ]
+        for call in calls:
+            with pytest.raises(Denied):
+                await call
+        with pytest.raises(Denied):
+            broker.describe(ANONYMOUS)
