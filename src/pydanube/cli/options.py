@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -56,6 +57,14 @@ url_option = click.option(
     "--url", envvar="DANUBE_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="Where the broker is."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
+config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    envvar="DANUBE_CONFIG",
+    show_envvar=True,
+    help="A TOML file with settings.",
+)
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 

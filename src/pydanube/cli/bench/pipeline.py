@@ -23,8 +23,7 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from pydanube.codec.batch import HEADER_BYTES, Codec
-from pydanube.codec.batch.encode import encode
+from pydanube.codec.batch import HEADER_BYTES, Codec, encode
 from pydanube.model.errors import Corrupt
 from pydanube.runtime.clock import SystemClock
 

@@ -22,6 +22,8 @@ from .scenario import Scenario
 MEMORY_LOAD_BYTES: Final = 5_000_000_000
 MEMORY_MAX: Final = 400_000_000
 READY_SECONDS_MAX: Final = 1.5
+RECOVERY_MEGABYTES_MIN: Final = 200
+RECOVERY_RECORDS_MIN: Final = 300_000
 MESSAGES_MIN: Final = 400_000
 WRITTEN_ACK_MS_MAX: Final = 0.5
 
@@ -57,6 +59,8 @@ async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncI
         ("latency, memory", _latency_memory),
         ("1,000 topics", _topics),
         ("start-up", _start_up),
+        ("recovery of 16 KB batches", _recovery_large),
+        ("recovery of small batches", _recovery_small),
     ]
     if full:
         checks.append(("memory", _memory))
@@ -219,6 +223,34 @@ async def _start_up(directory: Path, rounds: int) -> Verdict:
         target=f"under {READY_SECONDS_MAX} s",
         measured=f"{median:.2f} s",
         reached=median < READY_SECONDS_MAX,
+    )
+
+
+async def _recovery_large(directory: Path, rounds: int) -> Verdict:
+    from .recovering import measure as recover
+
+    taken = [await recover(directory, size=1000, batch=16, records=20_000) for _ in range(rounds)]
+    rate = statistics.median(one.megabytes_per_second for one in taken)
+    return Verdict(
+        name="recovery, batches of 16 KB",
+        target=f"at least {RECOVERY_MEGABYTES_MIN} MB/s",
+        measured=f"{rate:,.0f} MB/s",
+        reached=rate >= RECOVERY_MEGABYTES_MIN,
+        details=[msgspec.to_builtins(one) for one in taken],
+    )
+
+
+async def _recovery_small(directory: Path, rounds: int) -> Verdict:
+    from .recovering import measure as recover
+
+    taken = [await recover(directory, size=100, batch=1, records=200_000) for _ in range(rounds)]
+    rate = statistics.median(one.records_per_second for one in taken)
+    return Verdict(
+        name="recovery, one message of 100 B a batch",
+        target=f"at least {RECOVERY_RECORDS_MIN:,} records/s",
+        measured=f"{rate:,.0f} records/s",
+        reached=rate >= RECOVERY_RECORDS_MIN,
+        details=[msgspec.to_builtins(one) for one in taken],
     )
 
 

@@ -1,0 +1,72 @@
+"""How fast a broker reads its log back after a crash: a log of one open file is written, then recovered from scratch.
+
+The file's index is removed in between, so that every record is read and both of its checksums are compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pydanube.codec.batch import Batch, encode
+from pydanube.codec.wal import RecordKind
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.disk import OsDisk
+from pydanube.storage.wal import Identity, Level, LogWriter, WalSettings
+
+WHO: Final = Identity("bench", "bench", "bench")
+ONE_FILE: Final = WalSettings(file_bytes=4 << 30)
+LEDGER: Final = 1
+PENDING_BYTES_MAX: Final = 16 << 20
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    records: int
+    megabytes: float
+    seconds: float
+
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.megabytes / self.seconds
+
+    @property
+    def records_per_second(self) -> float:
+        return self.records / self.seconds
+
+
+async def measure(directory: Path, *, size: int, batch: int, records: int) -> Recovery:
+    """Recover `records` batches of `batch` messages of `size`."""
+    place = directory / "recovery"
+    try:
+        await _write(place, size=size, batch=batch, records=records)
+        for index in place.glob("*.idx"):
+            index.unlink()
+        writer = await LogWriter.open(OsDisk(), place, WHO, ONE_FILE, SystemClock())
+        found = writer.recovered
+        await writer.close()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    assert found.records_scanned >= records, f"only {found.records_scanned} of {records} records were read"
+    return Recovery(records=found.records_scanned, megabytes=found.bytes_scanned / 1e6, seconds=found.seconds)
+
+
+async def _write(place: Path, *, size: int, batch: int, records: int) -> None:
+    clock = SystemClock()
+    writer = await LogWriter.open(OsDisk(), place, WHO, ONE_FILE, clock)
+    made = Batch.open(encode([bytes(size)] * batch, publish_times=clock.now_us()))
+    for entry in range(records):
+        made.stamp(entry * batch, clock.now_us(), 1)
+        body = bytes(made.view)
+        writer.append(RecordKind.DATA, LEDGER, entry, 1, body, made.header.body_crc, Level.WRITE, _ignore)
+        while writer.pending_bytes > PENDING_BYTES_MAX:
+            await asyncio.sleep(0.001)
+    await writer.close()
+
+
+def _ignore(error: Exception | None) -> None:
+    if error is not None:
+        raise error

@@ -1,0 +1,74 @@
+"""`danube config`: every setting with its value and where that came from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import config_option, examples, json_option
+from .output import emit_json, table
+
+if TYPE_CHECKING:
+    from pydanube.settings import Settings
+
+
+@click.group(
+    epilog=examples(
+        """
+danube config show
+danube config show --config danube.toml --changed
+danube config validate --config danube.toml
+"""
+    )
+)
+def config() -> None:
+    """Show and check the configuration."""
+
+
+def load(path: Path | None) -> Settings:
+    from pydanube.settings import Settings
+
+    return Settings.load(path, os.environ)
+
+
+@config.command(
+    "show",
+    epilog=examples(
+        """
+danube config show
+danube config show --changed --json
+DANUBE_LOG_FILE_BYTES=64MiB danube config show --changed
+"""
+    ),
+)
+@config_option
+@click.option("--changed", is_flag=True, help="Only what is not a default.")
+@json_option
+def show(path: Path | None, changed: bool, as_json: bool) -> None:
+    """Show every setting, its value, and whether a file, the environment or a default gave it.
+
+    The command line goes before the environment, the environment before the file, the file before the default.
+    """
+    described = [one for one in load(path).describe() if not changed or one.source != "default"]
+    if as_json:
+        emit_json([asdict(one) for one in described])
+    else:
+        table(
+            ["setting", "value", "source", "meaning"], [(one.key, one.value, one.source, one.help) for one in described]
+        )
+
+
+@config.command("validate", epilog=examples("danube config validate --config danube.toml"))
+@config_option
+@json_option
+def validate(path: Path | None, as_json: bool) -> None:
+    """Check the file and the environment; says which key is wrong and what is allowed."""
+    sources = load(path).sources
+    if as_json:
+        emit_json({"valid": True, "changed": dict(sources)})
+    else:
+        click.echo(f"valid: {len(sources)} setting{'s' * (len(sources) != 1)} not at default")

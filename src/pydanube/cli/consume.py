@@ -1,0 +1,202 @@
+"""`danube consume`: messages to stdout, through a subscription or without one.
+
+A message is acked after it was written; what could not be written (the reader of a pipe went away) is not acked and
+comes again. Ctrl-C ends it in order: acks are flushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from pydanube.model.errors import NotFound
+from pydanube.model.names import TopicName
+from pydanube.model.positions import LATEST, Position
+
+from .options import POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, TOPIC, examples, url_option
+from .output import fail, note, payload_json, payload_text, to_json
+from .session import Stop, with_client
+
+if TYPE_CHECKING:
+    from pydanube.client import Client, Consumer, Message, Reader, ReceivedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    topic: TopicName
+    subscription: str | None
+    type: str
+    start: Position | None
+    count: int | None
+    as_json: bool
+    timeout: float | None
+    ack: bool
+
+
+@click.command(
+    epilog=examples(
+        """
+danube consume /default/hello --from earliest --count 1
+danube consume /default/orders -s billing                   resumes where 'billing' stopped
+danube consume /default/orders --from 2026-01-31T12:00:00Z --json | jq .payload
+danube consume /default/orders --from earliest --timeout 2  what is there, then stop
+danube consume /default/orders -s debug --no-ack            look, and leave everything to come again
+"""
+    )
+)
+@click.argument("topic", type=TOPIC)
+@click.option("-s", "--subscription", type=SUBSCRIPTION, help="Through this subscription.  [default: read without one]")
+@click.option(
+    "--type", "type_", type=SUBSCRIPTION_TYPE, default="exclusive", show_default=True, help="Of a new subscription."
+)
+@click.option("--from", "start", type=POSITION, help="earliest, latest, an offset, or a time.  [default: latest]")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Stop when nothing came for so many seconds.")
+@click.option("--no-ack", is_flag=True, help="Do not confirm what was received.")
+@url_option
+def consume(
+    topic: TopicName,
+    subscription: str | None,
+    type_: str,
+    start: Position | None,
+    count: int | None,
+    as_json: bool,
+    timeout: float | None,
+    no_ack: bool,
+    url: str,
+) -> None:
+    """Receive messages from a topic.
+
+    Prints payloads as lines of text; --json adds key, attributes, offset and times, and keeps binary payloads whole
+    (payload_encoding base64). With -s messages are acked and the subscription remembers its place; --from counts only
+    when that creates the subscription. Without -s nothing is remembered.
+    """
+    wanted = Wanted(topic, subscription, type_, start, count, as_json, timeout, not no_ack)
+    received = with_client(url, lambda client: _consume(client, wanted))
+    if count is not None and received < count and timeout is not None:
+        fail(f"received {received} of {count} messages: nothing more came for {timeout:g} s")
+
+
+async def _consume(client: Client, wanted: Wanted) -> int:
+    stop = Stop()
+    printer = Printer(wanted)
+    async with _source(client, wanted, await _exists(client, wanted)) as source:
+        while not stop.asked and not printer.full:
+            batch = await stop.first(source.receive_batch(), wanted.timeout)
+            if batch is None:
+                break
+            printed = printer.show(batch)
+            if wanted.ack and not isinstance(source, AllPartitions):
+                await source.ack(printed)
+    return printer.printed
+
+
+async def _exists(client: Client, wanted: Wanted) -> bool:
+    """Whether the subscription is there already, so that --from means nothing."""
+    if wanted.subscription is None:
+        return False
+    try:
+        return wanted.subscription in await client.list_subscriptions(str(wanted.topic))
+    except NotFound:
+        return False
+
+
+def _source(client: Client, wanted: Wanted, exists: bool) -> Consumer | AllPartitions:
+    if exists and wanted.start is not None:
+        how = f"'danube subscriptions seek {wanted.topic} {wanted.subscription} --to {wanted.start}' moves it"
+        note(f"--from is ignored because the subscription {wanted.subscription} exists; {how}")
+    elif wanted.start is None and not exists and sys.stderr.isatty():
+        note("waiting for new messages; --from earliest shows what is stored; Ctrl-C ends")
+    start = wanted.start or LATEST
+    if wanted.subscription is None:
+        return AllPartitions(client, str(wanted.topic), start)
+    return client.consumer(str(wanted.topic), subscription=wanted.subscription, type=wanted.type, start=start)
+
+
+class AllPartitions:
+    """Readers of every partition of a topic, taken from as batches arrive."""
+
+    def __init__(self, client: Client, topic: str, start: Position) -> None:
+        self._client, self._topic, self._start = client, topic, start
+        self._stack = AsyncExitStack()
+        self._waiting: dict[asyncio.Task[ReceivedBatch], Reader] = {}
+
+    async def __aenter__(self) -> Self:
+        description = await self._client.describe_topic(self._topic)
+        for partition in description.partitions:
+            reader = self._client.reader(self._topic, partition=partition.index, start=self._start)
+            self._ask(await self._stack.enter_async_context(reader))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._waiting:
+            task.cancel()
+        if self._waiting:
+            await asyncio.wait(self._waiting)
+        await self._stack.aclose()
+
+    async def receive_batch(self) -> ReceivedBatch:
+        """Cancelled, nothing is lost: what arrived stays for the next call."""
+        done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        task = next(iter(done))
+        self._ask(self._waiting.pop(task))
+        return task.result()
+
+    def _ask(self, reader: Reader) -> None:
+        self._waiting[asyncio.get_running_loop().create_task(reader.receive_batch())] = reader
+
+
+class Printer:
+    """Writes messages to stdout, up to a count."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._left = wanted.count
+        self._terminal = sys.stdout.isatty()
+        self._line = self._as_json if wanted.as_json else self._as_text
+        self.printed = 0
+
+    @property
+    def full(self) -> bool:
+        return self._left == 0
+
+    def show(self, batch: ReceivedBatch) -> ReceivedBatch:
+        """Write it out; returns the part of it that was wanted."""
+        if self._left is not None and len(batch) > self._left:
+            batch = batch.part(0, self._left)
+        lines = "".join(f"{self._line(message)}\n" for message in batch)
+        sys.stdout.buffer.write(lines.encode("utf-8", errors="backslashreplace"))
+        sys.stdout.buffer.flush()
+        self.printed += len(batch)
+        if self._left is not None:
+            self._left -= len(batch)
+        return batch
+
+    def _as_text(self, message: Message) -> str:
+        return payload_text(message.payload, terminal=self._terminal)
+
+    def _as_json(self, message: Message) -> str:
+        payload, encoding = payload_json(message.payload)
+        return to_json(
+            {
+                "topic": message.topic,
+                "partition": message.partition,
+                "offset": message.offset,
+                "key": message.key,
+                "payload": payload,
+                "payload_encoding": encoding,
+                "attributes": message.attributes,
+                "publish_time": message.publish_time.isoformat(),
+                "append_time": message.append_time.isoformat(),
+                "producer": message.producer,
+                "redeliveries": message.redeliveries,
+            },
+            compact=True,
+        )

@@ -1,0 +1,69 @@
+"""`danube serve`: settings from the command line, the environment and a file; then the broker has the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+
+from .options import config_option, examples
+from .output import fail
+
+PORT = click.IntRange(0, 65_535)
+
+
+@click.command(
+    epilog=examples(
+        """
+danube serve                                    data in ./danube-data, on 127.0.0.1:6655
+danube serve --data-dir /var/lib/danube
+danube serve --port 0                           any free port; the readiness line says which
+danube serve --host 0.0.0.0 --config danube.toml
+DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every setting
+"""
+    )
+)
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where data is kept.  [default: ./danube-data]"
+)
+@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=PORT, help="Native protocol; 0 chooses one.  [default: 6655]")
+@click.option("--grpc-port", type=PORT, help="Danube gRPC API.  [default: 6650]")
+@click.option("--admin-port", type=PORT, help="Danube gRPC admin API.  [default: 50051]")
+@click.option("--http-port", type=PORT, help="REST, metrics and health.  [default: 8650]")
+@config_option
+def serve(
+    data_dir: Path | None,
+    host: str | None,
+    port: int | None,
+    grpc_port: int | None,
+    admin_port: int | None,
+    http_port: int | None,
+    path: Path | None,
+) -> None:
+    """Start a broker.
+
+    Needs no configuration. Prints one line on stdout when clients may come: "danube ready native=H:P grpc=H:P admin=H:P
+    http=H:P", with port 0 for a door that does not exist yet; logs go to stderr. SIGTERM and Ctrl-C end it in order:
+    what was published is answered and synced. A second signal ends it at once.
+    """
+    from pydanube.runtime import telemetry
+    from pydanube.server import run
+    from pydanube.settings import Settings
+
+    overrides = {
+        "server.data_dir": data_dir,
+        "server.host": host,
+        "server.port": port,
+        "server.grpc_port": grpc_port,
+        "server.admin_port": admin_port,
+        "server.http_port": http_port,
+    }
+    settings = Settings.load(path, os.environ, overrides)
+    telemetry.configure(settings.logging.level, settings.logging.json)
+    try:
+        asyncio.run(run(settings))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        fail("stopped at once; what was not acked may be lost, what was acked is not")
