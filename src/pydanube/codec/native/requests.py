@@ -2,7 +2,8 @@
 
 A REQUEST's head is one of the `Request` structs, told apart by its "op"; its RESPONSE's head is the struct named in the
 request's docstring. A field unknown to the reader is ignored and a missing one takes its default, so both sides can
-grow. msgspec checks types and lengths while it decodes; nothing else is ever built from network bytes.
+grow; a default, once released, never changes. msgspec checks types and lengths while it decodes; nothing else is ever
+built from network bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from pydanube.model.errors import DanubeError, Invalid, NotOwner, from_code
 from .frames import PROTOCOL_VERSION
 
 
-class Hello(msgspec.Struct, omit_defaults=True):
-    """HELLO: the client's first frame. Room for credentials and features is here from the first version."""
+class Hello(msgspec.Struct):
+    """HELLO: the client's first frame. Room for credentials and features is here from the first version.
+
+    Always sent whole: the version that is a default today is not the default of the next release.
+    """
 
     version_min: int = PROTOCOL_VERSION
     version_max: int = PROTOCOL_VERSION
