@@ -6,6 +6,7 @@ stdout carries results and nothing else. Text that came from outside is never ab
 from __future__ import annotations
 
 import base64
+import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -54,7 +55,13 @@ def table(
         view.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=not terminal)
     for row in rows:
         view.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
-    Console(file=sys.stdout, width=None if terminal else 10_000, highlight=False).print(view)
+    if terminal:
+        Console(file=sys.stdout, highlight=False).print(view)
+        return
+    text = io.StringIO()
+    Console(file=text, width=10_000, highlight=False).print(view)
+    for line in text.getvalue().splitlines():
+        click.echo(line.rstrip())
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:

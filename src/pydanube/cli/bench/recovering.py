@@ -62,9 +62,16 @@ async def _write(place: Path, *, size: int, batch: int, records: int) -> None:
         made.stamp(entry * batch, clock.now_us(), 1)
         body = bytes(made.view)
         writer.append(RecordKind.DATA, LEDGER, entry, 1, body, made.header.body_crc, Level.WRITE, _ignore)
-        while writer.pending_bytes > PENDING_BYTES_MAX:
-            await asyncio.sleep(0.001)
+        if writer.pending_bytes > PENDING_BYTES_MAX:
+            await _synced(writer)
+    await _synced(writer)
     await writer.close()
+
+
+async def _synced(writer: LogWriter) -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    writer.sync(lambda error: done.set_result(None) if error is None else done.set_exception(error))
+    await done
 
 
 def _ignore(error: Exception | None) -> None:
