@@ -82,8 +82,6 @@ class History:
                     if event.key.startswith(prefix):
                         yield event
                 wanted += 1
-            if wanted <= self.compacted:
-                raise self._forgotten(wanted)
             if self._closed:
                 raise Unavailable("the metadata store has been closed")
             if news is self._news:
@@ -91,12 +89,9 @@ class History:
 
     def _events_at(self, revision: int) -> list[Event]:
         if revision <= self.compacted:
-            raise self._forgotten(revision)
+            raise Compacted(f"revision {revision} has been compacted away (up to {self.compacted}): list again")
         events, _ = self._changes[revision - self.compacted - 1]
         return events
-
-    def _forgotten(self, revision: int) -> Compacted:
-        return Compacted(f"revision {revision} has been compacted away (up to {self.compacted}): list again")
 
     def _forget_oldest(self) -> None:
         _, size = self._changes.popleft()
