@@ -1,7 +1,7 @@
 """COMPOSITION ROOT. Settings and components become a running broker; nowhere else are the parts put together.
 
-The order of opening is the order of trust: the directory (lock, identity), the metadata, the log (recovery), the broker, the
-doors. Closing goes the other way, so that nothing is answered that could no longer be kept.
+The order of opening is the order of trust: directory (lock, identity), metadata, log (recovery), broker, doors. Closing
+goes the other way, so that nothing is answered that could no longer be kept.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Final, Self
+
+import msgspec
 
 from .broker import Broker, BrokerSettings
 from .broker.registry import Registry
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.embedded import EmbeddedStore
-from .model.topics import AckLevel
+from .metadata.store import Compare, Put, Store
+from .model.errors import Refused
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
 from .runtime.tasks import Tasks
@@ -29,6 +31,12 @@ from .storage.directory import DataDirectory
 from .storage.wal import LogWriter, WalSettings
 
 log = get_logger(__name__)
+
+DEFAULT_NODE: Final = "broker-1"
+METADATA_PART: Final = "metadata"
+LOG_PART: Final = "wal"
+IDENTITY_KEY: Final = "/identity"
+"""In the metadata store: whose it is, so that two halves of different brokers are never taken for one."""
 
 DRAIN_SECONDS: Final = 10.0
 """How long clients are given to hear the answers to what they have sent."""
@@ -89,19 +97,12 @@ class Server:
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
-        directory = DataDirectory.open(disk, Path(settings.server.data_dir), node=settings.server.name)
+        directory = DataDirectory.open(disk, settings.server.data_dir, node=settings.server.name or DEFAULT_NODE)
         self._parts.callback(directory.close)
-        metadata_path = Path(settings.metadata.path) if settings.metadata.path else directory.path / "metadata.db"
-        store = await EmbeddedStore.open(metadata_path, clock)
-        self._parts.push_async_callback(store.close)
+        store = await self._open_metadata(directory)
         registry = Registry(store, clock)
         await registry.load()
-        needed = await registry.needed_ledgers()
-        log_path = Path(settings.log.directory) if settings.log.directory else directory.path / "wal"
-        writer = await LogWriter.open(
-            disk, log_path, directory.identity, _wal_settings(settings), clock, is_needed=needed.__contains__
-        )
-        self._parts.push_async_callback(writer.close)
+        writer = await self._open_log(directory, await registry.needed_ledgers())
         tasks = Tasks()
         self._parts.push_async_callback(tasks.close)
         broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
@@ -114,6 +115,40 @@ class Server:
         log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
         if not _is_loopback(host):
             log.warning("broker.unprotected", host=host, advice="anyone who reaches this address may do anything")
+
+    async def _open_metadata(self, directory: DataDirectory) -> Store:
+        store = await EmbeddedStore.open(self._settings.metadata_path, self._components.clock)
+        self._parts.push_async_callback(store.close)
+        mine = msgspec.json.encode(directory.identity)
+        found = await store.get(IDENTITY_KEY)
+        if found is not None and found.value != mine:
+            raise Refused(
+                f"{self._settings.metadata_path} belongs to {found.value.decode(errors='replace')}, not to "
+                f"{mine.decode()}: put back the metadata of this data directory"
+            )
+        if found is None:
+            if directory.knows(METADATA_PART):
+                raise Refused(
+                    f"{self._settings.metadata_path} is empty, but {directory.path} had metadata: put back a copy, "
+                    f"or mount the right disk"
+                )
+            await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
+        directory.add_part(METADATA_PART)
+        return store
+
+    async def _open_log(self, directory: DataDirectory, needed: set[int]) -> LogWriter:
+        writer = await LogWriter.open(
+            self._components.disk,
+            self._settings.log_directory,
+            directory.identity,
+            _wal_settings(self._settings),
+            self._components.clock,
+            must_exist=directory.knows(LOG_PART),
+            is_needed=needed.__contains__,
+        )
+        self._parts.push_async_callback(writer.close)
+        directory.add_part(LOG_PART)
+        return writer
 
 
 async def run(settings: Settings) -> None:
@@ -163,7 +198,7 @@ def _broker_settings(settings: Settings, node: str, cluster: str) -> BrokerSetti
         message_bytes_max=settings.limits.message_bytes_max,
         fetch_bytes_max=settings.limits.fetch_bytes_max,
         auto_create=settings.topics.auto_create,
-        ack_level=AckLevel.parse(settings.topics.ack_level),
+        ack_level=settings.topics.ack_level,
         offset_block=settings.topics.offset_block,
         remembered_max=settings.producers.remembered_max,
         remembered_us=settings.producers.remembered_s * 1_000_000,

@@ -56,9 +56,9 @@ class Opening:
                 raise damage
         if ack_level is AckLevel.MEMORY:
             decide = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
-            stream = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
+            in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
-            return Recovered(decide, stream, cursors, [])
+            return Recovered(decide, in_memory, cursors, [])
         written = [ledger_id for ledger_id, one in ledgers if one.kind == "data" and self._writer.ledger(ledger_id)]
         firsts = [(await self._ledger_start(ledger_id)).next_offset for ledger_id in written]
         state_ids = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]

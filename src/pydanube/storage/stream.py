@@ -23,8 +23,10 @@ from .wal import LogWriter
 class Stream(Protocol):
     """Where visible batches are read. Offsets in [start_offset, end_offset) exist, but for reported gaps."""
 
-    start_offset: int
     end_offset: int
+
+    @property
+    def start_offset(self) -> int: ...
 
     def add(self, base: int, end: int, view: memoryview) -> None:
         """A batch became visible."""
