@@ -1,0 +1,376 @@
+"""Framed connections: cutting, memory, flow, and the end, over real loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
+from pydanube.model.limits import KIB, MIB
+from pydanube.runtime.clock import ManualClock, SystemClock
+from pydanube.runtime.network import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    GROWTH,
+    Budget,
+    FramedConnection,
+    Framing,
+    address_of,
+    connect,
+    listen,
+)
+
+FRAME_MAX = 32 * MIB
+
+
+def frame_length(header: memoryview) -> int:
+    return int.from_bytes(header[:4], "little")
+
+
+def frame(content: bytes) -> bytes:
+    return (4 + len(content)).to_bytes(4, "little") + content
+
+
+FRAMING = Framing(frame_length, frame_bytes_max=FRAME_MAX)
+
+
+class Recorder:
+    """A handler that remembers what happened."""
+
+    def __init__(self, connection: FramedConnection) -> None:
+        self.connection = connection
+        self.frames: list[memoryview] = []
+        self.writable: list[bool] = []
+        self.broken: DanubeError | None = None
+        self.error: Exception | None = None
+        self.on_frame: Callable[[memoryview], None] = self.frames.append
+        self.last_words = b""
+        self._changed = asyncio.Event()
+
+    def frame_received(self, frame: memoryview) -> None:
+        self.on_frame(frame)
+        self._changed.set()
+
+    def stream_broken(self, error: DanubeError) -> None:
+        self.broken = error
+        self.connection.send(self.last_words)
+        self.connection.close()
+        self._changed.set()
+
+    def writable_changed(self, writable: bool) -> None:
+        self.writable.append(writable)
+        self._changed.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.error = error
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Pair:
+    """A FramedConnection on the server's side and a plain socket as its peer."""
+
+    def __init__(self, recorder: Recorder, peer: socket.socket) -> None:
+        self.recorder = recorder
+        self.connection = recorder.connection
+        self.peer = peer
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.peer, data)
+
+    async def read(self, size: int) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self.peer, size)
+
+    async def read_to_the_end(self) -> bytes:
+        data = b""
+        while received := await self.read(64 * KIB):
+            data += received
+        return data
+
+    async def arrived(self, size: int) -> None:
+        """So many bytes wait in the connection's chunk."""
+        async with asyncio.timeout(10):
+            while self.connection._end - self.connection._start < size:  # noqa: ASYNC110 - it brings the bytes
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def pair(framing: Framing = FRAMING, clock: ManualClock | SystemClock | None = None) -> AsyncIterator[Pair]:
+    recorders: list[Recorder] = []
+    accepted = asyncio.Event()
+
+    def factory(connection: FramedConnection) -> Recorder:
+        recorders.append(Recorder(connection))
+        accepted.set()
+        return recorders[-1]
+
+    server = await listen("127.0.0.1", 0, factory, framing, clock or SystemClock())
+    with socket.socket() as peer:
+        peer.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(peer, address_of(server))
+        await accepted.wait()
+        try:
+            yield Pair(recorders[0], peer)
+        finally:
+            recorders[0].connection.abort()
+            server.close()
+            await recorders[0].connection.wait_closed()
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+
+
+def feed(connection: FramedConnection, data: bytes, pieces: list[int]) -> None:
+    """As the loop would: ask for a buffer, fill some of it, tell."""
+    sizes = iter(pieces)
+    while data:
+        room = connection.get_buffer(-1)
+        assert len(room) > 0
+        size = min(len(room), len(data), next(sizes, 64 * KIB))
+        room[:size] = data[:size]
+        data = data[size:]
+        connection.buffer_updated(size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, 300), st.integers(10_000, 40_000), st.just(400 * KIB)), max_size=12),
+    st.lists(st.integers(1, 100_000), max_size=200),
+)
+def test_however_the_bytes_arrive_the_frames_come_out_whole_and_stay_as_they_are(
+    sizes: list[int], pieces: list[int]
+) -> None:
+    contents = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
+
+    async def run() -> None:
+        recorder = unconnected(FRAMING)
+        feed(recorder.connection, b"".join(map(frame, contents)), pieces)
+        assert [bytes(one[4:]) for one in recorder.frames] == contents
+        for one in recorder.frames:
+            assert not one.readonly
+
+    asyncio.run(run())
+
+
+def unconnected(framing: Framing) -> Recorder:
+    """A connection without a socket, fed by hand."""
+    connection = FramedConnection(framing, ManualClock(), Recorder)
+    connection._transport = _NoTransport()  # type: ignore[assignment]
+    connection._handler = recorder = Recorder(connection)
+    return recorder
+
+
+class _NoTransport:
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return True
+
+
+def test_writing_into_a_frame_changes_no_other_frame() -> None:
+    async def run() -> None:
+        recorder = unconnected(FRAMING)
+        feed(recorder.connection, b"".join(frame(bytes([n]) * 100) for n in range(1, 200)), [77] * 1000)
+        for one in recorder.frames[::2]:
+            one[4:] = bytes(len(one) - 4)
+        assert all(bytes(one[4:]) == bytes([n]) * 100 for n, one in list(enumerate(recorder.frames, 1))[1::2])
+
+    asyncio.run(run())
+
+
+async def test_an_announced_length_takes_no_memory_before_bytes_arrive() -> None:
+    recorder = unconnected(FRAMING)
+    tracemalloc.start()
+    try:
+        feed(recorder.connection, (FRAME_MAX).to_bytes(4, "little") + b"x", [1] * 5)
+        assert tracemalloc.get_traced_memory()[1] < 2 * CHUNK_BYTES_MAX
+        feed(recorder.connection, bytes(MIB), [])
+        assert len(recorder.connection._chunk) <= GROWTH * MIB + CHUNK_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_frame_that_drips_in_is_not_copied_again_and_again() -> None:
+    recorder = unconnected(FRAMING)
+    connection = recorder.connection
+    feed(connection, frame(bytes(MIB))[:1000], [])
+    chunks = {id(connection._chunk.obj)}
+    for _ in range(3_000):
+        feed(connection, b"x", [1])
+        chunks.add(id(connection._chunk.obj))
+    assert len(chunks) <= 2
+
+
+async def test_a_quiet_connection_holds_a_small_chunk_and_gives_it_back() -> None:
+    async with pair() as both:
+        await both.write(frame(b"hello"))
+        await both.recorder.until(lambda: len(both.recorder.frames) == 1)
+        assert len(both.connection._chunk) == CHUNK_BYTES_MIN
+        both.connection.release_idle_memory()
+        assert len(both.connection._chunk) == 0
+        await both.write(frame(b"again"))
+        await both.recorder.until(lambda: len(both.recorder.frames) == 2)
+        assert bytes(both.recorder.frames[0][4:]) == b"hello"
+
+
+async def test_large_frames_of_all_connections_share_a_budget() -> None:
+    budget = Budget(3 * MIB)
+    framing = Framing(frame_length, frame_bytes_max=FRAME_MAX, large_frames=budget)
+    whole = frame(bytes(2 * MIB))
+    first, second = unconnected(framing), unconnected(framing)
+    feed(first.connection, whole[:-1], [])
+    assert budget.used_bytes >= 2 * MIB
+    feed(second.connection, whole[: MIB + MIB // 2], [])
+    assert isinstance(second.broken, Full)
+    feed(first.connection, whole[-1:], [])
+    assert len(first.frames) == 1
+    assert budget.used_bytes == 0
+
+
+async def test_a_length_over_the_limit_breaks_the_stream_and_the_peer_hears_why() -> None:
+    async with pair(Framing(frame_length, frame_bytes_max=100)) as both:
+        both.recorder.last_words = b"too long"
+        await both.write(frame(bytes(97)) + bytes(200_000))
+        assert await both.read_to_the_end() == b"too long"
+        assert isinstance(both.recorder.broken, Invalid)
+        assert both.recorder.frames == []
+
+
+async def test_an_error_of_ours_raised_by_the_handler_breaks_the_stream_too() -> None:
+    async with pair() as both:
+
+        def refuse(_frame: memoryview) -> None:
+            raise Invalid("not like this")
+
+        both.recorder.on_frame = refuse
+        await both.write(frame(b"a") + frame(b"b"))
+        await both.recorder.until(lambda: both.recorder.broken is not None)
+        assert both.recorder.broken is not None and both.recorder.broken.message == "not like this"
+
+
+async def test_a_paused_connection_hands_on_nothing_not_even_what_has_arrived() -> None:
+    async with pair() as both:
+        recorder, connection = both.recorder, both.connection
+
+        def keep_and_pause(one: memoryview) -> None:
+            recorder.frames.append(one)
+            connection.pause_reading()
+
+        recorder.on_frame = keep_and_pause
+        await both.write(frame(b"1") + frame(b"2") + frame(b"3"))
+        for expected in (1, 2, 3):
+            await recorder.until(lambda expected=expected: len(recorder.frames) >= expected)  # type: ignore[misc]
+            await asyncio.sleep(0)
+            assert len(recorder.frames) == expected
+            connection.resume_reading()
+
+
+async def test_when_an_unfinished_frame_began_is_known() -> None:
+    clock = ManualClock()
+    async with pair(clock=clock) as both:
+        whole = frame(bytes(100))
+        await both.write(whole + whole[:10])
+        await both.recorder.until(lambda: len(both.recorder.frames) == 1)
+        began = clock.monotonic()
+        assert both.connection.frame_since == began
+        clock.advance(7)
+        await both.write(whole[10:20])
+        await both.arrived(20)
+        assert both.connection.frame_since == began
+        assert both.connection.last_received == began + 7
+        await both.write(whole[20:])
+        await both.recorder.until(lambda: len(both.recorder.frames) == 2)
+        assert both.connection.frame_since == 0.0
+
+
+# -- sending -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_sent_arrives_in_order_whatever_the_sizes() -> None:
+    async with pair() as both:
+        parts = [bytes([n % 251]) * size for n, size in enumerate([0, 1, 10, 100_000, 3, 2 * MIB, 5, 0, 7] * 3)]
+        both.connection.send(*parts[:5])
+        for part in parts[5:]:
+            both.connection.send(memoryview(part))
+        both.connection.close()
+        assert await both.read_to_the_end() == b"".join(parts)
+
+
+async def test_many_small_sends_of_one_turn_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    writes: list[int] = []
+    real = os.writev
+
+    def counted(descriptor: int, buffers: list[bytes]) -> int:
+        writes.append(len(buffers))
+        return real(descriptor, buffers)
+
+    monkeypatch.setattr(os, "writev", counted)
+    async with pair() as both:
+        for _ in range(100):
+            both.connection.send(b"abc")
+        assert len(await both.read(1000)) == 300
+        assert writes == [100]
+
+
+async def test_a_peer_that_does_not_read_stops_the_sender_and_costs_references_only() -> None:
+    async with pair() as both:
+        connection, recorder = both.connection, both.recorder
+        batch = memoryview(bytes(64 * KIB))
+        sent = 0
+        tracemalloc.start()
+        while connection.writable:
+            connection.send(batch)
+            sent += len(batch)
+            await asyncio.sleep(0)
+        assert recorder.writable == [False]
+        assert tracemalloc.get_traced_memory()[1] < 200 * KIB
+        tracemalloc.stop()
+        assert connection.queued_bytes >= MIB
+        received = 0
+        while received < sent:
+            received += len(await both.read(MIB))
+        await recorder.until(lambda: recorder.writable == [False, True])
+        assert connection.queued_bytes == 0
+
+
+async def test_a_peer_that_goes_away_while_we_send_ends_the_connection() -> None:
+    async with pair() as both:
+        both.peer.close()
+        both.connection.send(bytes(100))
+        async with asyncio.timeout(10):
+            await both.connection.wait_closed()
+        both.connection.send(b"into the void")
+        assert both.connection.is_closing
+
+
+async def test_closing_a_peer_that_never_reads_takes_a_second_not_for_ever() -> None:
+    async with pair() as both:
+        while both.connection.writable:
+            both.connection.send(bytes(MIB))
+        both.connection.close()
+        async with asyncio.timeout(5):
+            await both.connection.wait_closed()
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        host, port = unused.getsockname()
+        with pytest.raises(Unavailable, match=f"cannot connect to {host}:{port}"):
+            await connect(host, port, Recorder, FRAMING, SystemClock(), timeout=5)
