@@ -1,0 +1,94 @@
+"""A broker as `danube serve` starts it, and the command line as a script calls it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:(\d+) admin=\S+:(\d+) http=\S+:(\d+)\n")
+
+
+class Serve:
+    """A running `danube serve`."""
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.logs = data_dir.parent / f"{data_dir.name}.log"
+        with self.logs.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), "--port", "0", *options],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        self.ready_line = self.process.stdout.readline()
+        matched = READY.fullmatch(self.ready_line)
+        assert matched, f"{self.ready_line!r}\n{self.logs.read_text()}"
+        self.url = f"danube://{matched[1]}:{matched[2]}"
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """The exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        try:
+            return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """One broker for all tests of the command line: each uses topics of its own."""
+    serve = Serve(tmp_path_factory.mktemp("served") / "data")
+    try:
+        yield serve
+    finally:
+        serve.end()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serve]]:
+    """Start brokers of the test's own; none outlives it."""
+    started: list[Serve] = []
+
+    def start(data_dir: Path, *options: str) -> Serve:
+        started.append(Serve(data_dir, *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+Danube = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def danube(served: Serve) -> Danube:
+    """Run one command against the broker."""
+
+    def run(*arguments: str, stdin: str | None = None, url: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pydanube.cli", *arguments],
+            capture_output=True,
+            text=True,
+            input=stdin if stdin is not None else "",
+            timeout=60,
+            env=os.environ | {"DANUBE_URL": url or served.url},
+        )
+
+    return run
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic named after the test."""
+    return "/default/" + re.sub(r"[^a-z0-9_]+", "-", request.node.name.lower())[:120].strip("-")

@@ -1,0 +1,82 @@
+"""`danube topics`, `namespaces`, `subscriptions` and `brokers` against a real broker process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+def answer(done) -> object:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_life_of_a_topic(danube, topic):
+    assert (
+        danube("topics", "create", topic, "--partitions", "3", "--ack-level", "written").stdout == f"created {topic}\n"
+    )
+    assert topic in danube("topics", "list").stdout.splitlines()
+    assert topic in answer(danube("topics", "list", "--namespace", "default", "--json"))
+    described = answer(danube("topics", "describe", topic, "--json"))
+    assert (described["topic"], described["partitions"], described["ack_level"]) == (topic, 3, "written")
+    assert [one["partition"] for one in described["partition_descriptions"]] == [0, 1, 2]
+    table = danube("topics", "describe", topic).stdout
+    assert "written" in table
+    assert "end offset" in table
+    assert danube("topics", "delete", topic, "--yes").stdout == f"deleted {topic}\n"
+    assert topic not in danube("topics", "list").stdout.splitlines()
+
+
+def test_a_topic_that_exists_is_refused_unless_that_is_fine(danube, topic):
+    danube("topics", "create", topic)
+    again = danube("topics", "create", topic)
+    assert again.returncode == 1
+    assert topic in again.stderr
+    fine = danube("topics", "create", topic, "--if-not-exists", "--json")
+    assert answer(fine) == {"topic": topic, "created": False}
+
+
+def test_a_topic_that_does_not_exist_is_one_clear_line(danube):
+    done = danube("topics", "describe", "/default/no-such-topic")
+    assert done.returncode == 1
+    assert "/default/no-such-topic" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_life_of_a_namespace(danube):
+    assert danube("namespaces", "create", "shop").stdout == "created shop\n"
+    assert {"default", "shop"} <= set(answer(danube("namespaces", "list", "--json")))
+    danube("topics", "create", "/shop/orders")
+    assert answer(danube("namespaces", "describe", "shop", "--json")) == {
+        "namespace": "shop",
+        "topics": ["/shop/orders"],
+    }
+    full = danube("namespaces", "delete", "shop", "--yes")
+    assert full.returncode == 1
+    danube("topics", "delete", "/shop/orders", "--yes")
+    assert danube("namespaces", "delete", "shop", "--yes").stdout == "deleted shop\n"
+    assert danube("namespaces", "describe", "shop").returncode == 1
+
+
+def test_the_life_of_a_subscription(danube, topic):
+    danube("produce", topic, stdin="0\n1\n2\n3\n")
+    assert danube("subscriptions", "create", topic, "billing", "--from", "1").stdout == f"created billing on {topic}\n"
+    assert answer(danube("subscriptions", "list", topic, "--json")) == [{"topic": topic, "subscription": "billing"}]
+    described = answer(danube("subscriptions", "describe", topic, "billing", "--json"))
+    assert (described["type"], described["lag"], described["partitions"][0]["position"]) == ("exclusive", 3, 1)
+    moved = danube("subscriptions", "seek", topic, "billing", "--to", "3")
+    assert moved.stdout == f"moved billing on {topic} to 3\n", moved.stderr
+    assert danube("consume", topic, "-s", "billing", "--count", "1").stdout == "3\n"
+    assert "billing" in danube("subscriptions", "describe", topic, "billing").stdout
+    assert danube("subscriptions", "delete", topic, "billing", "--yes").stdout == f"deleted billing of {topic}\n"
+    assert answer(danube("subscriptions", "list", topic, "--json")) == []
+
+
+def test_brokers(danube):
+    (only,) = answer(danube("brokers", "list", "--json"))
+    assert only["state"] == "ok"
+    assert answer(danube("brokers", "describe", "--json"))["node"] == only["node"]
+    assert only["node"] in danube("brokers", "describe").stdout

@@ -1,0 +1,69 @@
+"""`danube serve`: the readiness line, the signals, and settings that are wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+def test_the_readiness_line_names_all_doors_and_is_all_of_stdout(serve, tmp_path: Path):
+    running = serve(tmp_path / "data")
+    door = r"127\.0\.0\.1"
+    line = rf"danube ready native={door}:[1-9]\d* grpc={door}:\d+ admin={door}:\d+ http={door}:\d+\n"
+    assert re.fullmatch(line, running.ready_line)
+    assert running.end() == 0
+    assert running.process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order_and_the_directory_opens_again(serve, tmp_path: Path, number: signal.Signals):
+    for _ in range(2):
+        assert serve(tmp_path / "data").end(number) == 0
+
+
+def test_listening_beyond_this_machine_without_authentication_is_warned_of(serve, tmp_path: Path):
+    running = serve(tmp_path / "data", "--host", "0.0.0.0")
+    running.end()
+    assert "warning" in running.logs.read_text()
+    quiet = serve(tmp_path / "other")
+    quiet.end()
+    assert "warning" not in quiet.logs.read_text()
+
+
+def refused(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pydanube.cli", "serve", *arguments], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    return done.stderr.splitlines()[-1]
+
+
+def test_one_broker_per_directory(serve, tmp_path: Path):
+    running = serve(tmp_path / "data")
+    assert str(tmp_path / "data") in refused("--data-dir", str(tmp_path / "data"), "--port", "0")
+
+
+def test_a_port_in_use_is_one_clear_line(serve, tmp_path: Path):
+    running = serve(tmp_path / "data")
+    port = running.url.rpartition(":")[2]
+    assert port in refused("--data-dir", str(tmp_path / "other"), "--port", port)
+
+
+def test_a_wrong_setting_is_named(tmp_path: Path):
+    (tmp_path / "danube.toml").write_text("[server]\nprot = 1\n")
+    assert "prot" in refused("--config", str(tmp_path / "danube.toml"), "--data-dir", str(tmp_path / "data"))
+
+
+def test_a_port_that_is_none_is_wrong_usage():
+    done = subprocess.run(
+        [sys.executable, "-m", "pydanube.cli", "serve", "--port", "70000"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
