@@ -148,6 +148,7 @@ class Server:
         )
         self._parts.push_async_callback(writer.close)
         directory.add_part(LOG_PART)
+        writer.forget(set(writer.recovered.ledgers) - needed)
         return writer
 
 

@@ -350,3 +350,31 @@ async def test_every_call_asks_the_authorizer(tmp_path):
                 await call
         with pytest.raises(Denied):
             broker.describe(ANONYMOUS)
+
+
+async def test_files_of_deleted_topics_are_given_back_while_others_keep_theirs(tmp_path):
+    small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10, spare_files_max=0)
+    other = TopicName.parse("/default/other")
+
+    def files() -> int:
+        return len(list((tmp_path / "wal").glob("wal-*.log")))
+
+    async with open_broker(tmp_path, wal=small) as broker:
+        kept, doomed = Door(broker), Door(broker, other)
+        await kept.create()
+        await doomed.create()
+        consumer = await kept.subscribe()
+        producer = await doomed.producer()
+        for n in range(100):
+            await doomed.publish(producer, [b"x" * 1000], sequence=n)
+        before = files()
+        await broker.delete_topic(ANONYMOUS, other)
+        answer = await kept.publish(await kept.producer(), [b"kept"])
+        await consumer.ack((0, answer.base_offset + 1))
+        async with asyncio.timeout(10):
+            while files() >= before:
+                await asyncio.sleep(0.01)
+    async with open_broker(tmp_path, wal=small) as broker:
+        assert await Door(broker).read_all() == [(0, b"kept")]
+        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        assert place.position == 1

@@ -149,6 +149,7 @@ class Broker:
         for partition in self._partitions.forget(record.topic_id):
             ledgers.update(partition.deleted())
         self._writer.forget(ledgers)
+        self._partitions.trim()
         log.info("topic.deleted", topic=str(topic), ledgers=len(ledgers))
 
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:

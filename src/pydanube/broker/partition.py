@@ -197,10 +197,10 @@ class Partition:
             for done in append.waiters:
                 done(error)
 
-    def abandoned(self, ledger_ids: set[int]) -> None:
+    def abandoned(self, ledger_ids: set[int], error: DanubeError) -> None:
         """The log gave these ledgers up; the next publish opens a new one."""
         if self._ledger_id in ledger_ids:
-            self._roll_back(Unavailable("the log could not be written: the publish was not stored, send it again"))
+            self._roll_back(error)
         self.state.abandoned(ledger_ids)
 
     # -- getting ready -------------------------------------------------------------------------------------------------

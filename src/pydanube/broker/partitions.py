@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.store import Store
-from pydanube.model.errors import Corrupt, DanubeError, NotFound
+from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import Clock
@@ -54,7 +54,6 @@ class Partitions:
         self._open: dict[Key, Partition] = {}
         self._being_opened: dict[Key, asyncio.Task[Partition]] = {}
         writer.on_failed = self._log_failed
-        writer.on_cured = lambda: log.info("log.cured")
         writer.on_rotated = self._log_rotated
 
     def __iter__(self) -> Iterator[Partition]:
@@ -145,14 +144,28 @@ class Partitions:
         return subscription
 
     def _log_failed(self, ledger_ids: set[int]) -> None:
-        log.error("log.failed", ledgers=len(ledger_ids), error=str(self._writer.read_only))
+        error = self._writer.read_only or Unavailable("the log gave up a file: send it again")
         for partition in self:
-            partition.abandoned(ledger_ids)
+            partition.abandoned(ledger_ids, error)
 
-    def _log_rotated(self, generation: int, ledger_ids: set[int]) -> None:
-        log.debug("log.rotated", generation=generation, ledgers=len(ledger_ids))
+    def _log_rotated(self, _generation: int, ledger_ids: set[int]) -> None:
         for partition in self:
             partition.rotated(ledger_ids)
+        self.trim()
+
+    def trim(self) -> None:
+        """Give back what the log can do without: files of deleted topics only, until history has another home."""
+        self._tasks.spawn(self._trim(), "log trimming")
+
+    async def _trim(self) -> None:
+        """Cancelled: it happens all the same, or at the next rotation."""
+        try:
+            released = await self._writer.trim()
+        except OSError as error:
+            log.warning("log.trim_failed", error=str(error))
+            return
+        if released:
+            log.info("log.trimmed", generations=released)
 
     async def close(self) -> None:
         """Every partition ends cleanly. Cancelled: the rest end as after a crash."""

@@ -1,0 +1,80 @@
+"""Real brokers in processes of their own: started, killed, started again on the same directory and port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:\d+ admin=\S+:\d+ http=\S+:\d+\n")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class BrokerProcess:
+    """One `danube serve`. Its log goes to `<directory>.log`, which a failing test shows."""
+
+    def __init__(self, directory: Path, port: int | None = None, **environment: str) -> None:
+        self.directory = directory
+        self.port = port or free_port()
+        self.log = directory.with_suffix(".log")
+        self._environment = {**os.environ, **environment}
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"danube://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> BrokerProcess:
+        command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self.directory)]
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                [*command, "--port", str(self.port)], stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = READY.fullmatch(line)
+        assert found, f"not ready: {line!r}\n{self.log.read_text()[-4000:]}"
+        return self
+
+    def kill(self) -> None:
+        """As a power switch for the process: nothing of it runs on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self, timeout: float = 30) -> int:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout)
+
+    async def restart(self) -> None:
+        self.kill()
+        await asyncio.to_thread(self.start)
+
+    def __enter__(self) -> BrokerProcess:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def resident_bytes(self) -> int:
+        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
