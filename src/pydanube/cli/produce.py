@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pydanube.client import Client, Producer
 
 SENDS_IN_FLIGHT: Final = 16
+SEND_SECONDS: Final = 30.0
+"""How long a message is sent again over a broker's restart before it counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ async def _publish(client: Client, wanted: Wanted, source: AsyncIterator[list[by
     if wanted.partitions is not None or wanted.ack_level is not None:
         await _create(client, wanted)
     begin = time.perf_counter()
-    async with client.producer(str(wanted.topic), compression=wanted.compression) as producer:
+    async with client.producer(str(wanted.topic), compression=wanted.compression, timeout=SEND_SECONDS) as producer:
         with _progress() as progress:
             tally = Tally(producer, wanted, progress)
             await tally.send_all(source)

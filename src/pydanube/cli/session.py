@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ANSWER_SECONDS: Final = 5.0
+"""How long a broker that does not answer is tried; a person is waiting."""
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def with_client(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect, do the work, close; its result. Ctrl-C cancels it and leaves with 130."""
-    import pydanube
+    from pydanube.client import connect
 
     async def connected() -> T:
-        async with pydanube.connect(url) as client:
+        async with connect(url, timeout=ANSWER_SECONDS) as client:
             return await work(client)
 
     return asyncio.run(connected())

@@ -8,7 +8,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-import pydanube
+from pydanube.client import connect
 
 from .load import Source, stamped
 from .pace import paced
@@ -27,7 +27,7 @@ async def produce(control: Control, spec: Message) -> Message:
     scenario = Scenario(**spec["scenario"])
     index: int = spec["index"]
     source = Source(producer=index, size=scenario.size, batch=scenario.batch, verify=scenario.verify)
-    async with pydanube.connect(spec["url"]) as client, AsyncExitStack() as stack:
+    async with connect(spec["url"]) as client, AsyncExitStack() as stack:
         producers = await _open(client, stack, scenario, spec["topics"])
         if scenario.latency:
             payloads = source.make(0, scenario.per_producer(index))

@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
-import pydanube
+from pydanube.client import connect
 
 from .load import Verifier, sent_time
 from .scenario import Scenario
@@ -26,7 +26,7 @@ CHECKED_TOGETHER: Final = 1_000
 async def receive(control: Control, spec: Message) -> Message:
     scenario = Scenario(**spec["scenario"])
     async with (
-        pydanube.connect(spec["url"]) as client,
+        connect(spec["url"]) as client,
         client.consumer(spec["topics"], subscription=f"bench-{spec['index']}", start="earliest") as consumer,
     ):
         taker = Taker(consumer, scenario)

@@ -57,9 +57,9 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
 
 
 async def _create(scenario: Scenario, url: str, topics: list[str]) -> None:
-    import pydanube
+    from pydanube.client import connect
 
-    async with pydanube.connect(url) as client:
+    async with connect(url) as client:
         for topic in topics:
             await client.create_topic(topic, partitions=scenario.partitions, ack_level=scenario.ack_level)
 
