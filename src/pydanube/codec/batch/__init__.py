@@ -1,8 +1,8 @@
 """The batch: what producers build, brokers stamp and store, and consumers and Spark read; all of it the same bytes.
 
-`layout` and `header` draw the bytes. `intake` checks what programs hand over, `assemble` writes it, `encode` is the door
-to both. `verify` checks foreign bytes, `columns` reads them in place, `batch` is how everybody else holds them, one row
-of it being a `message`. `gather` and `arrow` are what can be made of a batch.
+`layout` and `header` draw the bytes. `intake` checks what programs hand over, `assemble` writes it, `encode` is the
+door to both. `verify` checks foreign bytes, `columns` reads them in place, `batch` is how everybody else holds them,
+and one row of it is a `message`. `gather` and `arrow` are what can be made of a batch.
 """
 
 from .batch import Batch as Batch

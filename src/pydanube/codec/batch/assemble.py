@@ -105,14 +105,14 @@ class Draft:
         _fitting(HEADER_BYTES + header.plain_length + reserve)
         batch = bytearray().join([*self.fixed, *self._stored(header)])
         header.stored_length = len(batch) - HEADER_BYTES
-        assert header.codec is not Codec.NONE or header.stored_length == header.plain_length
+        assert header.codec or header.stored_length == header.plain_length
         header.body_crc = crc32c(memoryview(batch)[HEADER_BYTES:])
         write_header(batch, header)
         return batch
 
     def _stored(self, header: BatchHeader) -> list[Joinable]:
         """The variable section, compressed where that is asked for and makes it smaller."""
-        if header.codec is Codec.NONE:
+        if not header.codec:
             return self.variable
         plain = b"".join(self.variable)
         packed = compress(header.codec, plain) if plain else plain

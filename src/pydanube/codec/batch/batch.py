@@ -34,7 +34,7 @@ from .columns import (
     validity,
 )
 from .compression import decompress
-from .header import BatchHeader, ByteBuffer, Codec, check_stamp, read_header, stamp, trust_header
+from .header import BatchHeader, ByteBuffer, check_stamp, read_header, stamp, trust_header
 from .layout import ATTRIBUTES, DELIVER_AT, HEADER_BYTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, layout
 from .message import Message
 from .verify import verify
@@ -276,6 +276,6 @@ class Batch:
 def _plain(view: memoryview, header: BatchHeader, place: Layout) -> memoryview:
     """The variable section, unpacked where it is compressed."""
     stored = view[place.end :]
-    if header.codec is Codec.NONE:
+    if not header.codec:
         return stored
     return memoryview(decompress(header.codec, stored, header.plain_length - (place.end - HEADER_BYTES)))

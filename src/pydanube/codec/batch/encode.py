@@ -27,6 +27,7 @@ from .intake import (
     key_bytes,
     key_column,
     name_bytes,
+    own_payloads,
     payload_bytes,
     payload_column,
     publish_time_column,
@@ -185,7 +186,7 @@ class BatchBuilder:
     def extend(self, payloads: Sequence[ByteBuffer], *, publish_time: int) -> None:
         """Take many messages that have nothing but a payload: all of them or, with Invalid or Full, none."""
         row = len(self._payloads)
-        taken = [payload_bytes(payload, row) for row, payload in enumerate(payload_column(payloads), row)]
+        taken = own_payloads(payloads, row)
         check_time(publish_time, TIME_MIN, "publish", row)
         data_bytes = self._data_bytes + sum(map(len, taken))
         if data_bytes > _DATA_BYTES_SAFE or row + len(taken) > BATCH_MESSAGES_MAX:

@@ -79,7 +79,7 @@ ByteBuffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Codec(IntEnum):
-    """How the variable section is stored. Numbers are never given to another meaning."""
+    """How the variable section is stored. Only NONE is false. Numbers are never given to another meaning."""
 
     NONE = 0
     LZ4 = 1
@@ -210,11 +210,11 @@ def _check_sizes(header: BatchHeader) -> None:
     if plain_length > room or stored_length > _BODY_BYTES_MAX:
         raise Corrupt(f"batch body of {stored_length} bytes, {plain_length} uncompressed, is over {room}")
     fixed = layout_of(columns, count, header.attribute_entries, header.producer_name_length).end - HEADER_BYTES
-    if header.codec is Codec.NONE:
-        if stored_length != plain_length or plain_length < fixed:
-            raise Corrupt(f"batch body of {stored_length} bytes cannot hold {plain_length}, {fixed} of them columns")
-    elif stored_length <= fixed or plain_length <= fixed:
-        raise Corrupt(f"compressed batch body of {stored_length} bytes cannot hold {fixed} of columns and data")
+    if header.codec:
+        if stored_length <= fixed or plain_length <= fixed:
+            raise Corrupt(f"compressed batch body of {stored_length} bytes cannot hold {fixed} of columns and data")
+    elif stored_length != plain_length or plain_length < fixed:
+        raise Corrupt(f"batch body of {stored_length} bytes cannot hold {plain_length}, {fixed} of them columns")
 
 
 def _check_values(header: BatchHeader) -> None:

@@ -99,6 +99,13 @@ def payload_column(payloads: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
     return [payload_bytes(payload, row) for row, payload in enumerate(payloads)]
 
 
+def own_payloads(payloads: Sequence[ByteBuffer], row: int) -> list[bytes]:
+    """Payloads that nobody else can change, for rows from `row` on."""
+    if set(map(type, payloads)) <= {bytes} and max(map(len, payloads), default=0) <= MESSAGE_BYTES_MAX:
+        return list(payloads)  # type: ignore[arg-type]  # all of them are bytes
+    return [payload_bytes(payload, index) for index, payload in enumerate(payloads, row)]
+
+
 def key_column(keys: Sequence[str | None] | None) -> Sequence[bytes | None] | None:
     """None when there is no key in it."""
     if keys is None or all(key is None for key in keys):
@@ -175,6 +182,7 @@ def check_lengths(count: int, **columns: Sequence[object] | None) -> None:
 
 
 def check_origin(origin: Origin) -> Origin:
+    """Numbers within the width of their fields."""
     _, producer_id, producer_epoch, first_sequence, schema_id, schema_version = origin
     for what, value, least, most in (
         ("producer id", producer_id, 0, 2**64 - 1),
