@@ -1,0 +1,96 @@
+"""Danube in Python: publish/subscribe and streaming where an ack means synced and every batch is already columns.
+
+```python
+async with pydanube.connect("danube://127.0.0.1:6655") as client: ...
+with pydanube.connect_blocking("danube://127.0.0.1:6655") as client: ...
+async with pydanube.testing.broker() as url: ...
+```
+
+This is the public door: what is named here stays. Importing it is cheap; what a name needs is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .model.errors import (
+    AlreadyExists,
+    Corrupt,
+    DanubeError,
+    Denied,
+    Full,
+    Invalid,
+    NotFound,
+    NotOwner,
+    Refused,
+    StaleEpoch,
+    Unauthenticated,
+    Unavailable,
+)
+from .version import __version__
+
+if TYPE_CHECKING:
+    from . import testing
+    from .client import (
+        BlockingClient,
+        BlockingConsumer,
+        BlockingProducer,
+        BlockingReader,
+        Client,
+        Consumer,
+        Message,
+        Producer,
+        Reader,
+        Receipt,
+        Receipts,
+        ReceivedBatch,
+        connect,
+        connect_blocking,
+    )
+
+__all__ = [
+    "AlreadyExists",
+    "BlockingClient",
+    "BlockingConsumer",
+    "BlockingProducer",
+    "BlockingReader",
+    "Client",
+    "Consumer",
+    "Corrupt",
+    "DanubeError",
+    "Denied",
+    "Full",
+    "Invalid",
+    "Message",
+    "NotFound",
+    "NotOwner",
+    "Producer",
+    "Reader",
+    "Receipt",
+    "Receipts",
+    "ReceivedBatch",
+    "Refused",
+    "StaleEpoch",
+    "Unauthenticated",
+    "Unavailable",
+    "__version__",
+    "connect",
+    "connect_blocking",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> object:
+    """What was not imported yet: the client, and the broker for tests."""
+    if name == "testing":
+        return import_module(".testing", __name__)
+    if name in __all__:
+        value: object = getattr(import_module(".client", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,34 @@
+"""THE SDK. Producers, consumers, readers and administration over the native protocol.
+
+Lives here      sessions that survive a broker's restart, the batches a producer fills, the acks a consumer gathers
+May import      model, codec, runtime
+Flows through   payloads become one batch, the batch goes out as it is; delivered batches become messages when looked at
+Never           broker, storage or gateway code; a task or a thread that outlives its context manager
+"""
+
+from __future__ import annotations
+
+from .blocking import BlockingClient, BlockingConsumer, BlockingProducer, BlockingReader, connect_blocking
+from .client import Client, connect
+from .consumer import Consumer
+from .message import Message, ReceivedBatch
+from .producer import Producer
+from .reader import Reader
+from .receipts import Receipt, Receipts
+
+__all__ = [
+    "BlockingClient",
+    "BlockingConsumer",
+    "BlockingProducer",
+    "BlockingReader",
+    "Client",
+    "Consumer",
+    "Message",
+    "Producer",
+    "Reader",
+    "Receipt",
+    "Receipts",
+    "ReceivedBatch",
+    "connect",
+    "connect_blocking",
+]

@@ -1,0 +1,63 @@
+"""Where brokers listen: ``danube://host:port,host:port``, or the same without the scheme.
+
+Any of the brokers listed will do to find all others; several are listed so that one may be down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from pydanube.model.errors import Invalid
+
+SCHEME: Final = "danube"
+DEFAULT_PORT: Final = 6655
+_EXAMPLE: Final = "write it as danube://host:port, for example danube://127.0.0.1:6655"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """Host and port of one broker's native door."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``."""
+        host, port_text = _split(text)
+        if not host or any(character in host for character in " /?#@,"):
+            raise Invalid(f"broker address {text!r} has no usable host: {_EXAMPLE}")
+        if not port_text:
+            return cls(host, DEFAULT_PORT)
+        if not (port_text.isascii() and port_text.isdecimal() and 0 < int(port_text) < 65_536):
+            raise Invalid(f"broker address {text!r} has no usable port: {_EXAMPLE}")
+        return cls(host, int(port_text))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_addresses(url: str) -> list[Address]:
+    """Every broker a URL lists, in its order and each once."""
+    if not isinstance(url, str):
+        raise Invalid(f"broker URL {url!r} is not text: {_EXAMPLE}")
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator:
+        rest = scheme
+    elif scheme.lower() != SCHEME:
+        raise Invalid(f"broker URL {url!r} has the scheme {scheme!r}: {_EXAMPLE}")
+    addresses = [Address.parse(part.strip()) for part in rest.removesuffix("/").split(",")]
+    return list(dict.fromkeys(addresses))
+
+
+def _split(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if bracket and (not rest or (rest.startswith(":") and len(rest) > 1)):
+            return host, rest[1:]
+        return "", ""
+    if text.count(":") > 1:
+        raise Invalid(f"broker address {text!r} looks like IPv6: put the host in brackets, as in [::1]:{DEFAULT_PORT}")
+    host, colon, port = text.partition(":")
+    return host, port if port or not colon else "?"

@@ -1,0 +1,167 @@
+"""The client: one object per cluster, from which producers, consumers and readers are made.
+
+```python
+async with pydanube.connect("danube://127.0.0.1:6655") as client:
+    async with client.producer("/default/orders") as producer:
+        receipt = await producer.send(b"one")
+```
+
+All that is made from one client shares its connections, one per broker. Closing the client closes what is still open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, TypeVar
+from weakref import WeakSet
+
+from pydanube.codec.batch import Codec
+from pydanube.model.limits import KIB, MIB
+from pydanube.model.positions import LATEST
+from pydanube.runtime.clock import Clock, SystemClock
+from pydanube.runtime.randomness import seeded
+
+from .address import parse_addresses
+from .admin import Admin, AnyPosition
+from .consumer import Consumer
+from .lifecycle import Openable
+from .producer import Producer
+from .reader import FETCH_BYTES, Reader
+from .routing import Brokers
+from .settings import ConsumerSettings, ProducerSettings, check_number
+
+DEFAULT_URL: Final = "danube://127.0.0.1:6655"
+
+OpenableT = TypeVar("OpenableT", bound=Openable)
+
+
+class Client(Admin):
+    """A connection to a cluster. Made by `connect`; belongs to the loop it was opened on."""
+
+    _what = "client"
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 30.0, clock: Clock | None = None) -> None:
+        super().__init__()
+        check_number("timeout", timeout, 0.001, 1e6)
+        self.url = url
+        self._timeout = timeout
+        self._brokers = Brokers(parse_addresses(url), clock or SystemClock(), seeded(), timeout)
+        self._made: WeakSet[Openable] = WeakSet()
+
+    # -- what is made here -------------------------------------------------------------------------------------------
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        compression: str | None = None,
+        batch_bytes: int = 256 * KIB,
+        batch_messages: int = 10_000,
+        linger_ms: float = 5.0,
+        in_flight_batches: int = 32,
+        queue_messages: int = 100_000,
+        queue_bytes: int = 64 * MIB,
+        timeout: float | None = None,
+        create_topic: bool = True,
+    ) -> Producer:
+        """A producer for one topic, to be opened with `async with`.
+
+        name                a name resumes an identity: whoever holds it already is fenced off with StaleEpoch
+        compression         "lz4", "zstd", or none
+        batch_bytes, batch_messages     a batch is closed when it reaches either
+        linger_ms           the longest a message waits for company while earlier batches are on their way
+        in_flight_batches   batches per partition that may be unanswered
+        queue_messages, queue_bytes     what may wait or be unanswered; send waits for room, send_nowait raises Full
+        timeout             seconds until an unanswered message fails with Unavailable (the client's, by default)
+        create_topic        whether a topic that does not exist is created
+        """
+        settings = ProducerSettings(
+            name=name or "",
+            codec=Codec.NONE if compression is None else Codec.parse(compression),
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            linger_ms=linger_ms,
+            in_flight_batches=in_flight_batches,
+            queue_messages=queue_messages,
+            queue_bytes=queue_bytes,
+            timeout=self._timeout if timeout is None else timeout,
+        )
+        return self._keep(Producer(self._brokers, topic, settings, create_topic))
+
+    def consumer(
+        self,
+        topic: str | Iterable[str],
+        *,
+        subscription: str,
+        type: str = "exclusive",  # noqa: A002  the word of the contract
+        start: AnyPosition = LATEST,
+        name: str | None = None,
+        prefetch_messages: int = 10_000,
+        prefetch_bytes: int = 16 * MIB,
+        ack_linger_ms: float = 5.0,
+        refresh_seconds: float = 5.0,
+        create_topic: bool = False,
+    ) -> Consumer:
+        """A consumer of a topic, of several, or of all that match a pattern such as ``/default/orders-*``.
+
+        subscription        created where it does not exist, and durable once the consumer is open
+        start               where a new subscription starts; an existing one goes on where it was, see `seek`
+        name                of an exclusive subscription's holder; the same name takes over from an older holder
+        prefetch_messages, prefetch_bytes   what the broker may send ahead, over all partitions
+        ack_linger_ms       how long acks are gathered before they are sent
+        refresh_seconds     how often a pattern looks for new topics; those are read from their beginning
+        create_topic        whether named topics that do not exist are created
+        """
+        settings = ConsumerSettings(
+            prefetch_messages=prefetch_messages,
+            prefetch_bytes=prefetch_bytes,
+            ack_linger_ms=ack_linger_ms,
+            refresh_seconds=refresh_seconds,
+            timeout=self._timeout,
+        )
+        return self._keep(Consumer(self._brokers, topic, subscription, type, start, name, settings, create_topic))
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        start: AnyPosition = LATEST,
+        end: AnyPosition | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+    ) -> Reader:
+        """A reader of one partition, without a subscription.
+
+        start               where to begin
+        end                 where iterating ends: before that offset or time; "latest": where the partition ends when
+                            the reader is opened; None: never, it waits for new messages
+        """
+        return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
+
+    def _keep(self, made: OpenableT) -> OpenableT:
+        self._made.add(made)
+        return made
+
+    # -- beginning and end -------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        await self._brokers.retrying(self._brokers.anyone)
+
+    async def _finish(self) -> None:
+        results = await asyncio.gather(*(made.close() for made in list(self._made)), return_exceptions=True)
+        for failure in results:
+            if isinstance(failure, BaseException):
+                raise failure
+
+    async def _end(self) -> None:
+        await self._brokers.close()
+
+
+def connect(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> Client:
+    """A client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
+
+    `timeout` is how long it keeps trying what may succeed later, in seconds, before it raises Unavailable.
+    """
+    return Client(url, timeout=timeout)

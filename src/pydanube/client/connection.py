@@ -1,0 +1,422 @@
+"""One connection to one broker, shared by every producer, consumer and reader that needs that broker.
+
+Requests are pipelined: each takes a correlation number and its answer finds the way back by it, in any order.
+
+```
+ client                                broker
+ PREAMBLE, HELLO            ---->
+                            <----      WELCOME             or ERROR / GOAWAY, and the connection ends
+ REQUEST #7                 ---->
+ PUBLISH #8 (batch)         ---->
+                            <----      PUBLISHED #8
+                            <----      RESPONSE #7  / ERROR #7
+                            <----      DELIVER (handle)    pushed, within the credit that was given
+```
+
+Invariants
+    every request ends exactly once: with its answer, the broker's error, or Unavailable when the connection ends
+    the bytes of unanswered PUBLISH frames stay within the broker's window, except for a single batch larger than it
+    a handle's listener is registered before any frame for it can be looked at
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Frame, Kind
+from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.runtime import network
+from pydanube.runtime.clock import Clock
+from pydanube.version import __version__
+
+from .address import Address
+
+HANDSHAKE_SECONDS: Final = 5.0
+REQUEST_SECONDS: Final = 30.0
+"""A broker that answers nothing for so long is as good as gone for the one who asked."""
+
+SILENT_TICKS_MAX: Final = 3
+"""Keep-alive intervals without a single byte, each opened by a PING, before the connection is given up."""
+
+_FRAMING: Final = network.Framing(frame_length=frames.frame_length, header_bytes=frames.HEADER.size)
+_CORRELATIONS: Final = 0xFFFFFFFF
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+class PublishListener(Protocol):
+    """Who hears what became of a batch; `ticket` is whatever it gave when it was sent."""
+
+    def published(self, ticket: object, base_offset: int, duplicate: bool) -> None: ...
+    def refused(self, ticket: object, error: DanubeError) -> None: ...
+
+
+class DeliveryListener(Protocol):
+    """Who gets what the broker pushes to one consumer."""
+
+    def delivered(self, head: frames.DeliverHead, batch: memoryview) -> None: ...
+    def closed(self, error: DanubeError) -> None: ...
+
+
+class Fetched(NamedTuple):
+    """FETCHED, read. `body` holds whole batches, each padded to 64."""
+
+    next_offset: int
+    start_offset: int
+    end_offset: int
+    body: memoryview
+
+
+class _Answerable(Protocol):
+    """Whoever waits for a RESPONSE or an ERROR."""
+
+    def succeed(self, head: memoryview) -> None: ...
+    def fail(self, error: DanubeError) -> None: ...
+
+
+class _Acked:
+    """An ACK that asked to hear when it is synced."""
+
+    __slots__ = ("on_done",)
+
+    def __init__(self, on_done: Callable[[DanubeError | None], None]) -> None:
+        self.on_done = on_done
+
+    def succeed(self, head: memoryview) -> None:
+        requests.decode(head, requests.Done)
+        self.on_done(None)
+
+    def fail(self, error: DanubeError) -> None:
+        self.on_done(error)
+
+
+class _Asked(Generic[StructT]):
+    """A request that waits for its answer."""
+
+    __slots__ = ("answer", "kind", "on_answer")
+
+    def __init__(
+        self, answer: asyncio.Future[StructT], kind: type[StructT], on_answer: Callable[[StructT], None] | None
+    ) -> None:
+        self.answer = answer
+        self.kind = kind
+        self.on_answer = on_answer
+
+    def succeed(self, head: memoryview) -> None:
+        if self.answer.done():  # nobody waits any longer
+            return
+        value = requests.decode(head, self.kind)
+        if self.on_answer is not None:
+            self.on_answer(value)
+        self.answer.set_result(value)
+
+    def fail(self, error: DanubeError) -> None:
+        _fail(self.answer, error)
+
+
+class Connection:
+    """An open, greeted connection. Made by `Connection.open`; belongs to the loop's thread."""
+
+    def __init__(self, address: Address, framed: network.FramedConnection) -> None:
+        self.address = address
+        self.welcome = requests.Welcome(version=0, broker="")
+        self.lost: DanubeError | None = None
+        """Why it ended; None while it can be used."""
+        self.going_away = False
+        """The broker asked to be left: what was begun may finish, nothing new should start here."""
+        self.publish_outstanding = 0
+        self._framed = framed
+        self._loop = asyncio.get_running_loop()
+        self._greeted: asyncio.Future[requests.Welcome] = self._loop.create_future()
+        self._correlation = 0
+        self._asked: dict[int, _Answerable] = {}
+        self._fetches: dict[int, asyncio.Future[Fetched]] = {}
+        self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
+        self._consumers: dict[int, DeliveryListener] = {}
+        self._waiting_for_room: deque[Callable[[], None]] = deque()
+        self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
+        self._reason: DanubeError | None = None
+        self._silent_ticks = 0
+        self._heard_at = framed.last_received
+        self._keep_alive: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, address: Address, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
+        """Connect and shake hands. Raises Unavailable, or what the broker refused it with. Cancelled: nothing stays."""
+        made: list[Connection] = []
+
+        def handler(framed: network.FramedConnection) -> Connection:
+            made.append(cls(address, framed))
+            return made[0]
+
+        framed = await network.connect(address.host, address.port, handler, _FRAMING, clock, timeout)
+        self = made[0]
+        hello = requests.encode(requests.Hello(client=f"pydanube/{__version__}"))
+        framed.send(frames.PREAMBLE, frames.encode(Kind.HELLO, hello))
+        try:
+            async with asyncio.timeout(timeout):
+                self.welcome = await self._greeted
+        except TimeoutError:
+            self._greeted.cancel()
+            framed.abort()
+            raise Unavailable(f"broker at {address} did not greet within {timeout:g} s") from None
+        except BaseException:
+            self._greeted.cancel()
+            framed.abort()
+            raise
+        self._arm_keep_alive()
+        return self
+
+    @property
+    def usable(self) -> bool:
+        return self.lost is None and not self.going_away
+
+    def on_lost(self, key: object, callback: Callable[[DanubeError], None]) -> None:
+        """Call back once when the connection ends; raises when it has. `key` takes it back, see `forget`."""
+        if self.lost is not None:
+            raise copy(self.lost)
+        self._on_lost[key] = callback
+
+    def forget(self, key: object) -> None:
+        self._on_lost.pop(key, None)
+
+    async def close(self) -> None:
+        """End it: queued bytes leave first. Everything unanswered ends with Unavailable."""
+        self._reason = self._reason or Unavailable("the client closed this connection")
+        self._framed.close()
+        await self._framed.wait_closed()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        request: requests.Request,
+        answer: type[StructT],
+        on_answer: Callable[[StructT], None] | None = None,
+        timeout: float = REQUEST_SECONDS,
+    ) -> StructT:
+        """Ask and wait. `on_answer` sees the answer before the next frame is read. Cancelled, the answer is ignored."""
+        waiting: asyncio.Future[StructT] = self._loop.create_future()
+        correlation = self._next_correlation()
+        self._asked[correlation] = _Asked(waiting, answer, on_answer)
+        self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
+        return await self._answer(waiting, timeout, type(request).__name__)
+
+    async def fetch(self, fetch: requests.Fetch, timeout: float = REQUEST_SECONDS) -> Fetched:
+        """Read without a subscription. Cancelled, the answer is ignored."""
+        waiting: asyncio.Future[Fetched] = self._loop.create_future()
+        correlation = self._next_correlation()
+        self._fetches[correlation] = waiting
+        self._framed.send(frames.encode(Kind.FETCH, requests.encode(fetch), correlation))
+        return await self._answer(waiting, timeout + fetch.wait_ms / 1_000, "Fetch")
+
+    async def _answer(self, waiting: asyncio.Future[T], timeout: float, what: str) -> T:
+        deadline = self._loop.call_later(timeout, _give_up, waiting, what, self.address, timeout)
+        try:
+            return await waiting
+        finally:
+            deadline.cancel()
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    def has_publish_room(self, size: int) -> bool:
+        window = self.welcome.publish_window_bytes
+        return not self.publish_outstanding or not window or self.publish_outstanding + size <= window
+
+    def when_publish_room(self, callback: Callable[[], None]) -> None:
+        """Call back once when answers have made room."""
+        if callback not in self._waiting_for_room:
+            self._waiting_for_room.append(callback)
+
+    def publish(self, handle: int, batch: bytearray, listener: PublishListener, ticket: object) -> None:
+        correlation = self._next_correlation()
+        size = len(batch)
+        self._publishes[correlation] = (listener, ticket, size)
+        self.publish_outstanding += size
+        head = frames.PUBLISH.pack(handle)
+        self._framed.send(frames.encode_front(Kind.PUBLISH, head, size, correlation), batch)
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    def listen(self, handle: int, listener: DeliveryListener) -> None:
+        self._consumers[handle] = listener
+
+    def stop_listening(self, handle: int) -> None:
+        self._consumers.pop(handle, None)
+
+    def give_credit(self, handle: int, messages: int, size: int) -> None:
+        self._framed.send(frames.encode(Kind.CREDIT, frames.CREDIT.pack(handle, messages, size)))
+
+    def ack(
+        self,
+        handle: int,
+        ranges: list[tuple[int, int]],
+        cumulative: bool = False,
+        on_done: Callable[[DanubeError | None], None] | None = None,
+    ) -> None:
+        """Confirm offsets. `on_done` is called once they are synced, were refused, or the connection ended."""
+        correlation = 0
+        if on_done is not None:
+            correlation = self._next_correlation()
+            self._asked[correlation] = _Acked(on_done)
+        flags = frames.FLAG_CUMULATIVE if cumulative else 0
+        self._framed.send(frames.encode(Kind.ACK, frames.encode_ack_head(handle, ranges), correlation, flags))
+
+    # -- what the transport calls ------------------------------------------------------------------------------------
+
+    def frame_received(self, frame: memoryview) -> None:
+        decoded = frames.decode(frame)
+        match decoded.kind:
+            case Kind.PUBLISHED:
+                self._published(decoded)
+            case Kind.DELIVER:
+                head = frames.decode_deliver_head(decoded.head)
+                listener = self._consumers.get(head.handle)
+                if listener is not None:
+                    listener.delivered(head, decoded.body)
+            case Kind.RESPONSE:
+                asked = self._asked.pop(decoded.correlation, None)
+                if asked is not None:
+                    asked.succeed(decoded.head)
+            case Kind.FETCHED:
+                self._fetched(decoded)
+            case Kind.ERROR:
+                self._failed(decoded)
+            case Kind.PING:
+                self._framed.send(frames.encode(Kind.PONG, bytes(decoded.head), decoded.correlation))
+            case Kind.PONG:
+                pass
+            case _:
+                self._announced(decoded)
+
+    def stream_broken(self, error: DanubeError) -> None:
+        self._reason = Unavailable(f"broker at {self.address} sent what cannot be read: {error}")
+        self._framed.abort()
+
+    def writable_changed(self, writable: bool) -> None:
+        """Nothing to do: what waits to be sent is bounded by the publish window and the fetches and acks in flight."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        self.lost = self._reason or Unavailable(
+            f"connection to {self.address} was lost" + (f": {error}" if error is not None else "")
+        )
+        _fail(self._greeted, self.lost)
+        asked, self._asked = self._asked, {}
+        for one in asked.values():
+            one.fail(self.lost)
+        fetches, self._fetches = self._fetches, {}
+        for fetch in fetches.values():
+            _fail(fetch, self.lost)
+        self._publishes.clear()
+        self._consumers.clear()
+        self._waiting_for_room.clear()
+        callbacks, self._on_lost = self._on_lost, {}
+        for callback in callbacks.values():
+            callback(self.lost)
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def _published(self, frame: Frame) -> None:
+        _, base_offset, _ = frames.unpack_head(frame.head, frames.PUBLISHED, frame.kind)
+        entry = self._publish_answered(frame.correlation)
+        if entry is not None:
+            entry[0].published(entry[1], base_offset, bool(frame.flags & frames.FLAG_DUPLICATE))
+        self._let_waiting_publish()
+
+    def _publish_answered(self, correlation: int) -> tuple[PublishListener, object, int] | None:
+        entry = self._publishes.pop(correlation, None)
+        if entry is not None:
+            self.publish_outstanding -= entry[2]
+        return entry
+
+    def _let_waiting_publish(self) -> None:
+        for _ in range(len(self._waiting_for_room)):
+            if not self.has_publish_room(0):
+                return
+            self._waiting_for_room.popleft()()
+
+    def _fetched(self, frame: Frame) -> None:
+        next_offset, start, end, _ = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)
+        waiting = self._fetches.pop(frame.correlation, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(Fetched(next_offset, start, end, frame.body))
+
+    def _failed(self, frame: Frame) -> None:
+        error = requests.decode(frame.head, requests.Failure).error()
+        if not self._greeted.done():
+            self._reason = error
+            _fail(self._greeted, error)
+        elif frame.correlation == 0:
+            self._reason = Unavailable(f"broker at {self.address} ended the connection: {error}")
+        elif (entry := self._publish_answered(frame.correlation)) is not None:
+            entry[0].refused(entry[1], error)
+            self._let_waiting_publish()
+        elif (asked := self._asked.pop(frame.correlation, None)) is not None:
+            asked.fail(error)
+        elif (fetch := self._fetches.pop(frame.correlation, None)) is not None:
+            _fail(fetch, error)
+
+    def _announced(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.WELCOME if not self._greeted.done():
+                self._greeted.set_result(requests.decode(frame.head, requests.Welcome))
+            case Kind.GOAWAY:
+                self.going_away = True
+                if frame.head:
+                    error = requests.decode(frame.head, requests.Failure).error()
+                    self._reason = error
+                    _fail(self._greeted, error)
+            case Kind.CONSUMER_CLOSED:
+                failure = requests.decode(frame.head, requests.Failure)
+                listener = self._consumers.pop(failure.handle, None)
+                if listener is not None:
+                    listener.closed(failure.error())
+            case _:
+                raise Invalid(f"a broker does not send {frame.kind.name} frames here")
+
+    # -- keep-alive --------------------------------------------------------------------------------------------------
+
+    def _arm_keep_alive(self) -> None:
+        if self.lost is None and self.welcome.keep_alive_ms > 0:
+            self._keep_alive = self._loop.call_later(self.welcome.keep_alive_ms / 1_000, self._tick)
+
+    def _tick(self) -> None:
+        """Intervals are counted, not measured: a loop that was blocked for a minute is one silent interval."""
+        if self._framed.last_received != self._heard_at:
+            self._heard_at = self._framed.last_received
+            self._silent_ticks = 0
+        else:
+            self._silent_ticks += 1
+            if self._silent_ticks > SILENT_TICKS_MAX:
+                self._reason = Unavailable(f"broker at {self.address} fell silent")
+                self._framed.abort()
+                return
+            self._framed.send(frames.encode(Kind.PING))
+        self._arm_keep_alive()
+
+    def _next_correlation(self) -> int:
+        if self.lost is not None:
+            raise Unavailable(self.lost.message)
+        while True:
+            self._correlation = number = self._correlation % _CORRELATIONS + 1
+            if number not in self._asked and number not in self._publishes and number not in self._fetches:
+                return number
+
+
+def _fail(waiting: asyncio.Future[T], error: DanubeError) -> None:
+    if not waiting.done():
+        waiting.set_exception(copy(error))  # a raised error collects tracebacks: everyone gets their own
+
+
+def _give_up(waiting: asyncio.Future[T], what: str, address: Address, timeout: float) -> None:
+    _fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))

@@ -1,0 +1,137 @@
+"""What a user hands over in bulk: checked, sent to its partitions, and cut into pieces that fit a batch each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import MESSAGE_BYTES_MAX
+
+from .partitioning import Partitioner
+from .rows import ROW_BYTES, Attributes, attributes_size, checked_payload
+
+T = TypeVar("T")
+
+ANY_PARTITION = -1
+"""Without a key: whichever partition has its turn when the piece is added."""
+
+
+class Piece(NamedTuple):
+    """Messages for one batch of one partition. `indices` tell which of the payloads they are."""
+
+    partition: int
+    indices: Sequence[int]
+    payloads: Sequence[bytes]
+    keys: Sequence[str | None] | None
+    attributes: Sequence[Attributes | None] | None
+    size: int
+
+
+def cut(
+    payloads: Sequence[bytes],
+    keys: Sequence[str | None] | None,
+    attributes: Sequence[Attributes | None] | None,
+    partitioner: Partitioner,
+    messages_max: int,
+    bytes_max: int,
+) -> Iterator[Piece]:
+    """Everything in pieces within these limits, in order per partition. Raises Invalid before the first piece."""
+    payloads, sizes = _checked(payloads, keys, attributes)
+    count = len(payloads)
+    groups = _groups(count, keys, partitioner)
+    return _pieces(payloads, keys, attributes, sizes, groups, messages_max, bytes_max)
+
+
+def _pieces(
+    payloads: Sequence[bytes],
+    keys: Sequence[str | None] | None,
+    attributes: Sequence[Attributes | None] | None,
+    sizes: Sequence[int] | int,
+    groups: list[tuple[int, Sequence[int]]],
+    messages_max: int,
+    bytes_max: int,
+) -> Iterator[Piece]:
+    for partition, indices in groups:
+        for start, end, size in _stretches(indices, sizes, messages_max, bytes_max):
+            piece = indices[start:end]
+            yield Piece(
+                partition,
+                piece,
+                _picked(payloads, piece),
+                None if keys is None else _picked(keys, piece),
+                None if attributes is None else _picked(attributes, piece),
+                size,
+            )
+
+
+def _checked(
+    payloads: Sequence[bytes], keys: Sequence[str | None] | None, attributes: Sequence[Attributes | None] | None
+) -> tuple[Sequence[bytes], Sequence[int] | int]:
+    """The payloads as bytes, and the size of each message (one number when they are all alike); or Invalid."""
+    if isinstance(payloads, bytes | bytearray | memoryview | str):
+        raise Invalid("many payloads are a list of bytes: use send for a single one")
+    if not isinstance(payloads, list | tuple):
+        payloads = list(payloads)
+    for name, column in (("keys", keys), ("attributes", attributes)):
+        if column is not None and (isinstance(column, str) or len(column) != len(payloads)):
+            raise Invalid(f"{name} must hold one value for each of {len(payloads)} payloads, None where it has none")
+    if set(map(type, payloads)) - {bytes}:
+        payloads = [checked_payload(payload) for payload in payloads]
+    lengths = list(map(len, payloads))
+    longest = max(lengths, default=0)
+    if longest > MESSAGE_BYTES_MAX:
+        raise Invalid(f"payload of {longest} bytes is too large: at most {MESSAGE_BYTES_MAX}")
+    if keys is None and attributes is None and lengths.count(longest) == len(lengths):
+        return payloads, longest + ROW_BYTES
+    sizes = [length + ROW_BYTES for length in lengths]
+    if keys is not None:
+        sizes = [size + len(key or "") for size, key in zip(sizes, keys, strict=True)]
+    if attributes is not None:
+        sizes = [size + (attributes_size(one) if one else 0) for size, one in zip(sizes, attributes, strict=True)]
+    return payloads, sizes
+
+
+def _groups(count: int, keys: Sequence[str | None] | None, partitioner: Partitioner) -> list[tuple[int, Sequence[int]]]:
+    """Which payloads go to which partition."""
+    if count == 0:
+        return []
+    if keys is None:
+        return [(ANY_PARTITION, range(count))]
+    if partitioner.count == 1:
+        for key in set(keys):
+            if key is not None:
+                partitioner.of_key(key)
+        return [(0, range(count))]
+    groups: dict[int, list[int]] = {}
+    for index, key in enumerate(keys):
+        partition = ANY_PARTITION if key is None else partitioner.of_key(key)
+        groups.setdefault(partition, []).append(index)
+    return list(groups.items())
+
+
+def _stretches(
+    indices: Sequence[int], sizes: Sequence[int] | int, messages_max: int, bytes_max: int
+) -> Iterator[tuple[int, int, int]]:
+    """Stretches (start, end, size) of `indices`, each within the limits, or one message alone."""
+    count = len(indices)
+    if isinstance(sizes, int):
+        step = max(1, min(messages_max, bytes_max // sizes))
+        for start in range(0, count, step):
+            end = min(start + step, count)
+            yield start, end, sizes * (end - start)
+        return
+    start, size = 0, 0
+    for at, index in enumerate(indices):
+        if at > start and (at - start >= messages_max or size + sizes[index] > bytes_max):
+            yield start, at, size
+            start, size = at, 0
+        size += sizes[index]
+    yield start, count, size
+
+
+def _picked(values: Sequence[T], indices: Sequence[int]) -> Sequence[T]:
+    if isinstance(indices, range):
+        whole = len(indices) == len(values)
+        return values if whole else values[indices.start : indices.stop]
+    return [values[index] for index in indices]

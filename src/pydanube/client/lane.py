@@ -1,0 +1,270 @@
+"""One producer's way to one partition: keeps a handle at the owner and puts the outbox's flights on the wire.
+
+The outbox decides, the lane does: it opens and reopens the handle, sends within the window and the broker's credit,
+waits before it tries again, and carries answers back. When the producer needs a new identity, the lane stops taking new
+batches until nothing of the old identity is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, cast
+
+from pydanube.codec.native import requests
+from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch, Unavailable
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .backoff import Backoff
+from .connection import Connection
+from .outbox import Flight, Outbox
+from .routing import Brokers, worth_retrying
+from .settings import ProducerSettings
+
+log = get_logger(__name__)
+
+FILLING_SECONDS_MAX: Final = 1.0
+"""A batch is not filled for longer: while nothing can be sent, its messages would inherit the first one's deadline."""
+
+
+@dataclass(slots=True)
+class Identity:
+    """Who a producer is at the brokers. Number 0: not known yet."""
+
+    name: str
+    producer_id: int = 0
+    producer_epoch: int = 0
+
+
+class Host(Protocol):
+    """The producer, as a lane sees it."""
+
+    frozen: bool
+    """No new batch may take a sequence: the identity is about to change."""
+
+    def renew(self) -> None:
+        """The sequence of a lane has a hole and nothing of it is on the wire."""
+
+    def fenced(self, error: DanubeError) -> None:
+        """Another producer took this one's name."""
+
+    def progressed(self) -> None:
+        """Something was answered or given up."""
+
+
+class Lane:
+    """The way to one partition."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        tasks: Tasks,
+        host: Host,
+        topic: str,
+        partition: int,
+        identity: Identity,
+        outbox: Outbox,
+        settings: ProducerSettings,
+    ) -> None:
+        self.outbox = outbox
+        self.hurried = False
+        """Somebody waits in flush: nothing lingers."""
+        self._brokers = brokers
+        self._tasks = tasks
+        self._host = host
+        self._topic = topic
+        self._partition = partition
+        self._identity = identity
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._backoff = Backoff(brokers.random)
+        self._connection: Connection | None = None
+        self._handle = 0
+        self._opening: asyncio.Task[None] | None = None
+        self._problem: DanubeError | None = None
+        self._misrouted = False
+        self._planned = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._lingered = False
+        self._retrying: asyncio.TimerHandle | None = None
+
+    # -- the handle --------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Get a handle, and an identity where there is none. One try. Cancelled, the broker drops it in time."""
+        identity = self._identity
+        connection = await self._brokers.owner(self._topic, self._partition)
+        request = requests.OpenProducer(
+            topic=self._topic,
+            partition=self._partition,
+            name=identity.name,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+        )
+        opened = await connection.request(request, requests.ProducerOpened)
+        connection.on_lost(self, self._lost)
+        if identity.producer_id == 0:
+            identity.producer_id, identity.producer_epoch = opened.producer_id, opened.producer_epoch
+        self._connection, self._handle = connection, opened.handle
+        self._problem = None
+
+    def detach(self) -> None:
+        """Let go of the handle. What was not answered will be sent again through the next one."""
+        self._cancel_timers()
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        if self._connection is not None:
+            self._connection.forget(self)
+            self._connection = None
+            self.outbox.lost()
+
+    async def close(self) -> None:
+        """Give the handle back. A broker that cannot be asked forgets it with the connection."""
+        connection, handle = self._connection, self._handle
+        self.detach()
+        if connection is not None and connection.usable:
+            try:
+                await connection.request(requests.CloseProducer(handle=handle), requests.Done, timeout=2.0)
+            except DanubeError as error:
+                log.debug("producer.close_failed", topic=self._topic, partition=self._partition, error=error.message)
+
+    def _lost(self, error: DanubeError) -> None:
+        self._problem = error
+        self._connection = None
+        self._cancel_timers()
+        self.outbox.lost()
+        self._host.progressed()
+        self.pump()
+
+    async def _reopen(self) -> None:
+        while self.outbox.has_work:
+            try:
+                await self.open()
+                break
+            except StaleEpoch as error:
+                self._host.fenced(error)
+                return
+            except DanubeError as error:
+                self._problem = error
+                if not worth_retrying(error):
+                    self.outbox.fail_all(partial(copy, error))
+                    self._host.progressed()
+                    return
+                self._brokers.moved(self._topic, self._partition, error.owner if isinstance(error, NotOwner) else "")
+            await self._brokers.clock.sleep(self._backoff.next())
+
+    def _reopened(self, task: asyncio.Task[None]) -> None:
+        if self._opening is task:
+            self._opening = None
+            self.pump()
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Send at the end of this turn of the loop, so that what is added in it goes together."""
+        if not self._planned:
+            self._planned = True
+            self._loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Send what may be sent now, and arrange for the rest."""
+        self._planned = False
+        connection, outbox = self._connection, self.outbox
+        if connection is None:
+            if outbox.broken and outbox.renewable:
+                self._host.renew()
+            elif self._opening is None and outbox.has_work:
+                self._opening = self._tasks.spawn(self._reopen(), f"open producer {self._topic}[{self._partition}]")
+                self._opening.add_done_callback(self._reopened)
+            return
+        if connection.lost is not None:
+            return
+        if outbox.refusal is not None:
+            self._retry_later()
+            return
+        self._send(connection)
+        if outbox.broken and outbox.renewable:
+            self._host.renew()
+        if outbox.filling and outbox.flights and self._linger is None:
+            self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
+
+    def _send(self, connection: Connection) -> None:
+        outbox, window = self.outbox, self._settings.in_flight_batches
+        while True:
+            flight = outbox.unsent
+            if flight is None:
+                if self._host.frozen or len(outbox.flights) >= window:
+                    return
+                if outbox.filling and not outbox.full and (not outbox.flights or self._lingered or self.hurried):
+                    outbox.close_filling()
+                self._lingered = False
+                if not outbox.take():
+                    return
+            elif connection.has_publish_room(len(flight.data)):
+                connection.publish(self._handle, flight.data, self, outbox.sent())
+            else:
+                connection.when_publish_room(self.pump)
+                return
+
+    def _linger_over(self) -> None:
+        self._linger = None
+        self._lingered = True
+        self.pump()
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def published(self, ticket: object, base_offset: int, duplicate: bool) -> None:
+        self._backoff.reset()
+        self.outbox.published(cast(Flight, ticket), base_offset, duplicate)
+        self._host.progressed()
+        self.pump()
+
+    def refused(self, ticket: object, error: DanubeError) -> None:
+        if isinstance(error, StaleEpoch):
+            self._host.fenced(error)
+            return
+        if isinstance(error, NotOwner):
+            self._misrouted = True
+            self._brokers.moved(self._topic, self._partition, error.owner)
+        self._problem = error
+        self.outbox.refused(cast(Flight, ticket), error)
+        self._host.progressed()
+        self.pump()
+
+    def _retry_later(self) -> None:
+        if self._retrying is None and self.outbox.quiet:
+            self._retrying = self._loop.call_later(self._backoff.next(), self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = None
+        if self._misrouted:
+            self._misrouted = False
+            self.detach()
+        elif self.outbox.refusal is not None:
+            self.outbox.resend_refused()
+        self.pump()
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Give up what has waited too long."""
+        self.outbox.close_filling(born_before=now - FILLING_SECONDS_MAX)
+        before = self.outbox.settled
+        self.outbox.expire(now - self._settings.timeout, self._timed_out)
+        if self.outbox.settled != before:
+            self._host.progressed()
+        self.pump()
+
+    def _timed_out(self) -> DanubeError:
+        reason = f": {self._problem.message}" if self._problem is not None else ": no answer from the broker"
+        return Unavailable(f"not acknowledged within {self._settings.timeout:g} s{reason}")
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._linger, self._retrying):
+            if timer is not None:
+                timer.cancel()
+        self._linger = self._retrying = None

@@ -1,0 +1,83 @@
+"""Everything the client hands out is opened and closed the same way.
+
+```python
+async with client.producer(topic) as producer: ...      # closed when the block is left, whatever happens in it
+
+producer = await client.producer(topic)                 # or by hand
+try: ...
+finally: await producer.close()
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Self
+
+from pydanube.model.errors import Refused
+
+
+class Openable:
+    """Opened once, closed once; closing again does nothing."""
+
+    _what = "client"
+
+    def __init__(self) -> None:
+        self._opened = False
+        self._closed = False
+
+    async def open(self) -> Self:
+        """Begin. Raises what the broker refuses it with; cancelled or failed, it is closed again."""
+        if self._opened:
+            raise Refused(f"this {self._what} was opened before: make a new one")
+        self._opened = True
+        try:
+            await self._begin()
+        except BaseException:
+            self._closed = True
+            await self._end()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """End in good order. Cancelled, what was not finished is dropped and nothing is left behind."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._opened:
+            return
+        try:
+            await self._finish()
+        finally:
+            await self._end()
+
+    async def _begin(self) -> None:
+        """Acquire."""
+
+    async def _finish(self) -> None:
+        """Complete what is under way; may raise."""
+
+    async def _end(self) -> None:
+        """Release everything; does not wait for the network any longer than a moment."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Refused(f"this {self._what} is closed")
+        if not self._opened:
+            raise Refused(f"this {self._what} is not open yet: use `async with`, or await it")
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except Exception:
+            if error is None:  # what went wrong inside the block is the more interesting news
+                raise
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.open().__await__()

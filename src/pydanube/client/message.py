@@ -1,0 +1,276 @@
+"""What is received: one message, or a batch of them from one partition. Columns are made when they are asked for.
+
+A delivery is a stored batch and the rows of it that are meant; the rest of the batch is never shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from pydanube.codec.batch import Batch
+from pydanube.model.positions import datetime_from_micros
+
+from .acks import Acks
+
+if TYPE_CHECKING:
+    import pyarrow
+
+T = TypeVar("T")
+Int64Array = np.ndarray[Any, np.dtype[np.int64]]
+TimeArray = np.ndarray[Any, np.dtype[np.datetime64]]
+
+
+class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One message. Its memory is its batch's: keep a message for long and the batch stays with it."""
+
+    payload: bytes
+    offset: int
+    _place: int
+    _delivery: ReceivedBatch
+
+    @property
+    def topic(self) -> str:
+        return self._delivery.topic
+
+    @property
+    def partition(self) -> int:
+        return self._delivery.partition
+
+    @property
+    def key(self) -> str | None:
+        return self._delivery.keys[self._place]
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return self._delivery.attributes[self._place]
+
+    @property
+    def publish_time(self) -> datetime:
+        """When its producer says it was made; UTC."""
+        return datetime_from_micros(int(self._delivery.publish_times_us[self._place]))
+
+    @property
+    def append_time(self) -> datetime:
+        """When the broker took it; UTC. Never goes back within a partition."""
+        return self._delivery.append_time
+
+    @property
+    def producer(self) -> str:
+        """Its producer's name; empty where it has none."""
+        return self._delivery.producer
+
+    @property
+    def redeliveries(self) -> int:
+        """How often it was delivered before."""
+        return self._delivery.redeliveries_at(self._place)
+
+    @property
+    def schema_id(self) -> int:
+        return self._delivery.schema_id
+
+    @property
+    def schema_version(self) -> int:
+        return self._delivery.schema_version
+
+    def __repr__(self) -> str:
+        return (
+            f"Message(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, key={self.key!r}, "
+            f"payload={_shortened(self.payload)})"
+        )
+
+
+class ReceivedBatch:
+    """Messages of one partition, as columns: row i of each belongs to message i. Iterating gives the messages."""
+
+    __slots__ = (
+        "_attributes",
+        "_batch",
+        "_keys",
+        "_offsets",
+        "_payloads",
+        "_redelivered",
+        "_rows",
+        "acks",
+        "partition",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        batch: Batch,
+        topic: str,
+        partition: int,
+        acks: Acks | None = None,
+        rows: range | Int64Array | None = None,
+        redelivered: Sequence[int] = (),
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.acks = acks
+        """Where acks of these messages are gathered; None for a reader's."""
+        self._batch = batch
+        self._rows = rows
+        self._redelivered = redelivered
+        self._payloads: list[bytes] | None = None
+        self._keys: list[str | None] | None = None
+        self._attributes: list[dict[str, str]] | None = None
+        self._offsets: Int64Array | None = None
+
+    def __len__(self) -> int:
+        return self._batch.count if self._rows is None else len(self._rows)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages(0, len(self))
+
+    def __getitem__(self, index: int) -> Message:
+        place = range(len(self))[index]
+        return Message(self.payloads[place], self.offset_at(place), place, self)
+
+    def __repr__(self) -> str:
+        first, last = self.offset_at(0), self.offset_at(len(self) - 1)
+        return (
+            f"ReceivedBatch(topic={self.topic!r}, partition={self.partition}, offsets={first}..{last}, len={len(self)})"
+        )
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    @property
+    def payloads(self) -> list[bytes]:
+        if self._payloads is None:
+            self._payloads = self._selected(self._batch.payloads)
+        return self._payloads
+
+    @property
+    def keys(self) -> list[str | None]:
+        if self._keys is None:
+            self._keys = self._selected(self._batch.keys)
+        return self._keys
+
+    @property
+    def attributes(self) -> list[dict[str, str]]:
+        if self._attributes is None:
+            self._attributes = self._selected(self._batch.attributes)
+        return self._attributes
+
+    @property
+    def offsets(self) -> Int64Array:
+        if self._offsets is None:
+            self._offsets = self._selected_array(self._batch.offsets)
+        return self._offsets
+
+    @property
+    def publish_times(self) -> TimeArray:
+        """As numpy's datetime64[us], which is UTC."""
+        return self.publish_times_us.view("datetime64[us]")
+
+    @property
+    def publish_times_us(self) -> Int64Array:
+        """Microseconds since 1970."""
+        return self._selected_array(self._batch.publish_times)
+
+    @property
+    def append_time(self) -> datetime:
+        """When the broker took the batch; UTC."""
+        return datetime_from_micros(self._batch.append_time)
+
+    @property
+    def redeliveries(self) -> Sequence[int]:
+        """How often each was delivered before."""
+        return self._redelivered or [0] * len(self)
+
+    def redeliveries_at(self, place: int) -> int:
+        return self._redelivered[place] if self._redelivered else 0
+
+    @property
+    def producer(self) -> str:
+        return self._batch.producer_name
+
+    @property
+    def schema_id(self) -> int:
+        return self._batch.header.schema_id
+
+    @property
+    def schema_version(self) -> int:
+        return self._batch.header.schema_version
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """The messages as an Arrow record batch, without a copy where the batch is whole and not compressed."""
+        whole = self._batch.to_arrow()
+        if self._rows is None:
+            return whole
+        if isinstance(self._rows, range):
+            return whole.slice(self._rows.start, len(self._rows))
+        return whole.take(self._rows)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the batch takes in memory and on the wire."""
+        return len(self._batch.view)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def messages(self, start: int, end: int) -> Iterator[Message]:
+        """Messages [start, end) of this batch."""
+        if self._rows is None and self._batch.span == self._batch.count:
+            base = self._batch.base_offset
+            offsets: Iterator[int] | range = range(base + start, base + end)
+        else:
+            offsets = iter(self.offsets[start:end].tolist())
+        return map(Message, islice(self.payloads, start, end), offsets, range(start, end), repeat(self))
+
+    def offset_at(self, place: int) -> int:
+        row = place if self._rows is None else int(self._rows[place])
+        return self._batch.offset_at(row)
+
+    def part(self, start: int, end: int) -> ReceivedBatch:
+        """Messages [start, end) as a batch of their own, over the same memory."""
+        rows: range | Int64Array = range(start, end) if self._rows is None else self._rows[start:end]
+        return ReceivedBatch(self._batch, self.topic, self.partition, self.acks, rows, self._redelivered[start:end])
+
+    def offset_ranges(self) -> list[tuple[int, int]]:
+        """The offsets of these messages as ranges [start, end). A whole batch includes offsets that hold no row."""
+        batch = self._batch
+        if self._rows is None:
+            return [(batch.base_offset, batch.end_offset)]
+        if isinstance(self._rows, range) and batch.span == batch.count:
+            return [(batch.base_offset + self._rows.start, batch.base_offset + self._rows.stop)]
+        offsets = self.offsets
+        breaks = np.flatnonzero(np.diff(offsets) != 1)
+        starts = offsets[np.concatenate(([0], breaks + 1))]
+        ends = offsets[np.concatenate((breaks, [len(offsets) - 1]))] + 1
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+    def _selected(self, values: list[T]) -> list[T]:
+        rows = self._rows
+        if rows is None:
+            return values
+        if isinstance(rows, range):
+            return values[rows.start : rows.stop]
+        return [values[row] for row in rows.tolist()]
+
+    def _selected_array(self, values: Int64Array) -> Int64Array:
+        rows = self._rows
+        if rows is None:
+            return values
+        if isinstance(rows, range):
+            return values[rows.start : rows.stop]
+        return values[rows]
+
+
+def rows_of(ranges: Sequence[tuple[int, int]], count: int) -> range | Int64Array | None:
+    """A delivery's row ranges as a selection; None means every row. The caller has checked them against `count`."""
+    if not ranges or (len(ranges) == 1 and ranges[0] == (0, count)):
+        return None
+    if len(ranges) == 1:
+        return range(*ranges[0])
+    return np.concatenate([np.arange(start, end, dtype=np.int64) for start, end in ranges])
+
+
+def _shortened(payload: bytes, shown: int = 40) -> str:
+    return repr(payload) if len(payload) <= shown else f"{payload[:shown]!r}... ({len(payload)} bytes)"

@@ -1,0 +1,81 @@
+"""What a producer gets back: where its messages are."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+
+class Receipt(NamedTuple):
+    """Where one message is. `duplicate`: an earlier try had already stored it, and this one stored nothing."""
+
+    topic: str
+    partition: int
+    offset: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a run of messages is: offsets [start, start + count) of one partition, in the order they were given."""
+
+    partition: int
+    start: int
+    count: int
+    duplicate: bool
+
+
+class Receipts(Sequence[Receipt]):
+    """The receipts of one `send_many`, in the order of its payloads. They are made one by one, when asked for.
+
+    With keys on a topic of several partitions `rows` tells which payload went where; without, runs follow each other.
+    """
+
+    def __init__(self, topic: str, runs: Sequence[Placed], rows: Sequence[Sequence[int]] | None = None) -> None:
+        self.topic = topic
+        self.runs = tuple(runs)
+        """Contiguous offsets, run by run."""
+        self._starts: list[int] = []
+        self._count = 0
+        for run in self.runs:
+            self._starts.append(self._count)
+            self._count += run.count
+        self._order = None if rows is None else self._inverse(rows)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"receipt {index} of {self._count}")
+        place = index % self._count
+        if self._order is not None:
+            place = self._order[place]
+        run_index = bisect_right(self._starts, place) - 1
+        run = self.runs[run_index]
+        return Receipt(self.topic, run.partition, run.start + place - self._starts[run_index], run.duplicate)
+
+    def __iter__(self) -> Iterator[Receipt]:
+        return (self[index] for index in range(self._count))
+
+    def __repr__(self) -> str:
+        return f"Receipts(topic={self.topic!r}, count={self._count}, runs={list(self.runs)!r})"
+
+    def _inverse(self, rows: Sequence[Sequence[int]]) -> list[int]:
+        """Payload number -> its place among the runs laid end to end."""
+        order = [0] * self._count
+        place = 0
+        for run_rows in rows:
+            for row in run_rows:
+                order[row] = place
+                place += 1
+        assert place == self._count
+        return order

@@ -1,0 +1,211 @@
+"""Finding the broker that owns a partition, and staying in touch with it.
+
+Addresses come from three places: those the user listed, those lookups advertise, and those a NotOwner names. An owner
+whose advertised address cannot be reached (behind a port forward, say) is tried through the listed ones.
+
+Invariants
+    one connection per address, however many ask for it at once
+    a cached route is only a hint: whoever is answered NotOwner, or cannot connect, looks the topic up again
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from copy import copy
+from random import Random
+from typing import Final, TypeVar
+
+import msgspec
+
+from pydanube.codec.native import requests
+from pydanube.model.errors import DanubeError, Full, NotOwner, Unavailable
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .address import Address
+from .backoff import Backoff
+from .connection import Connection
+
+log = get_logger(__name__)
+
+UNREACHABLE_SECONDS: Final = 15.0
+"""How long an advertised address that could not be reached is left alone."""
+
+HOPS_MAX: Final = 4
+"""NotOwner answers that are followed at once; later ones wait, because somebody is wrong about who owns what."""
+
+ROUTES_MAX: Final = 10_000
+"""Cached routes; past it all are forgotten, which costs one lookup each."""
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+def worth_retrying(error: DanubeError) -> bool:
+    """Whether the same request, sent again later or elsewhere, may do better."""
+    return isinstance(error, Unavailable | NotOwner | Full)
+
+
+class Brokers:
+    """Every connection of one client, and what it knows about who owns what."""
+
+    def __init__(self, addresses: list[Address], clock: Clock, random: Random, timeout: float) -> None:
+        assert addresses
+        self.addresses = addresses
+        self.clock = clock
+        self.random = random
+        self.timeout = timeout
+        """Seconds after which trying again gives way to Unavailable."""
+        self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever waits for a connection gets its error
+        self._connections: dict[Address, Connection] = {}
+        self._connecting: dict[Address, asyncio.Task[Connection]] = {}
+        self._unreachable: dict[Address, float] = {}
+        self._routes: dict[str, requests.Route] = {}
+        self._closed = False
+
+    async def close(self) -> None:
+        """End every connection. Nothing of this client runs afterwards."""
+        self._closed = True
+        await self._tasks.close()
+        connections, self._connections = list(self._connections.values()), {}
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    async def at(self, address: Address) -> Connection:
+        """The connection to one address. Cancelled, others who wait for it still get it."""
+        if self._closed:
+            raise Unavailable("this client is closed")
+        known = self._connections.get(address)
+        if known is not None and known.usable:
+            return known
+        connecting = self._connecting.get(address)
+        if connecting is None:
+            connecting = self._tasks.spawn(self._connect(address), f"connect {address}")
+            self._connecting[address] = connecting
+            connecting.add_done_callback(lambda _: self._connecting.pop(address, None))
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            if connecting.cancelled():
+                raise Unavailable("this client is closed") from None
+            raise
+
+    async def _connect(self, address: Address) -> Connection:
+        try:
+            connection = await Connection.open(address, self.clock)
+        except DanubeError as error:
+            self._unreachable[address] = self.clock.monotonic() + UNREACHABLE_SECONDS
+            log.debug("broker.unreachable", address=str(address), error=error.message)
+            raise
+        self._unreachable.pop(address, None)
+        self._connections[address] = connection
+        connection.on_lost(self, lambda _: self._lost(address, connection))
+        return connection
+
+    def _lost(self, address: Address, connection: Connection) -> None:
+        if self._connections.get(address) is connection:
+            del self._connections[address]
+
+    async def anyone(self) -> Connection:
+        """A connection to some broker: one that is open, or the first listed one that answers."""
+        for address in self.addresses:
+            known = self._connections.get(address)
+            if known is not None and known.usable:
+                return known
+        failures: list[str] = []
+        for address in self.addresses:
+            try:
+                return await self.at(address)
+            except Unavailable as error:
+                failures.append(error.message)
+        raise Unavailable("no broker can be reached: " + "; ".join(failures))
+
+    async def owner(self, topic: str, partition: int) -> Connection:
+        """The connection to the owner of a partition, as far as is known. One try; raises Unavailable or NotFound."""
+        route = await self.route(topic)
+        if not 0 <= partition < len(route.partitions):
+            raise Unavailable(f"{topic} has no partition {partition} at present: it has {len(route.partitions)}")
+        owner = route.partitions[partition].owner
+        if not owner:
+            return await self.anyone()
+        address = Address.parse(owner)
+        if self._unreachable.get(address, 0.0) <= self.clock.monotonic():
+            try:
+                return await self.at(address)
+            except Unavailable:
+                self.moved(topic)
+                if address in self.addresses and len(self.addresses) == 1:
+                    raise
+        return await self.anyone()
+
+    # -- routes ------------------------------------------------------------------------------------------------------
+
+    async def route(self, topic: str, create: bool = False) -> requests.Route:
+        """Who owns the partitions of a topic: from memory, or by one lookup."""
+        known = self._routes.get(topic)
+        if known is not None:
+            return known
+        connection = await self.anyone()
+        return self._learn(topic, await connection.request(requests.Lookup(topic=topic, create=create), requests.Route))
+
+    def _learn(self, topic: str, route: requests.Route) -> requests.Route:
+        if not route.partitions:
+            raise Unavailable(f"the lookup of {topic} named no partition")
+        if len(self._routes) >= ROUTES_MAX:
+            self._routes.clear()
+        self._routes[topic] = route
+        return route
+
+    def moved(self, topic: str, partition: int = -1, owner: str = "") -> None:
+        """What was known about a topic is no longer true; with `owner`, this is what became of one partition."""
+        route = self._routes.pop(topic, None)
+        if route is not None and owner and 0 <= partition < len(route.partitions):
+            route.partitions[partition].owner = owner
+            self._routes[topic] = route
+
+    # -- trying again ------------------------------------------------------------------------------------------------
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]], topic: str = "", partition: int = -1) -> T:
+        """Attempt until it works, is refused for good, or `timeout` has passed. Cancelled, it stops trying."""
+        deadline = self.clock.monotonic() + self.timeout
+        backoff = Backoff(self.random)
+        hops = 0
+        while True:
+            try:
+                return await attempt()
+            except DanubeError as error:
+                if not worth_retrying(error) or self._closed:
+                    raise
+                if isinstance(error, NotOwner):
+                    self.moved(topic, partition, error.owner)
+                    hops += 1
+                    if error.owner and hops <= HOPS_MAX:
+                        continue
+                wait = backoff.next()
+                if self.clock.monotonic() + wait >= deadline:
+                    raise self._gave_up(error) from error
+                await self.clock.sleep(wait)
+
+    def _gave_up(self, error: DanubeError) -> DanubeError:
+        if isinstance(error, Full):
+            return copy(error)
+        return Unavailable(f"gave up after {self.timeout:g} s: {error.message}")
+
+    async def call(self, request: requests.Request, answer: type[StructT], repeatable: bool = True) -> StructT:
+        """Ask any broker. What is not `repeatable` is asked once: its loss in between raises Unavailable."""
+        if repeatable:
+            return await self.retrying(lambda: self._call_once(request, answer))
+        connection = await self.retrying(self.anyone)
+        return await connection.request(request, answer)
+
+    async def _call_once(self, request: requests.Request, answer: type[StructT]) -> StructT:
+        connection = await self.anyone()
+        try:
+            return await connection.request(request, answer)
+        except NotOwner as error:
+            if not error.owner:
+                raise
+            return await (await self.at(Address.parse(error.owner))).request(request, answer)

@@ -1,0 +1,131 @@
+"""Messages on their way into one batch: columns of plain lists, so that adding one costs a few appends.
+
+Everything is checked before it is added, because what is in one batch succeeds or fails together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pydanube.codec.batch import Codec, encode
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
+
+ROW_BYTES: Final = 24
+"""What one message takes besides its own bytes: offsets, times, hashes. An estimate on the high side."""
+
+Attributes = Mapping[str, str]
+_NO_ATTRIBUTES: Final[dict[str, str]] = {}
+
+
+class Rows:
+    """The columns of one batch that is being filled. `waiters` are opaque: (whoever waits, its first row, its rows)."""
+
+    __slots__ = ("attributes", "born", "keys", "payloads", "size", "times", "waiters")
+
+    def __init__(self, born: float) -> None:
+        self.payloads: list[bytes] = []
+        self.keys: list[str | None] | None = None
+        self.attributes: list[Attributes] | None = None
+        self.times: list[tuple[int, int]] = []
+        """(publish time, rows) runs"""
+        self.size = 0
+        self.born = born
+        """When the first message came in; its deadline counts from here."""
+        self.waiters: list[tuple[object, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def add(self, payload: bytes, key: str | None, attributes: Attributes | None, time_us: int, size: int) -> None:
+        if key is not None or self.keys is not None:
+            self._key_column().append(key)
+        if attributes or self.attributes is not None:
+            self._attribute_column().append(attributes or _NO_ATTRIBUTES)
+        self.payloads.append(payload)
+        self.times.append((time_us, 1))
+        self.size += size
+
+    def add_many(
+        self,
+        payloads: Sequence[bytes],
+        keys: Sequence[str | None] | None,
+        attributes: Sequence[Attributes | None] | None,
+        time_us: int,
+        size: int,
+    ) -> None:
+        count = len(payloads)
+        if keys is not None or self.keys is not None:
+            self._key_column().extend(keys if keys is not None else [None] * count)
+        if attributes is not None or self.attributes is not None:
+            self._attribute_column().extend(
+                [one or _NO_ATTRIBUTES for one in attributes] if attributes is not None else [_NO_ATTRIBUTES] * count
+            )
+        self.payloads.extend(payloads)
+        self.times.append((time_us, count))
+        self.size += size
+
+    def encode(
+        self, producer_name: str, producer_id: int, producer_epoch: int, first_sequence: int, codec: Codec
+    ) -> bytearray:
+        return encode(
+            self.payloads,
+            keys=self.keys,
+            attributes=self.attributes,
+            publish_times=self._publish_times(),
+            producer_name=producer_name,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            first_sequence=first_sequence,
+            codec=codec,
+        )
+
+    def _key_column(self) -> list[str | None]:
+        if self.keys is None:
+            self.keys = [None] * len(self.payloads)
+        return self.keys
+
+    def _attribute_column(self) -> list[Attributes]:
+        if self.attributes is None:
+            self.attributes = [_NO_ATTRIBUTES] * len(self.payloads)
+        return self.attributes
+
+    def _publish_times(self) -> int | list[int]:
+        first = self.times[0][0]
+        if all(time_us == first for time_us, _ in self.times):
+            return first
+        times: list[int] = []
+        for time_us, count in self.times:
+            times.extend([time_us] * count)
+        return times
+
+
+def checked_payload(payload: bytes) -> bytes:
+    """The payload as bytes, or Invalid."""
+    if type(payload) is not bytes:
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise Invalid(f"payload is {type(payload).__name__}, not bytes: encode it first, for example text.encode()")
+        payload = bytes(payload)
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise Invalid(f"payload of {len(payload)} bytes is too large: at most {MESSAGE_BYTES_MAX}")
+    return payload
+
+
+def attributes_size(attributes: Attributes) -> int:
+    """What the attributes of one message take, or Invalid. Keys and values are text."""
+    if not isinstance(attributes, Mapping):
+        raise Invalid(f"attributes are {type(attributes).__name__}, not a mapping of text to text")
+    if len(attributes) > ATTRIBUTES_PER_MESSAGE_MAX:
+        raise Invalid(f"{len(attributes)} attributes on one message are too many: at most {ATTRIBUTES_PER_MESSAGE_MAX}")
+    size = 0
+    for name, value in attributes.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise Invalid(f"attribute {name!r}: {value!r} is not text: keys and values are str")
+        try:
+            size += len(name.encode()) + len(value.encode()) + 8
+        except UnicodeEncodeError:
+            raise Invalid(f"attribute {name!r}: {value!r} cannot be written as UTF-8") from None
+    if size > BATCH_BYTES_MAX - MESSAGE_BYTES_MAX - (1 << 20):
+        raise Invalid(f"attributes of {size} bytes on one message are too large")
+    return size

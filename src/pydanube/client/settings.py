@@ -1,0 +1,76 @@
+"""What a user may choose, checked once. Tastes live here; promises live in `model.limits`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pydanube.codec.batch import Codec
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    KIB,
+    MIB,
+    PRODUCER_BATCHES_IN_FLIGHT_MAX,
+    PRODUCER_NAME_BYTES_MAX,
+)
+
+BATCH_BYTES_HIGHEST: Final = BATCH_BYTES_MAX // 2
+"""Sizes are estimated while a batch is filled; half of the hard limit leaves room for any error."""
+
+
+def check_number(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise Invalid(f"{name}={value!r} is out of range: use {low:g} to {high:g}")
+
+
+def check_count(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise Invalid(f"{name}={value!r} is out of range: use a whole number from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """How a producer batches and waits."""
+
+    name: str = ""
+    codec: Codec = Codec.NONE
+    batch_bytes: int = 256 * KIB
+    batch_messages: int = 10_000
+    linger_ms: float = 5.0
+    """The longest a message waits for company while earlier batches are on their way; alone it never waits."""
+    in_flight_batches: int = 32
+    queue_messages: int = 100_000
+    queue_bytes: int = 64 * MIB
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or len(self.name.encode(errors="replace")) > PRODUCER_NAME_BYTES_MAX:
+            raise Invalid(f"producer name {self.name!r} is not text of at most {PRODUCER_NAME_BYTES_MAX} bytes")
+        check_count("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_HIGHEST)
+        check_count("batch_messages", self.batch_messages, 1, BATCH_MESSAGES_MAX)
+        check_number("linger_ms", self.linger_ms, 0, 60_000)
+        check_count("in_flight_batches", self.in_flight_batches, 1, PRODUCER_BATCHES_IN_FLIGHT_MAX)
+        check_count("queue_messages", self.queue_messages, 1, 1 << 31)
+        check_count("queue_bytes", self.queue_bytes, 1, 1 << 40)
+        check_number("timeout", self.timeout, 0.001, 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """How far a consumer reads ahead, and how it gathers acks."""
+
+    prefetch_messages: int = 10_000
+    prefetch_bytes: int = 16 * MIB
+    ack_linger_ms: float = 5.0
+    refresh_seconds: float = 5.0
+    """How often a pattern looks for new topics."""
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_count("prefetch_messages", self.prefetch_messages, 1, 1 << 31)
+        check_count("prefetch_bytes", self.prefetch_bytes, 1, 1 << 40)
+        check_number("ack_linger_ms", self.ack_linger_ms, 0, 60_000)
+        check_number("refresh_seconds", self.refresh_seconds, 0.01, 1e6)
+        check_number("timeout", self.timeout, 0.001, 1e6)

@@ -1,0 +1,241 @@
+"""A consumer's hold on one partition: attaches, is delivered to, acks, and attaches again when the connection ends.
+
+```
+ attach:   Subscribe --> ConsumerOpened --> ACK (what the last session left unconfirmed) --> CREDIT --> DELIVER ...
+```
+
+Acks come before credit, so the broker has heard of them before it chooses what to deliver again.
+
+Invariants
+    deliveries of an older session are never mixed with those of the present one
+    a batch is verified whole before a user sees it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from pydanube.codec.batch import Batch
+from pydanube.codec.native import requests
+from pydanube.codec.native.frames import DeliverHead
+from pydanube.model.errors import Corrupt, DanubeError, NotOwner
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .acks import Acks, AckSet
+from .backoff import Backoff
+from .connection import Connection
+from .credit import Credit
+from .message import ReceivedBatch, rows_of
+from .routing import Brokers, worth_retrying
+
+log = get_logger(__name__)
+
+RANGES_PER_FRAME: Final = 10_000
+"""An ACK frame's head has to fit its limit; the broker keeps no more gaps than this anyway."""
+
+
+class Receiver(Protocol):
+    """The consumer, as a source sees it."""
+
+    def source_delivered(self, batch: ReceivedBatch) -> None: ...
+    def source_restarted(self, source: Source) -> None:
+        """What it delivered and nobody took will come again."""
+
+    def source_failed(self, source: Source, error: DanubeError) -> None: ...
+    def source_dirty(self, source: Source) -> None:
+        """It has acks to send."""
+
+    def source_confirmed(self) -> None: ...
+
+
+class Source:
+    """One partition of one subscription."""
+
+    def __init__(
+        self, brokers: Brokers, tasks: Tasks, receiver: Receiver, subscribe: requests.Subscribe, credit: Credit
+    ) -> None:
+        self.topic = subscribe.topic
+        self.partition = subscribe.partition
+        self.credit = credit
+        self.ack_failure: DanubeError | None = None
+        self._brokers = brokers
+        self._tasks = tasks
+        self._receiver = receiver
+        self._subscribe = subscribe
+        self._backoff = Backoff(brokers.random)
+        self._connection: Connection | None = None
+        self._handle = 0
+        self._confirming = 0
+        self._attaching: asyncio.Task[None] | None = None
+        self.acks = Acks(self._dirty)
+
+    # -- attaching ---------------------------------------------------------------------------------------------------
+
+    async def attach(self) -> None:
+        """One try. Cancelled, the broker may hold it for this consumer's name until the next one."""
+        connection = await self._brokers.owner(self.topic, self.partition)
+        await connection.request(self._subscribe, requests.ConsumerOpened, partial(self._attached, connection))
+
+    def _attached(self, connection: Connection, opened: requests.ConsumerOpened) -> None:
+        connection.on_lost(self, self._lost)
+        connection.listen(opened.handle, self)
+        self._connection, self._handle = connection, opened.handle
+        self._confirming = 0
+        self._backoff.reset()
+        left = self.acks.unconfirmed()
+        if left is not None:
+            self._send(connection, left, confirm=True)
+        if self.acks.dirty:
+            self.send_acks()
+        self.credit.restart()
+        self.give_credit()
+
+    async def detach(self) -> None:
+        """Let go: nothing is delivered any more. A broker that cannot be asked lets go with the connection."""
+        connection, handle = self._connection, self._handle
+        self._let_go()
+        if self._attaching is not None:
+            self._attaching.cancel()
+            self._attaching = None
+        if connection is not None and connection.usable:
+            try:
+                await connection.request(requests.CloseConsumer(handle=handle), requests.Done, timeout=2.0)
+            except DanubeError as error:
+                log.debug("consumer.close_failed", topic=self.topic, partition=self.partition, error=error.message)
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.forget(self)
+            self._connection.stop_listening(self._handle)
+            self._connection = None
+
+    def reattach(self) -> None:
+        """Attach again, however long it takes."""
+        if self._attaching is None:
+            self._attaching = self._tasks.spawn(self._reattach(), f"attach {self.topic}[{self.partition}]")
+
+    async def _reattach(self) -> None:
+        try:
+            while self._connection is None:
+                try:
+                    await self.attach()
+                    continue
+                except DanubeError as error:
+                    if not worth_retrying(error):
+                        self._receiver.source_failed(self, error)
+                        return
+                    self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
+                await self._brokers.clock.sleep(self._backoff.next())
+        finally:
+            if self._attaching is asyncio.current_task():
+                self._attaching = None
+
+    # -- what the connection calls -----------------------------------------------------------------------------------
+
+    def delivered(self, head: DeliverHead, batch: memoryview) -> None:
+        try:
+            opened = Batch.open(batch, stamped=True)
+            if any(start >= end or end > opened.count for start, end in head.ranges):
+                raise Corrupt("a delivery selects rows that its batch does not have")
+        except Corrupt as error:
+            self.closed(
+                Corrupt(f"a batch of {self.topic}, partition {self.partition}, arrived damaged: {error.message}")
+            )
+            return
+        rows = rows_of(head.ranges, opened.count)
+        self._receiver.source_delivered(
+            ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries)
+        )
+
+    def closed(self, error: DanubeError) -> None:
+        """The broker took the subscription away, or what it sends cannot be used."""
+        self._let_go()
+        self._receiver.source_restarted(self)
+        if worth_retrying(error):
+            self._brokers.moved(self.topic)
+            self.reattach()
+        else:
+            self._receiver.source_failed(self, error)
+
+    def _lost(self, error: DanubeError) -> None:
+        log.debug("consumer.connection_lost", topic=self.topic, partition=self.partition, error=error.message)
+        self._connection = None
+        self._receiver.source_restarted(self)
+        self.reattach()
+
+    # -- credit and acks ---------------------------------------------------------------------------------------------
+
+    def taken(self, batch: ReceivedBatch) -> bool:
+        """The user took a batch of the present session; True when that gave the broker new credit."""
+        self.credit.taken(len(batch), batch.stored_bytes)
+        return self.give_credit()
+
+    def give_credit(self) -> bool:
+        connection = self._connection
+        if connection is None or connection.lost is not None:
+            return False
+        grant = self.credit.grant()
+        if grant is None:
+            return False
+        connection.give_credit(self._handle, *grant)
+        return True
+
+    def forget_acks(self) -> None:
+        """After a seek, acks of what was received before it mean nothing."""
+        self.acks.on_dirty = _ignore
+        self.acks = Acks(self._dirty)
+        self._confirming = 0
+
+    def _dirty(self) -> None:
+        self._receiver.source_dirty(self)
+
+    def send_acks(self, confirm: bool = False) -> None:
+        """Send what was gathered, now or through the next session. The broker is asked to confirm now and then."""
+        connection, acks = self._connection, self.acks
+        if connection is None or connection.lost is not None:
+            return
+        if acks.dirty:
+            self._send(connection, acks.take(), confirm or self._confirming <= acks.confirmed_number)
+        elif confirm and acks.confirmed_number < acks.sent_number and self._confirming < acks.sent_number:
+            self._send(connection, AckSet(acks.sent_number, [], 0), confirm=True)
+
+    def _send(self, connection: Connection, taken: AckSet, confirm: bool) -> None:
+        if taken.below:
+            connection.ack(self._handle, [(0, taken.below)], cumulative=True)
+        ranges = taken.ranges
+        for start in range(0, len(ranges) - RANGES_PER_FRAME, RANGES_PER_FRAME):
+            connection.ack(self._handle, ranges[start : start + RANGES_PER_FRAME])
+        last = ranges[-(len(ranges) % RANGES_PER_FRAME or RANGES_PER_FRAME) :]
+        on_done: Callable[[DanubeError | None], None] | None = None
+        if confirm:
+            self._confirming = taken.number
+            on_done = partial(self._confirmed, connection, self.acks, taken.number)
+        if last or confirm:
+            connection.ack(self._handle, last, on_done=on_done)
+
+    def _confirmed(self, connection: Connection, acks: Acks, number: int, error: DanubeError | None) -> None:
+        if acks is not self.acks or connection.lost is not None:
+            return
+        if error is not None and worth_retrying(error):
+            self._confirming = acks.confirmed_number
+            self._tasks.spawn(self._ack_again(acks), f"ack {self.topic}[{self.partition}]")
+            return
+        if error is not None:
+            self.ack_failure = self.ack_failure or error
+        acks.confirm(number)
+        self._receiver.source_confirmed()
+
+    async def _ack_again(self, acks: Acks) -> None:
+        await self._brokers.clock.sleep(self._backoff.next())
+        left = acks.unconfirmed()
+        connection = self._connection
+        if left is not None and acks is self.acks and connection is not None and connection.lost is None:
+            self._send(connection, left, confirm=True)
+
+
+def _ignore() -> None:
+    """Acks that lead nowhere."""
