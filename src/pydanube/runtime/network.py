@@ -411,8 +411,13 @@ class FramedConnection(asyncio.BufferedProtocol):
         return taken
 
     def _finish_writing(self) -> None:
-        if not self._outgoing and not self._transport.is_closing() and self._transport.can_write_eof():
+        if self._outgoing or self._transport.is_closing() or not self._transport.can_write_eof():
+            return
+        try:
             self._transport.write_eof()
+        except OSError as error:  # the peer has reset the connection, and the loop has not noticed yet
+            self._error = error
+            self._transport.abort()
 
     def _drop_outgoing(self) -> None:
         self._outgoing.clear()

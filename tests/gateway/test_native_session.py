@@ -1,0 +1,450 @@
+"""What a client that behaves gets from the native door, frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+import typing
+
+import pytest
+from native_peer import TOPIC, Between, Peer, door, one_batch
+
+from pydanube.codec import batch as batches
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Kind
+from pydanube.gateway.native import requests as dispatch
+from pydanube.model.errors import (
+    AlreadyExists,
+    Corrupt,
+    DanubeError,
+    Full,
+    Invalid,
+    NotFound,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+)
+from pydanube.model.limits import FRAME_BYTES_MAX
+from pydanube.runtime.clock import ManualClock
+
+
+def test_every_request_of_the_protocol_is_answered_by_a_function() -> None:
+    assert set(dispatch._TABLE) == set(typing.get_args(requests.AnyRequest))
+
+
+# -- handshake ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_is_welcomed_with_what_it_has_to_know() -> None:
+    async with door(publish_window_bytes=1_234_567, keep_alive_ms=4_000) as there, await Peer.greet(there) as peer:
+        assert peer.welcome is not None
+        assert peer.welcome.version == 1
+        assert peer.welcome.broker
+        assert peer.welcome.frame_bytes_max == FRAME_BYTES_MAX
+        assert peer.welcome.publish_window_bytes == 1_234_567
+        assert peer.welcome.keep_alive_ms == 4_000
+
+
+async def test_requests_may_follow_hello_without_waiting_for_welcome() -> None:
+    async with door() as there, await Peer.connect(there) as peer:
+        hello = frames.encode(Kind.HELLO, requests.encode(requests.Hello()))
+        request = frames.encode(Kind.REQUEST, requests.encode(requests.ListNamespaces()), 5)
+        peer.write(frames.PREAMBLE + hello + request)
+        await peer.receive(Kind.WELCOME)
+        answer = await peer.receive(Kind.RESPONSE)
+        assert requests.decode(answer.head, requests.Names).names == ["default"]
+
+
+async def test_a_version_that_is_not_spoken_is_refused_with_both_ranges() -> None:
+    async with door() as there:
+        with pytest.raises(Refused, match=r"versions 2\.\.9 are not spoken here: this broker speaks 1\.\.1"):
+            await Peer.greet(there, requests.Hello(version_min=2, version_max=9))
+
+
+async def test_a_newer_client_that_still_speaks_our_version_is_welcomed_with_ours() -> None:
+    async with door() as there, await Peer.greet(there, requests.Hello(version_min=1, version_max=9)) as peer:
+        assert peer.welcome is not None and peer.welcome.version == 1
+
+
+async def test_credentials_are_refused_while_there_is_nobody_to_check_them() -> None:
+    async with door() as there:
+        with pytest.raises(Unauthenticated, match="'token' is not offered"):
+            await Peer.greet(there, requests.Hello(auth_scheme="token", auth_data=b"secret"))
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.request(requests.CreateNamespace(namespace="shop"), requests.Done)
+        await peer.request(requests.CreateTopic(topic="/shop/orders", partitions=2), requests.Done)
+        with pytest.raises(AlreadyExists):
+            await peer.request(requests.CreateTopic(topic="/shop/orders", partitions=2), requests.Done)
+        assert (await peer.request(requests.ListTopics(namespace="shop"), requests.Names)).names == ["/shop/orders"]
+        assert (await peer.request(requests.ListNamespaces(), requests.Names)).names == ["default", "shop"]
+        described = await peer.request(requests.DescribeTopic(topic="/shop/orders"), requests.Topic)
+        assert [one.index for one in described.partition_infos] == [0, 1]
+        made = requests.CreateSubscription(topic="/shop/orders", subscription="billing")
+        await peer.request(made, requests.Done)
+        listed = await peer.request(requests.ListSubscriptions(topic="/shop/orders"), requests.Names)
+        assert listed.names == ["billing"]
+        billing = requests.DescribeSubscription(topic="/shop/orders", subscription="billing")
+        assert len((await peer.request(billing, requests.Subscription)).partitions) == 2
+        moved = requests.Seek(topic="/shop/orders", subscription="billing", position=requests.Start("earliest"))
+        await peer.request(moved, requests.Done)
+        gone = requests.DeleteSubscription(topic="/shop/orders", subscription="billing")
+        await peer.request(gone, requests.Done)
+        await peer.request(requests.DeleteTopic(topic="/shop/orders"), requests.Done)
+        await peer.request(requests.DeleteNamespace(namespace="shop"), requests.Done)
+        about = await peer.request(requests.DescribeBroker(), requests.Broker)
+        assert (about.state, about.topics) == ("ok", 0)
+
+
+async def test_a_lookup_names_the_owner_of_each_partition() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        route = await peer.request(requests.Lookup(topic=TOPIC, create=True), requests.Route)
+        assert (route.topic, route.partitioned) == (TOPIC, False)
+        assert [(one.index, one.owner) for one in route.partitions] == [(0, there.broker.address)]
+        with pytest.raises(NotFound):
+            await peer.request(requests.Lookup(topic="/default/unknown"), requests.Route)
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        (requests.Lookup(topic="orders"), "not a full name"),
+        (requests.CreateTopic(topic=TOPIC, ack_level="sure"), "ack level 'sure' is unknown"),
+        (requests.CreateTopic(topic=TOPIC, partitions=-1), "out of range"),
+        (requests.FindOffset(topic=TOPIC, partition=0, position=requests.Start("offset", -1)), "negative"),
+        (requests.CreateNamespace(namespace="a/b"), "not a name"),
+        (requests.Subscribe(topic=TOPIC, partition=0, subscription="s", consumer=""), "1 to 200 characters"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused_and_the_connection_lives(
+    request_: requests.Request, complaint: str
+) -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        with pytest.raises(Invalid, match=complaint):
+            await peer.request(request_, requests.Done)
+        await peer.request(requests.ListNamespaces(), requests.Names)
+
+
+async def test_an_operation_of_a_later_release_is_refused_by_name_and_the_connection_lives() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        peer.send(Kind.REQUEST, b"\x81\xa2op\xa7unheard", 3)
+        error = await peer.error(correlation=3)
+        assert isinstance(error, Invalid) and "unheard" in error.message
+        await peer.request(requests.ListNamespaces(), requests.Names)
+
+
+async def test_requests_are_answered_as_they_finish_and_find_their_way_by_correlation() -> None:
+    class SlowLookup(Between):
+        def __init__(self, broker: object) -> None:
+            super().__init__(broker)
+            self.go = asyncio.Event()
+
+        async def lookup(self, *arguments: object) -> object:
+            await self.go.wait()
+            return await self._broker.lookup(*arguments)
+
+    async with door(wrap=SlowLookup) as there, await Peer.greet(there) as peer:
+        peer.send(Kind.REQUEST, requests.encode(requests.Lookup(topic=TOPIC, create=True)), 1)
+        peer.send(Kind.REQUEST, requests.encode(requests.ListNamespaces()), 2)
+        assert (await peer.receive(Kind.RESPONSE)).correlation == 2
+        there.broker.go.set()
+        assert (await peer.receive(Kind.RESPONSE)).correlation == 1
+
+
+async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> None:
+    class Broken(Between):
+        async def lookup(self, *_: object) -> object:
+            raise RuntimeError("secret detail")
+
+        def publish(self, *_: object) -> object:
+            raise RuntimeError("secret detail")
+
+        async def fetch(self, *_: object) -> object:
+            raise RuntimeError("secret detail")
+
+    async with door(wrap=Broken) as there, await Peer.greet(there) as peer:
+        with pytest.raises(DanubeError, match="internal error in request: RuntimeError"):
+            await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
+        await peer.create_topic()
+        producer = await peer.request(requests.OpenProducer(topic=TOPIC, partition=0), requests.ProducerOpened)
+        asked = peer.publish(producer.handle, one_batch(producer))
+        error = await peer.error(asked)
+        assert error.code == DanubeError.code and "secret" not in error.message
+        peer.send(Kind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"))), 99)
+        assert "internal error in fetch" in (await peer.error(99)).message
+        (session,) = there.sessions
+        assert session.in_flight == 0
+
+
+# -- publishing --------------------------------------------------------------------------------------------------------
+
+
+async def test_publishes_are_pipelined_and_each_is_answered() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        asked = [peer.publish(producer.handle, one_batch(producer, sequence=n * 3)) for n in range(50)]
+        for index, correlation in enumerate(asked):
+            frame = await peer.receive(Kind.PUBLISHED)
+            assert frame.correlation == correlation
+            handle, base_offset, epoch = frames.unpack_head(frame.head, frames.PUBLISHED, Kind.PUBLISHED)
+            assert (handle, base_offset, epoch) == (producer.handle, index * 3, producer.owner_epoch)
+
+
+async def test_a_batch_sent_again_is_answered_as_a_duplicate_with_its_first_offset() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        batch = one_batch(producer, sequence=0)
+        peer.publish(producer.handle, batch)
+        first = await peer.receive(Kind.PUBLISHED)
+        peer.publish(producer.handle, batch)
+        again = await peer.receive(Kind.PUBLISHED)
+        assert (first.flags, again.flags) == (0, frames.FLAG_DUPLICATE)
+        assert bytes(first.head) == bytes(again.head)
+
+
+async def test_a_batch_that_is_not_one_is_refused_and_the_connection_lives() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        for bad in (b"", b"no batch at all", bytes(200)):
+            asked = peer.publish(producer.handle, bytearray(bad))
+            assert isinstance(await peer.error(asked), (Corrupt, Invalid))
+        damaged = one_batch(producer)
+        damaged[-9] ^= 1
+        assert isinstance(await peer.error(peer.publish(producer.handle, damaged)), Corrupt)
+        peer.publish(producer.handle, one_batch(producer))
+        await peer.receive(Kind.PUBLISHED)
+
+
+async def test_an_unknown_handle_is_not_found_on_its_correlation() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        asked = peer.publish(77, one_batch())
+        assert isinstance(await peer.error(asked), NotFound)
+        peer.ack(77, (0, 1), correlation=5)
+        assert isinstance(await peer.error(5), NotFound)
+        peer.ack(77, (0, 1))
+        peer.credit(77, 10, 10)
+        with pytest.raises(NotFound):
+            await peer.request(requests.CloseProducer(handle=77), requests.Done)
+        with pytest.raises(NotFound):
+            await peer.request(requests.CloseConsumer(handle=77), requests.Done)
+
+
+async def test_a_closed_producer_publishes_no_more() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        await peer.request(requests.CloseProducer(handle=producer.handle), requests.Done)
+        assert isinstance(await peer.error(peer.publish(producer.handle, one_batch(producer))), NotFound)
+
+
+async def test_a_batch_larger_than_the_window_may_go_alone() -> None:
+    async with door(publish_window_bytes=1_000) as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        peer.publish(producer.handle, one_batch(producer, payload_bytes=5_000))
+        await peer.receive(Kind.PUBLISHED)
+
+
+# -- consuming ---------------------------------------------------------------------------------------------------------
+
+
+async def test_messages_are_delivered_as_far_as_credit_goes_and_acks_are_kept() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer, consumer = await peer.open_producer(), await peer.subscribe("billing")
+        assert (consumer.position, consumer.created) == (0, True)
+        batch = one_batch(producer)
+        for _ in range(3):
+            peer.publish(producer.handle, batch)
+            await peer.receive(Kind.PUBLISHED)
+        peer.credit(consumer.handle, 6, 2 * len(batch))
+        for base in (0, 3):
+            frame = await peer.receive(Kind.DELIVER)
+            head = frames.decode_deliver_head(frame.head)
+            assert (head.handle, head.ranges, head.redeliveries) == (consumer.handle, [], ())
+            received = batches.Batch.open(frame.body, stamped=True)
+            assert received.base_offset == base
+        peer.ack(consumer.handle, (0, 2), (3, 4), correlation=41)
+        assert (await peer.receive(Kind.RESPONSE)).correlation == 41
+        peer.ack(consumer.handle, (0, 3), correlation=42, flags=frames.FLAG_CUMULATIVE)
+        assert (await peer.receive(Kind.RESPONSE)).correlation == 42
+        described = requests.DescribeSubscription(topic=TOPIC, subscription="billing")
+        (place,) = (await peer.request(described, requests.Subscription)).partitions
+        assert (place.position, place.lag, place.consumer) == (4, 5, "billing")
+        await peer.request(requests.CloseConsumer(handle=consumer.handle), requests.Done)
+        again = await peer.subscribe("billing")
+        assert (again.position, again.created) == (4, False)
+        peer.credit(again.handle, 100, 100_000)
+        frame = await peer.receive(Kind.DELIVER)
+        assert frames.decode_deliver_head(frame.head).ranges == [(1, 3)]
+
+
+async def test_a_consumer_whose_topic_is_deleted_is_told() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        consumer = await peer.subscribe("billing")
+        peer.send(Kind.REQUEST, requests.encode(requests.DeleteTopic(topic=TOPIC)), 50)
+        frame = await peer.receive(Kind.CONSUMER_CLOSED)
+        failure = requests.decode(frame.head, requests.Failure)
+        assert failure.handle == consumer.handle
+        assert isinstance(failure.error(), NotFound)
+        await peer.receive(Kind.RESPONSE)
+        with pytest.raises(NotFound):
+            await peer.request(requests.CloseConsumer(handle=consumer.handle), requests.Done)
+
+
+async def test_what_a_lost_client_held_is_free_for_the_next() -> None:
+    async with door() as there, await Peer.greet(there) as other:
+        await other.create_topic()
+        peer = await Peer.greet(there)
+        await peer.subscribe("billing")
+        peer.close()
+        await there.until(lambda: there.server.connections == 1)
+        asked = requests.Subscribe(topic=TOPIC, partition=0, subscription="billing", consumer="somebody else")
+        await other.request(asked, requests.ConsumerOpened)
+
+
+# -- fetching ----------------------------------------------------------------------------------------------------------
+
+
+def fetch(start: requests.Start, wait_ms: int = 0, bytes_max: int = 1 << 20) -> bytes:
+    return requests.encode(requests.Fetch(TOPIC, 0, start, bytes_max, wait_ms))
+
+
+async def test_a_fetch_returns_whole_batches_aligned_in_one_frame() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        batch = one_batch(producer)
+        for _ in range(3):
+            peer.publish(producer.handle, batch)
+            await peer.receive(Kind.PUBLISHED)
+        peer.send(Kind.FETCH, fetch(requests.Start("offset", 4)), 9)
+        frame = await peer.receive(Kind.FETCHED)
+        assert frame.correlation == 9
+        assert frames.unpack_head(frame.head, frames.FETCHED, Kind.FETCHED)[:3] == (9, 0, 9)
+        step = -(-len(batch) // 64) * 64
+        assert len(frame.body) == 2 * step
+        for index in range(2):
+            whole = frame.body[index * step : index * step + len(batch)]
+            assert batches.Batch.open(whole, stamped=True).base_offset == 3 + 3 * index
+
+
+async def test_a_fetch_that_waits_is_answered_by_the_next_publish() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        peer.send(Kind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 9)
+        peer.publish(producer.handle, one_batch(producer))
+        seen = {(await peer.receive(Kind.FETCHED, Kind.PUBLISHED)).kind for _ in range(2)}
+        assert seen == {Kind.FETCHED, Kind.PUBLISHED}
+
+
+async def test_a_fetch_that_waits_in_vain_is_answered_empty() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        peer.send(Kind.FETCH, fetch(requests.Start("earliest"), wait_ms=10), 9)
+        frame = await peer.receive(Kind.FETCHED)
+        assert len(frame.body) == 0
+
+
+async def test_a_fetch_of_what_is_not_there_is_an_error_of_the_tree() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        peer.send(Kind.FETCH, fetch(requests.Start("earliest")), 9)
+        assert isinstance(await peer.error(9), NotFound)
+        peer.send(Kind.FETCH, b"\xc1", 10)
+        assert isinstance(await peer.error(10), Invalid)
+
+
+async def test_more_waiting_fetches_than_allowed_are_refused() -> None:
+    async with door(fetches_in_flight_max=2) as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        for correlation in (1, 2, 3):
+            peer.send(Kind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 100 + correlation)
+        assert isinstance(await peer.error(103), Full)
+
+
+# -- keep-alive and the end --------------------------------------------------------------------------------------------
+
+
+async def test_a_ping_is_answered() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        peer.send(Kind.PING, correlation=3)
+        assert (await peer.receive(Kind.PONG)).correlation == 3
+
+
+async def test_a_silent_peer_is_asked_and_one_that_answers_stays() -> None:
+    clock = ManualClock()
+    async with door(clock=clock, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
+        for _ in range(6):
+            for _ in range(6):
+                clock.advance(0.2)
+                await asyncio.sleep(0)
+            await peer.receive(Kind.PING)
+            peer.send(Kind.PONG)
+            session = await there.session_of(peer)
+            now = clock.monotonic()
+            await there.until(lambda now=now, session=session: session.connection.last_received >= now)  # type: ignore[misc]
+        assert there.server.connections == 1
+
+
+async def test_a_peer_that_stays_silent_for_three_intervals_is_gone() -> None:
+    clock = ManualClock()
+    async with door(clock=clock, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
+        for _ in range(17):
+            clock.advance(0.2)
+            await asyncio.sleep(0)
+        while (frame := await peer.next_frame()) is not None and frame.kind is Kind.PING:
+            pass
+        assert frame is not None and frame.kind is Kind.ERROR
+        error = requests.decode(frame.head, requests.Failure).error()
+        assert isinstance(error, Unavailable) and "nothing was heard" in error.message
+        assert await peer.next_frame() is None
+
+
+async def test_a_door_that_closes_says_so_answers_what_is_in_flight_and_takes_nothing_new() -> None:
+    class Holding(Between):
+        def __init__(self, broker: object) -> None:
+            super().__init__(broker)
+            self.held: list[tuple[object, ...]] = []
+
+        def publish(self, *arguments: object) -> None:
+            self.held.append(arguments)
+
+    async with door(wrap=Holding) as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        in_flight = peer.publish(producer.handle, one_batch(producer))
+        await there.until(lambda: len(there.broker.held) == 1)
+        closing = asyncio.ensure_future(there.server.close(drain_s=10))
+        goaway = await peer.receive(Kind.GOAWAY)
+        assert isinstance(requests.decode(goaway.head, requests.Failure).error(), Unavailable)
+        late = peer.publish(producer.handle, one_batch(producer))
+        assert isinstance(await peer.error(late), Unavailable)
+        assert not closing.done()
+        there.broker._broker.publish(*there.broker.held[0])
+        assert (await peer.receive(Kind.PUBLISHED)).correlation == in_flight
+        assert await peer.next_frame() is None
+        await closing
+        assert there.server.connections == 0
+        with pytest.raises(ConnectionError):
+            await Peer.connect(there)
+
+
+async def test_a_waiting_fetch_does_not_keep_the_door_open() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        peer.send(Kind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 9)
+        await there.until(lambda: there.sessions[0].in_flight == 1)
+        closing = asyncio.ensure_future(there.server.close(drain_s=10))
+        await peer.receive(Kind.GOAWAY)
+        assert isinstance(await peer.error(9), Unavailable)
+        async with asyncio.timeout(5):
+            await closing
