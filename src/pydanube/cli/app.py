@@ -37,6 +37,10 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
 
+class OutputClosed(Exception):
+    """The reader of our output went away (``| head``). Nobody is left to tell, and nothing failed."""
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands by name and imports one only when it is called."""
 
@@ -50,6 +54,12 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(f"{__package__}.{module_name}"), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise OutputClosed from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -93,7 +103,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         _show(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
+    except (OutputClosed, BrokenPipeError):
         _close_stdout()
         sys.exit(0)
     except DanubeError as error:
@@ -118,7 +128,7 @@ def _leave(status: int, message: str) -> NoReturn:
 
 
 def _close_stdout() -> None:
-    """The reader of our output went away (``| head``): leave quietly, also at interpreter exit."""
+    """What is still buffered goes nowhere, quietly, also at interpreter exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
