@@ -1,0 +1,62 @@
+"""A broker as a reader of the documentation starts it: `danube serve`, as a process, on a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a page or an example runs: a directory, a broker, and an environment in which `danube` is a command."""
+
+    directory: Path
+    address: str
+    environment: dict[str, str]
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[Place]:
+    environment = _environment(directory)
+    with _serving(directory, environment) as address:
+        work = directory / "work"
+        work.mkdir()
+        yield Place(work, address, {**environment, "DANUBE_URL": f"danube://{address}"})
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """The same environment, with this checkout as the package and `danube` on the path."""
+    commands = directory / "bin"
+    commands.mkdir()
+    command = commands / "danube"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pydanube.cli "$@"\n')
+    command.chmod(0o755)
+    (commands / "python").symlink_to(sys.executable)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("DANUBE_")}
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    return {**ours, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+
+
+@contextmanager
+def _serving(directory: Path, environment: dict[str, str]) -> Iterator[str]:
+    """The native address of a broker process that ends with the block, cleanly."""
+    command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(directory / "data"), "--port", "0"]
+    with (directory / "broker.log").open("w+b") as log:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            assert ready.startswith("danube ready "), (directory / "broker.log").read_text()
+            yield ready.split("native=")[1].split()[0]
+            process.terminate()
+            assert process.wait(20) == 0, (directory / "broker.log").read_text()
+        finally:
+            process.kill()
+            process.communicate()
