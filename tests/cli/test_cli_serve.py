@@ -47,7 +47,7 @@ def refused(*arguments: str) -> str:
 
 
 def test_one_broker_per_directory(serve, tmp_path: Path):
-    running = serve(tmp_path / "data")
+    serve(tmp_path / "data")
     assert str(tmp_path / "data") in refused("--data-dir", str(tmp_path / "data"), "--port", "0")
 
 

@@ -1,0 +1,116 @@
+"""`danube bench` in small: every mode with real processes, and a fault that it must not overlook."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pydanube.cli.bench import baselines
+from pydanube.cli.bench.recovering import measure as recover
+from pydanube.cli.bench.results import Result, Throughput
+from pydanube.cli.bench.scenario import Scenario
+
+pytestmark = pytest.mark.process
+
+
+def bench(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pydanube.cli", "bench", *arguments], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def measured(*arguments: str) -> dict:
+    return json.loads(bench("--json", *arguments))
+
+
+def test_batches_with_verification_and_all_baselines(tmp_path: Path):
+    told = measured("--count", "60000", "--verify", "--data-dir", str(tmp_path))
+    assert (told["sent"], told["received"], told["verified"], told["faults"]) == (60_000, 60_000, True, {})
+    assert told["throughput"]["end_to_end"] > 0
+    assert told["ratios"]["throughput_to_pipeline"] > 0
+    base = told["baselines"]
+    assert base["loopback_gigabytes_per_second"] > 0
+    assert base["sync"]["p50"] <= base["sync"]["p99"] <= base["sync"]["p999"]
+    assert base["pipeline"]["end_to_end"] > 0
+    assert told["broker_bytes_peak"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_of_everything_message_by_message():
+    told = measured(
+        "--no-baselines", "--verify", "--receive", "messages", "--count", "12000", "--batch", "100", "--size", "33",
+        "--partitions", "3", "--topics", "2", "--producers", "2", "--consumers", "2", "--compression", "lz4",
+    )  # fmt: skip
+    assert (told["sent"], told["received"], told["verified"]) == (12_000, 24_000, True)
+
+
+def test_latency_of_unbatched_sends():
+    told = measured("--latency", "--rate", "500", "--count", "400", "--ack-level", "memory", "--verify")
+    latency = told["latency"]
+    assert latency["publish_to_ack"]["samples"] == latency["publish_to_receive"]["samples"] == 380
+    assert told["verified"] is True
+    assert told["baselines"]["echo"]["p99"] > 0
+    assert told["baselines"]["sync"] is None
+
+
+def test_time_instead_of_a_count_and_no_consumer():
+    told = measured("--no-baselines", "--seconds", "0.3", "--consumers", "0", "--ack-level", "written")
+    assert told["sent"] > 0
+    assert told["throughput"]["end_to_end"] == 0
+
+
+def test_a_broker_that_runs_already(served):
+    told = measured("--no-baselines", "--url", served.url, "--count", "1000", "--rate", "5000", "--batch", "100")
+    assert told["received"] == 1_000
+    assert told["throughput"]["publish"] < 7_000
+
+
+def test_the_table_says_what_was_measured():
+    shown = bench("--no-baselines", "--count", "2000", "--verify")
+    assert shown.startswith("100 B messages in batches of 500, durable acks, 1 producer, 1 consumer")
+    assert "2,000 messages: each once, in order, content checked" in shown
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--size", "8"), ("--batch", "0"), ("--producers", "0"), ("--latency", "--consumers", "2"), ("--ack-level", "x")],
+    ids=" ".join,
+)
+def test_what_cannot_be_measured_is_wrong_usage(wrong: tuple[str, ...]):
+    assert "Error: " in bench(*wrong, code=2)
+
+
+def test_no_broker_at_the_url_is_a_failure():
+    assert "127.0.0.1:1" in bench("--url", "danube://127.0.0.1:1", "--count", "10", code=1)
+
+
+@pytest.mark.parametrize("ack_level", ["durable", "written", "memory"])
+async def test_the_bare_pipeline_moves_every_message(tmp_path: Path, ack_level: str):
+    scenario = Scenario(count=20_100, ack_level=ack_level, size=50, batch=200)
+    rates = await baselines.pipeline(scenario, tmp_path)
+    assert rates["end_to_end_per_second"] > 0
+    assert (rates["syncs"] > 0) == (ack_level == "durable")
+
+
+async def test_the_bare_pipeline_takes_batches_larger_than_its_chunks(tmp_path: Path):
+    rates = await baselines.pipeline(Scenario(count=9, size=3_000_000, batch=2), tmp_path)
+    assert rates["end_to_end_per_second"] > 0
+
+
+async def test_recovery_reads_every_record_back(tmp_path: Path):
+    found = await recover(tmp_path, size=100, batch=5, records=2_000)
+    assert found.records >= 2_000
+    assert found.megabytes_per_second > 0
+
+
+def test_ratios_are_over_the_baselines_of_the_same_run():
+    result = Result(scenario=Scenario(), sent=1, received=1)
+    result.throughput = Throughput(publish=50, end_to_end=40, size=100)
+    result.baselines.pipeline = Throughput(publish=100, end_to_end=80, size=100)
+    assert result.ratios() == {"throughput_to_pipeline": 0.5}
