@@ -47,9 +47,9 @@ def table(
 
     numbers = set(right)
     terminal = sys.stdout.isatty()
-    view = Table(
-        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD if terminal else None
-    )
+    if title:
+        click.secho(title, bold=True)
+    view = Table(box=box.SIMPLE_HEAD if terminal else None)
     view.pad_edge = terminal
     for column in columns:
         view.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=not terminal)

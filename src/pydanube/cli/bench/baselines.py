@@ -19,7 +19,7 @@ from .workers import Workers
 TCP_BYTES: Final = 1 << 30
 TCP_PIECE: Final = 256 << 10
 SYNC_ROUNDS: Final = 1000
-SYNC_SECONDS: Final = 3.0
+SYNC_SECONDS: Final = 2.0
 ECHO_SECONDS_MAX: Final = 10.0
 
 
