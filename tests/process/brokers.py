@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:\d+ admin=\S+:\d+ http=\S+:\d+\n")
@@ -23,11 +24,11 @@ def free_port() -> int:
 class BrokerProcess:
     """One `danube serve`. Its log goes to `<directory>.log`, which a failing test shows."""
 
-    def __init__(self, directory: Path, port: int | None = None, **environment: str) -> None:
+    def __init__(self, directory: Path, port: int | None = None, before_start: Callable[[], None] | None = None) -> None:
         self.directory = directory
         self.port = port or free_port()
         self.log = directory.with_suffix(".log")
-        self._environment = {**os.environ, **environment}
+        self._before_start = before_start
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -43,7 +44,11 @@ class BrokerProcess:
         command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self.directory)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port)], stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+                [*command, "--port", str(self.port)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                preexec_fn=self._before_start,
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -1,0 +1,133 @@
+"""A real broker stopped, started again, started twice, and run into its limits."""
+
+import asyncio
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+from brokers import BrokerProcess
+
+import pydanube
+
+pytestmark = pytest.mark.process
+TOPIC = "/default/orders"
+
+
+async def publish(url: str, payloads: list[bytes]) -> list[int]:
+    async with pydanube.connect(url) as client, client.producer(TOPIC) as producer:
+        receipts = await asyncio.gather(*[producer.send(one) for one in payloads])
+        return [receipt.offset for receipt in receipts]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_clean_stop_keeps_topics_offsets_and_cursors(tmp_path, number):
+    with BrokerProcess(tmp_path / "data") as broker:
+        assert await publish(broker.url, [b"%d" % n for n in range(10)]) == list(range(10))
+        async with (
+            pydanube.connect(broker.url) as client,
+            client.consumer(TOPIC, subscription="billing", start="earliest") as consumer,
+        ):
+            for _ in range(7):
+                await consumer.ack(await consumer.receive(timeout=10))
+        broker._process.send_signal(number)
+        assert broker._process.wait(30) == 0
+        broker.start()
+        assert await publish(broker.url, [b"10"]) == [10]
+        async with (
+            pydanube.connect(broker.url) as client,
+            client.consumer(TOPIC, subscription="billing", start="latest") as consumer,
+        ):
+            got = [(await consumer.receive(timeout=10)).payload for _ in range(4)]
+        assert got == [b"7", b"8", b"9", b"10"]
+
+
+async def test_acks_survive_kill_9_without_being_waited_for(tmp_path):
+    with BrokerProcess(tmp_path / "data") as broker:
+        await publish(broker.url, [b"%d" % n for n in range(10)])
+        async with (
+            pydanube.connect(broker.url) as client,
+            client.consumer(TOPIC, subscription="billing", start="earliest") as consumer,
+        ):
+            for _ in range(5):
+                await consumer.ack(await consumer.receive(timeout=10))
+            await consumer.flush()
+            await broker.restart()
+            # The same consumer object goes on: it reconnects and gets what it has not acked.
+            again = [await consumer.receive(timeout=20) for _ in range(5)]
+            assert {message.payload for message in again} == {b"5", b"6", b"7", b"8", b"9"}
+
+
+def test_two_brokers_never_share_a_directory(tmp_path):
+    with BrokerProcess(tmp_path / "data") as broker:
+        second = subprocess.run(
+            [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(broker.directory), "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert second.returncode == 1
+        assert str(broker.pid) in second.stderr
+        assert "Traceback" not in second.stderr
+        assert second.stdout == ""
+
+
+async def test_a_file_size_limit_refuses_or_moves_on_and_loses_nothing(tmp_path):
+    limit = 2 << 20
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    with BrokerProcess(tmp_path / "data", before_start=limited) as broker:
+        payloads = [bytes([n]) * 50_000 for n in range(100)]
+        assert await publish(broker.url, payloads) == list(range(100)), "5 MB through files that may hold 2"
+        await broker.restart()
+        async with pydanube.connect(broker.url) as client:
+            reader = client.reader(TOPIC, partition=0, start="earliest", end="latest")
+            async with reader:
+                assert [message.payload async for message in reader] == payloads
+    assert "file size limit" in broker.log.read_text()
+
+
+async def test_a_consumer_that_stops_reading_slows_nobody_and_costs_no_memory(tmp_path):
+    with BrokerProcess(tmp_path / "data") as broker:
+        async with pydanube.connect(broker.url) as client:
+            await client.create_topic(TOPIC)
+            for name in ("stuck", "lively"):
+                await client.create_subscription(TOPIC, name, start="earliest")
+        stuck = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STUCK, broker.url, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert (await stuck.stdout.readline()).strip() == b"attached"
+            stuck.send_signal(signal.SIGSTOP)
+            before = broker.resident_bytes()
+            async with (
+                pydanube.connect(broker.url) as client,
+                client.producer(TOPIC) as producer,
+                client.consumer(TOPIC, subscription="lively") as consumer,
+            ):
+                payload, count = b"x" * 100_000, 2_000
+                sending = asyncio.gather(*[producer.send(payload) for _ in range(count)])
+                for _ in range(count):
+                    await consumer.ack(await consumer.receive(timeout=30))
+                await sending
+            grown = broker.resident_bytes() - before
+            assert grown < 150 << 20, "200 MB went past a consumer that reads nothing: cache and buffers are bounded"
+        finally:
+            stuck.kill()
+            await stuck.wait()
+
+
+STUCK = """
+import asyncio, sys, pydanube
+async def main():
+    async with pydanube.connect(sys.argv[1]) as client:
+        async with client.consumer("/default/orders", subscription="stuck") as consumer:
+            print("attached", flush=True)
+            await consumer.receive()
+            await asyncio.Event().wait()
+asyncio.run(main())
+"""
