@@ -57,7 +57,7 @@ async def _open(client: Client, stack: AsyncExitStack, scenario: Scenario, topic
 
 
 async def _warm_up(producers: list[Producer], source: Source) -> None:
-    """One message to each topic, so that what its first append costs once is not counted. Only where nobody receives."""
+    """One message to each topic, where nobody receives: what its first append costs is paid once and not counted."""
     payloads = source.make(0, 1)
     for at in range(0, len(producers), OPENED_TOGETHER):
         await asyncio.gather(*(producer.send_many(payloads) for producer in producers[at : at + OPENED_TOGETHER]))
