@@ -1,8 +1,8 @@
 """A real broker inside a test: the same code as `danube serve`, on a free port and a directory of its own.
 
-    async with pydanube.testing.broker() as url: ...        # on the running loop
-    with pydanube.testing.broker_thread() as url: ...       # on a loop of its own, for blocking code
-    def test_something(danube_url): ...                     # the same, as a pytest fixture
+async with pydanube.testing.broker() as url: ...        # on the running loop
+with pydanube.testing.broker_thread() as url: ...       # on a loop of its own, for blocking code
+def test_something(danube_url): ...                     # the same, as a pytest fixture
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def broker(data_dir: Path | str | None = None, **overrides: object) -> AsyncIterator[str]:
-    """Its URL. `overrides` are settings such as ``cache_tail_bytes="1MiB"``; without `data_dir` nothing outlives the block."""
+    """Its URL. `overrides` are settings such as ``cache_tail_bytes="1MiB"``; without `data_dir` nothing is kept."""
     async with _server(data_dir, overrides) as server:
         yield server.url
 

@@ -39,7 +39,7 @@ def expected(batch: Batch) -> dict[str, list[Any]]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(samples())
 def test_arrow_sees_the_same_values(sample: Sample) -> None:
     batch = Batch.open(sample.encode())

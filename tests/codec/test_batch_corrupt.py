@@ -13,6 +13,7 @@ import lz4.block
 import pytest
 import zstandard
 from batch_samples import NOW, forge, loaded, seal
+from crc32c import crc32c
 
 from pydanube.codec.batch import HEADER_BYTES, Batch, Codec, encode, read_header, stamp
 from pydanube.codec.batch.header import OFFSET_MAX, TIME_MAX, TIME_MIN
@@ -97,10 +98,28 @@ def test_a_field_that_cannot_be_is_refused_by_name(position: int, layout: str, v
         read_header(forge(PLAIN, position, layout, value)[:HEADER_BYTES])
 
 
-@pytest.mark.parametrize(("position", "layout", "value"), [(28, "I", 2**32 - 1), (80, "q", TIME_MAX + 1)])
-def test_a_field_of_an_optional_column_that_cannot_be_is_refused(position: int, layout: str, value: int) -> None:
-    with pytest.raises(Corrupt):
+@pytest.mark.parametrize(
+    ("position", "layout", "value", "reason"),
+    [
+        (28, "I", 2**32 - 1, "cannot hold"),
+        (64, "q", TIME_MIN - 1, "publish times"),
+        (64, "q", NOW + 5, "publish times"),
+        (72, "q", TIME_MAX + 1, "publish times"),
+        (80, "q", TIME_MAX + 1, "latest deliver-at"),
+    ],
+)
+def test_a_field_is_refused_although_its_column_is_there(position: int, layout: str, value: int, reason: str) -> None:
+    with pytest.raises(Corrupt, match=reason):
         read_header(forge(LOADED, position, layout, value)[:HEADER_BYTES])
+
+
+@pytest.mark.parametrize(("position", "name"), [(20, "stored"), (24, "plain")])
+def test_a_compressed_body_is_larger_than_its_columns(position: int, name: str) -> None:
+    packed = loaded(60, Codec.LZ4)
+    fixed = Batch.open(packed).place.end - HEADER_BYTES
+    assert read_header(forge(packed, position, "I", fixed + 1)[:HEADER_BYTES])
+    with pytest.raises(Corrupt, match=f"cannot hold {fixed} of columns and data"):
+        read_header(forge(packed, position, "I", fixed)[:HEADER_BYTES])
 
 
 def test_a_batch_must_leave_room_for_its_offset_column() -> None:
@@ -150,6 +169,15 @@ def test_a_payload_over_the_limit_is_refused() -> None:
 def test_every_offset_column_starts_at_0(column: str, value: int) -> None:
     with pytest.raises(Corrupt, match="do not start at 0 or fall"):
         Batch.open(forge(LOADED, getattr(PLACE, column), "i", value))
+
+
+@pytest.mark.parametrize("column", ["payload_offsets", "key_offsets", "attribute_keys", "attribute_values"])
+def test_the_columns_together_account_for_all_data(column: str) -> None:
+    last = getattr(PLACE, column) + 4 * (4 if column.startswith("attribute") else 5)
+    end = struct.unpack_from("<i", LOADED, last)[0]
+    for wrong in (end + 8, end + 64):
+        with pytest.raises(Corrupt, match="account for"):
+            Batch.open(forge(LOADED, last, "i", wrong))
 
 
 def test_attributes_listed_and_attributes_there_are_the_same() -> None:
@@ -252,9 +280,11 @@ def test_an_impossible_stamp_is_refused() -> None:
     stamped = bytearray(PLAIN)
     stamp(stamped, OFFSET_MAX - 3, NOW, 1)
     assert Batch.open(stamped, stamped=True).end_offset == OFFSET_MAX
-    stamp(stamped, OFFSET_MAX - 2, NOW, 1)
-    with pytest.raises(Corrupt, match=r"stamp .* is impossible"):
-        Batch.open(stamped, stamped=True)
+    for base_offset, append_time in ((OFFSET_MAX - 2, NOW), (-1, NOW), (0, -1), (0, TIME_MAX + 1)):
+        fields = struct.pack("<qqI", base_offset, append_time, 1)
+        stamped[104:HEADER_BYTES] = fields + struct.pack("<I", crc32c(fields))
+        with pytest.raises(Corrupt, match=r"stamp .* is impossible"):
+            Batch.open(stamped, stamped=True)
 
 
 # -- compression, and memory ------------------------------------------------------------------------------------------

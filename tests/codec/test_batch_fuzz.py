@@ -78,7 +78,7 @@ def test_random_fields_behind_a_good_beginning(fields: bytes, body: bytes) -> No
     use(seal(bytearray(b"DBAT\x01" + fields[:91] + bytes(8) + bytes(24) + body)))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(BASES),
     st.lists(st.tuples(st.integers(4, 2**20), NUMBERS), min_size=1, max_size=4),
@@ -93,7 +93,7 @@ def test_good_batches_with_numbers_changed(base: bytes, changes: list[tuple[int,
     use(seal(data))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(BASES),
     st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), min_size=1, max_size=6),

@@ -19,7 +19,7 @@ def stamped(encoded: bytearray) -> Batch:
     return batch
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(samples(), st.data())
 def test_a_range_holds_its_rows_at_their_offsets(sample: Sample, data: st.DataObject) -> None:
     source = stamped(sample.encode())
@@ -30,7 +30,7 @@ def test_a_range_holds_its_rows_at_their_offsets(sample: Sample, data: st.DataOb
     assert part.offsets.tolist() == list(range(500 + start, 500 + end))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(samples(), st.data())
 def test_a_mask_holds_its_rows_at_their_offsets(sample: Sample, data: st.DataObject) -> None:
     source = stamped(sample.encode())

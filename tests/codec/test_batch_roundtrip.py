@@ -15,7 +15,7 @@ from pydanube.codec.batch import HEADER_BYTES, Batch, Codec, Message, encode, re
 from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(samples())
 def test_everything_comes_back(sample: Sample) -> None:
     encoded = sample.encode()

@@ -21,7 +21,7 @@ from pydanube.model.topics import AckLevel
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
 from pydanube.storage.stream import LoggedStream, MemoryStream
-from pydanube.storage.wal import LogWriter
+from pydanube.storage.wal import LedgerSummary, LogWriter
 
 from .ownership import Ownership
 
@@ -59,19 +59,20 @@ class Opening:
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
             return Recovered(decide, in_memory, cursors, [])
-        written = [ledger_id for ledger_id, one in ledgers if one.kind == "data" and self._writer.ledger(ledger_id)]
-        firsts = [(await self._ledger_start(ledger_id)).next_offset for ledger_id in written]
-        state_ids = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
-        snapshot, changes = await self._state(state_ids)
-        producers, end, last_time = await self._producers(written, snapshot)
+        data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]
+        state = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
+        written = [one for ledger_id in data if (one := self._writer.ledger(ledger_id)) and one.last_entry >= 0]
+        snapshot, changes = await self._state(state)
+        producers, end = await self._producers(written, snapshot)
         if ack_level is not AckLevel.DURABLE and ownership.reserved_end > end:
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
             end = ownership.reserved_end
-        stream = LoggedStream(self._writer, self._cache, list(zip(firsts, written, strict=True)), end)
-        await self._drop_unwritten(ownership, [one for one, record in ledgers if record.kind == "data"], written)
-        return Recovered(
-            PartitionLog(end, producers, last_time), stream, _cursors(starts, snapshot, changes), state_ids
-        )
+        filled = [(one.first_offset, one.ledger_id) for one in written if one.end_offset > one.first_offset]
+        stream = LoggedStream(self._writer, self._cache, filled, end)
+        kept = {one.ledger_id for one in written}
+        await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in kept])
+        last_time = max((one.last_time for one in written), default=0)
+        return Recovered(PartitionLog(end, producers, last_time), stream, _cursors(starts, snapshot, changes), state)
 
     async def _ledger_start(self, ledger_id: int) -> LedgerStart:
         entries = await self._writer.read_entries(ledger_id)
@@ -89,27 +90,23 @@ class Opening:
                 return decode(body, Snapshot), changes
         return None, []
 
-    async def _producers(self, data_ids: list[int], snapshot: Snapshot | None) -> tuple[ProducerTable, int, int]:
-        """The table, the next offset and the last append time."""
+    async def _producers(self, written: list[LedgerSummary], snapshot: Snapshot | None) -> tuple[ProducerTable, int]:
+        """The table and the next offset. The last ledger is enough: it begins with all that was known before it."""
         table = ProducerTable(self._remembered_max)
-        if not data_ids:
-            return table, 0, 0
-        start = await self._ledger_start(data_ids[-1])
-        base: LedgerStart | Snapshot = start
-        if snapshot is not None and snapshot.next_offset > start.next_offset:
+        if not written:
+            return table, 0
+        last = written[-1]
+        base: LedgerStart | Snapshot = await self._ledger_start(last.ledger_id)
+        end = max(last.end_offset, base.next_offset)
+        if snapshot is not None and snapshot.next_offset > base.next_offset:
             base = snapshot
         table.restore(base.producers)
-        for header in await self._writer.batch_headers(data_ids[-1], base.next_offset):
+        for header in await self._writer.batch_headers(last.ledger_id, base.next_offset):
             table.replay(header)
-        summary = self._writer.ledger(data_ids[-1])
-        assert summary is not None
-        last_times = [one.last_time for ledger_id in data_ids if (one := self._writer.ledger(ledger_id)) is not None]
-        return table, max(summary.end_offset, start.next_offset), max(last_times)
+        return table, end
 
-    async def _drop_unwritten(self, ownership: Ownership, listed: list[int], written: list[int]) -> None:
+    async def _drop_unwritten(self, ownership: Ownership, unwritten: list[int]) -> None:
         """Ledgers that were opened and never reached the disk."""
-        kept = set(written)
-        unwritten = [ledger_id for ledger_id in listed if ledger_id not in kept]
         if unwritten:
             await ownership.drop_ledgers(unwritten)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import NamedTuple, TypeVar
 
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 
-from .partitioning import Partitioner
+from .partitioning import Partitioner, encoded_key
 from .rows import ROW_BYTES, Attributes, attributes_size, checked_payload
 
 T = TypeVar("T")
@@ -78,6 +79,10 @@ def _checked(
             raise Invalid(f"{name} must hold one value for each of {len(payloads)} payloads, None where it has none")
     if set(map(type, payloads)) - {bytes}:
         payloads = [checked_payload(payload) for payload in payloads]
+    if keys is not None and set(map(type, keys)) - {str, NoneType}:
+        for key in keys:
+            if key is not None:
+                encoded_key(key)
     lengths = list(map(len, payloads))
     longest = max(lengths, default=0)
     if longest > MESSAGE_BYTES_MAX:

@@ -5,7 +5,7 @@ format version; a newer one is refused by name. Times are microseconds, ranges a
 
 ```
 LedgerStart   [1, next offset, [producer, ...]]                          first entry of every data ledger
-Snapshot      [1, next offset, [producer, ...], [cursor, ...]]           first entry of every state ledger, and later ones
+Snapshot      [1, next offset, [producer, ...], [cursor, ...]]           first entry of every state ledger, and more
 Delta         [1, [change, ...]]                                         what happened since
 producer      [id, epoch, next sequence, last append time, [[sequence, offset, count], ...]]
 cursor        [subscription id, position, [[start, end], ...]]
@@ -70,5 +70,7 @@ def decode(body: bytes | memoryview, kind: type[ControlEntry]) -> ControlEntry:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Corrupt(f"{kind.__name__} entry cannot be read: {error}") from None
     if entry.format != FORMAT:
-        raise Corrupt(f"{kind.__name__} entry has format {entry.format}; this release reads {FORMAT}: use a newer release")
+        raise Corrupt(
+            f"{kind.__name__} entry has format {entry.format}; this release reads {FORMAT}: use a newer release"
+        )
     return entry

@@ -44,8 +44,6 @@ class DiskFile(Protocol):
         """How many bytes were written; fewer than given is a failing disk. At most IOVECS_MAX buffers."""
         ...
 
-    def truncate(self, length: int) -> None: ...
-
     def sync_data(self) -> None: ...
 
     def close(self) -> None: ...
@@ -208,9 +206,6 @@ class _OsFile:
 
     def pwritev(self, buffers: Sequence[ByteBuffer], position: int) -> int:
         return os.pwritev(self._descriptor, buffers, position)
-
-    def truncate(self, length: int) -> None:
-        os.ftruncate(self._descriptor, length)
 
     def sync_data(self) -> None:
         _sync_data(self._descriptor)

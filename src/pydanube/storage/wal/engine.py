@@ -228,9 +228,8 @@ class Engine:
         """The file belongs to the log now, up to here durable; the one before it ends where it begins."""
         if self._file is not None:
             self._file.end = file.base
+            self.closed.append(self._file)
             self._forget_handle()
-        if file.generation > 1 and self.table.newest in self.table.files:
-            self.closed.append(self.table.files[self.table.newest])
         self.table.add_file(file)
         self._file, self._handle = file, handle
         self.position = self.durable = file.base + size
@@ -251,6 +250,7 @@ class Engine:
         if self._file is not None:
             self.abandoned.update(self._file.spans)
             self.table.cut(self._file, self.durable)
+            self.closed.append(self._file)
             self._file = None
             self._forget_handle()
         self.position = self.durable

@@ -56,6 +56,10 @@ class Recovered:
 
 
 class Recovery:
+    """One start. `run` once."""
+
+    engine_class = Engine
+
     def __init__(
         self,
         disk: Disk,
@@ -86,7 +90,7 @@ class Recovery:
             self._take_file(generation, last=generation == manifest.newest)
         self._disk.sync_directory(self._directory)
         self._finish()
-        engine = Engine(self._disk, self._directory, self._identity, self._settings, self._table)
+        engine = self.engine_class(self._disk, self._directory, self._identity, self._settings, self._table)
         engine.spares = self._spares
         engine.closed = self._unindexed
         engine.start()
