@@ -1,0 +1,122 @@
+"""Acks are gathered into few ranges, none is forgotten, and credit follows what the user takes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydanube.client.acks import Acks, merged
+from pydanube.client.credit import Credit
+
+RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])))
+
+
+def offsets(ranges: list[tuple[int, int]]) -> set[int]:
+    return {offset for start, end in ranges for offset in range(start, end)}
+
+
+def gathered() -> tuple[Acks, list[int]]:
+    calls: list[int] = []
+    return Acks(lambda: calls.append(1)), calls
+
+
+class TestAcks:
+    def test_of_consecutive_messages_are_one_range(self) -> None:
+        acks, calls = gathered()
+        for offset in range(5, 500):
+            acks.add(offset, offset + 1)
+        assert len(calls) == 1
+        assert acks.take() == (1, [(5, 500)], 0)
+        assert not acks.dirty
+
+    def test_out_of_order_are_merged_when_they_are_taken(self) -> None:
+        acks, calls = gathered()
+        for start, end in ((10, 11), (12, 13), (11, 12), (3, 5), (4, 6)):
+            acks.add(start, end)
+        assert acks.take().ranges == [(3, 6), (10, 13)]
+        assert len(calls) == 1
+
+    def test_below_an_offset_are_told_apart(self) -> None:
+        acks, calls = gathered()
+        acks.add_below(7)
+        acks.add_below(5)
+        acks.add(9, 10)
+        assert acks.take() == (1, [(9, 10)], 7)
+        assert len(calls) == 1
+        acks.add_below(6)
+        assert len(calls) == 2
+
+    def test_stay_until_they_are_confirmed(self) -> None:
+        acks, _ = gathered()
+        acks.add(0, 5)
+        first = acks.take()
+        acks.add(5, 9)
+        second = acks.take()
+        assert acks.unconfirmed() == (2, [(0, 9)], 0)
+        acks.confirm(first.number)
+        assert acks.unconfirmed() == (2, [(5, 9)], 0)
+        acks.confirm(second.number)
+        assert acks.unconfirmed() is None
+        assert acks.confirmed_number == acks.sent_number == 2
+
+    @given(st.lists(st.one_of(st.tuples(st.just("add"), RANGES), st.just(("take", None)), st.just(("confirm", None)))))
+    def test_are_always_gathered_sent_or_confirmed(self, steps: list[tuple[str, list[tuple[int, int]] | None]]) -> None:
+        acks, calls = gathered()
+        done: set[int] = set()
+        sent: dict[int, set[int]] = {}
+        confirmed: set[int] = set()
+        for step, ranges in steps:
+            if step == "add":
+                for start, end in ranges or []:
+                    acks.add(start, end)
+                    done |= set(range(start, end))
+            elif step == "take":
+                taken = acks.take()
+                assert taken.ranges == merged(taken.ranges)
+                sent[taken.number] = offsets(taken.ranges)
+            elif sent:
+                number = min(sent)
+                acks.confirm(number)
+                confirmed |= sent.pop(number)
+        left = acks.unconfirmed()
+        waiting = offsets(acks.take().ranges)
+        assert done == waiting | confirmed | (offsets(left.ranges) if left else set())
+        assert len(calls) <= len(steps)
+
+
+@given(RANGES)
+def test_merged_ranges_hold_the_same_offsets_and_do_not_touch(ranges: list[tuple[int, int]]) -> None:
+    result = merged(ranges)
+    assert offsets(result) == offsets(ranges)
+    assert all(before[1] < after[0] for before, after in zip(result, result[1:], strict=False))
+
+
+class TestCredit:
+    def test_is_given_in_full_at_first_and_then_by_halves(self) -> None:
+        credit = Credit(100, 1_000)
+        assert credit.grant() == (100, 1_000)
+        assert credit.grant() is None
+        credit.taken(49, 10)
+        assert credit.grant() is None
+        credit.taken(1, 0)
+        assert credit.grant() == (50, 10)
+
+    def test_is_given_for_bytes_too(self) -> None:
+        credit = Credit(100, 1_000)
+        credit.grant()
+        credit.taken(1, 600)
+        assert credit.grant() == (1, 600)
+
+    def test_makes_up_for_a_batch_that_was_larger_than_it(self) -> None:
+        credit = Credit(10, 1_000)
+        credit.grant()
+        credit.taken(500, 5_000)  # the broker's account stands at -490 and -4,000
+        assert credit.grant() == (500, 5_000)
+
+    def test_can_shrink_without_going_negative(self) -> None:
+        credit = Credit(100, 1_000)
+        credit.grant()
+        credit.aim(10, 100)
+        assert credit.grant() is None
+        credit.taken(95, 950)
+        assert credit.grant() == (5, 50)

@@ -1,0 +1,319 @@
+"""The outbox against a broker that forgets, refuses and disappears: every message at most once, in order, and answered."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from pydanube.client.outbox import Flight, Outbox
+from pydanube.client.rows import Rows
+from pydanube.codec.batch import Batch, Codec
+from pydanube.model.errors import DanubeError, Full, Invalid, Refused, Unavailable
+
+POISON = b"poison"
+
+
+@dataclass
+class Partition:
+    """What a broker remembers of one partition: the rules of `core.producers`, in a few lines."""
+
+    log: list[bytes] = field(default_factory=list)
+    producers: dict[tuple[int, int], tuple[int, dict[int, int]]] = field(default_factory=dict)
+
+    def publish(self, data: bytes, trouble: DanubeError | None) -> tuple[int, bool] | DanubeError:
+        batch = Batch.open(bytes(data))
+        header = batch.header
+        if any(payload.startswith(POISON) for payload in batch.payloads):
+            return Invalid("poison")
+        key = (header.producer_id, header.producer_epoch)
+        known = self.producers.get(key)
+        if known is None:
+            if header.first_sequence > 0:
+                return Refused("not remembered")
+            known = (0, {})
+        expected, offsets = known
+        if header.first_sequence > expected:
+            return Unavailable("a gap")
+        if header.first_sequence < expected:
+            return offsets[header.first_sequence], True
+        if trouble is not None:
+            return trouble
+        offset = len(self.log)
+        self.log += batch.payloads
+        self.producers[key] = (expected + len(batch), {**offsets, header.first_sequence: offset})
+        return offset, False
+
+
+class Simulation:
+    """Messages, a wire that breaks, and answers that come late or never."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.broker = Partition()
+        self.outbox = Outbox(self.random.randint(1, 4), 10_000, "", Codec.NONE, self.on_settled)
+        self.identities = 0
+        self.wire: deque[Flight] = deque()
+        self.answers: deque[tuple[Flight, tuple[int, bool] | DanubeError]] = deque()
+        self.number = 0
+        self.now = 0.0
+        self.placed: dict[bytes, int] = {}
+        self.failed: dict[bytes, DanubeError] = {}
+        self.duplicates = 0
+        self.new_identity()
+
+    def on_settled(self, rows: Rows, base: int, duplicate: bool, error: DanubeError | None) -> None:
+        self.duplicates += duplicate
+        for row, payload in enumerate(rows.payloads):
+            assert payload not in self.placed and payload not in self.failed
+            if error is None:
+                self.placed[payload] = base + row
+            else:
+                self.failed[payload] = error
+
+    def new_identity(self) -> None:
+        self.identities += 1
+        self.outbox.renew(self.identities, 1)
+
+    def pump(self) -> None:
+        outbox = self.outbox
+        if outbox.refusal is not None and outbox.quiet:
+            outbox.resend_refused()
+        while outbox.refusal is None:
+            if outbox.unsent is None and (len(outbox.flights) >= 5 or not outbox.take()):
+                break
+            self.wire.append(outbox.sent())
+        if outbox.broken and outbox.renewable:
+            self.new_identity()
+
+    # -- what can happen ---------------------------------------------------------------------------------------------
+
+    def add(self) -> None:
+        self.now += 1
+        for _ in range(self.random.randint(1, 3)):
+            self.number += 1
+            payload = b"%b%d" % (POISON if self.random.random() < 0.05 else b"m", self.number)
+            self.outbox.add(payload, None, None, 1, 10, self.now)
+
+    def send(self) -> None:
+        self.outbox.close_filling()
+        self.pump()
+
+    def arrive(self, trouble: DanubeError | None = None) -> None:
+        if self.wire:
+            flight = self.wire.popleft()
+            self.answers.append((flight, self.broker.publish(flight.data, trouble)))
+
+    def arrive_in_trouble(self) -> None:
+        self.arrive(self.random.choice([Unavailable("disk"), Full("full")]))
+
+    def answer(self) -> None:
+        if self.answers:
+            flight, result = self.answers.popleft()
+            if isinstance(result, DanubeError):
+                self.outbox.refused(flight, result)
+            else:
+                self.outbox.published(flight, *result)
+            self.pump()
+
+    def lose_connection(self) -> None:
+        for _ in range(self.random.randint(0, len(self.wire))):
+            self.broker.publish(self.wire.popleft().data, None)
+        self.wire.clear()
+        self.answers.clear()
+        self.outbox.lost()
+        self.pump()
+
+    def forget(self) -> None:
+        """The broker's table is bounded: a producer with nothing on its way may be forgotten."""
+        if not self.outbox.flights and not self.wire:
+            self.broker.producers.clear()
+
+    def time_out(self) -> None:
+        self.outbox.expire(self.now - self.random.randint(0, 4), lambda: Unavailable("timed out"))
+        self.pump()
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        numbers = [int(payload.lstrip(b"mpoison")) for payload in self.broker.log]
+        assert numbers == sorted(set(numbers)), "stored twice, or out of order"
+        for payload, offset in self.placed.items():
+            assert self.broker.log[offset] == payload
+        assert self.outbox.settled == len(self.placed) + len(self.failed)
+
+    def run(self, steps: int) -> None:
+        usual = [self.add, self.send, self.arrive, self.arrive, self.answer, self.answer] * 3
+        trouble = [self.arrive_in_trouble, self.lose_connection, self.forget, self.time_out]
+        for _ in range(steps):
+            self.random.choice(usual + trouble)()
+            self.check()
+
+    def settle(self) -> None:
+        """With a broker that behaves, everything is answered, and nothing but poison is refused."""
+        before = set(self.failed)
+        for _ in range(500):
+            if not self.outbox.has_work:
+                break
+            self.send()
+            self.arrive()
+            self.answer()
+        assert self.outbox.settled == self.outbox.added == self.number
+        self.check()
+        for payload in set(self.failed) - before:
+            assert payload.startswith(POISON) or self.excused(payload)
+
+    def excused(self, payload: bytes) -> bool:
+        """It shared a batch with poison, or an earlier try of it may be stored."""
+        error = self.failed[payload]
+        return isinstance(error, Invalid) or "may be stored" in error.message or "not remembered" in error.message
+
+
+def test_whatever_happens_a_message_is_stored_at_most_once_in_order_and_answered() -> None:
+    duplicates = renewals = 0
+    for seed in range(300):
+        simulation = Simulation(seed)
+        try:
+            simulation.run(steps=120)
+            simulation.settle()
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+        duplicates += simulation.duplicates
+        renewals += simulation.identities - 1
+    assert duplicates > 50 and renewals > 50, "the simulation went round the interesting cases"
+
+
+class Bench:
+    """An outbox with one message per batch, and what became of each."""
+
+    def __init__(self) -> None:
+        self.settled: list[tuple[bytes, int, bool, DanubeError | None]] = []
+        self.outbox = Outbox(1, 1_000, "", Codec.NONE, self._settled)
+        self.outbox.renew(7, 1)
+
+    def _settled(self, rows: Rows, base: int, duplicate: bool, error: DanubeError | None) -> None:
+        self.settled += [(payload, base + row, duplicate, error) for row, payload in enumerate(rows.payloads)]
+
+    def sent(self, *payloads: bytes) -> list[Flight]:
+        for payload in payloads:
+            self.outbox.add(payload, None, None, 1, 10, 0.0)
+        flights = []
+        while self.outbox.take():
+            flights.append(self.outbox.sent())
+        return flights
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def sequence(flight: Flight) -> tuple[int, int]:
+    header = Batch.open(bytes(flight.data)).header
+    return header.producer_id, header.first_sequence
+
+
+def test_a_lost_connection_sends_the_same_bytes_again_in_order(bench: Bench) -> None:
+    flights = bench.sent(b"a", b"b", b"c")
+    before = [bytes(flight.data) for flight in flights]
+    bench.outbox.published(flights[0], 0, False)
+    bench.outbox.lost()
+    again = [bench.outbox.sent(), bench.outbox.sent()]
+    assert [bytes(flight.data) for flight in again] == before[1:]
+    assert bench.outbox.unsent is None
+
+
+def test_a_refusal_for_the_moment_holds_everything_until_all_answers_are_in(bench: Bench) -> None:
+    one, two = bench.sent(b"a", b"b")
+    bench.outbox.refused(one, Unavailable("disk"))
+    bench.outbox.add(b"c", None, None, 1, 10, 0.0)
+    assert not bench.outbox.take()
+    assert not bench.outbox.quiet
+    bench.outbox.refused(two, Unavailable("gap"))
+    bench.outbox.resend_refused()
+    assert [bench.outbox.sent(), bench.outbox.sent()] == [one, two]
+    assert bench.outbox.take()
+
+
+def test_a_refusal_for_good_fails_its_batch_alone_and_the_rest_gets_a_new_identity(bench: Bench) -> None:
+    one, two, three = bench.sent(b"a", b"b", b"c")
+    bench.outbox.published(one, 0, False)
+    bench.outbox.refused(two, Invalid("bad"))
+    assert [(payload, type(error)) for payload, _, _, error in bench.settled] == [(b"a", type(None)), (b"b", Invalid)]
+    assert not bench.outbox.renewable  # c has no answer yet
+    bench.outbox.refused(three, Unavailable("gap"))
+    assert bench.outbox.renewable
+    bench.outbox.renew(8, 1)
+    assert bench.outbox.take()
+    flight = bench.outbox.sent()
+    assert (flight.rows.payloads, sequence(flight)) == ([b"c"], (8, 0))
+
+
+def test_a_batch_that_may_be_stored_is_never_encoded_again(bench: Bench) -> None:
+    bench.sent(b"a", b"b")
+    bench.outbox.lost()
+    bench.outbox.expire(float("inf"), lambda: Unavailable("timed out"))
+    assert bench.outbox.renewable and bench.outbox.broken
+    other = Bench()
+    one, two = other.sent(b"c", b"d")
+    other.outbox.lost()  # both may be stored
+    other.outbox.sent()
+    other.outbox.sent()
+    other.outbox.refused(one, Invalid("bad"))
+    other.outbox.refused(two, Unavailable("gap, or anything else"))
+    other.outbox.renew(8, 1)
+    assert not other.outbox.take()
+    assert [type(error) for _, _, _, error in other.settled] == [Invalid, Unavailable]
+
+
+def test_a_producer_that_was_forgotten_starts_again_under_a_new_identity(bench: Bench) -> None:
+    (one,) = bench.sent(b"a")
+    bench.outbox.published(one, 0, False)
+    (two,) = bench.sent(b"b")
+    bench.outbox.refused(two, Refused("not remembered here"))
+    assert bench.outbox.renewable and bench.outbox.broken
+    bench.outbox.renew(8, 1)
+    assert bench.outbox.take()
+    assert sequence(bench.outbox.sent()) == (8, 0)
+
+
+def test_being_refused_at_the_first_sequence_is_final(bench: Bench) -> None:
+    (one,) = bench.sent(b"a")
+    bench.outbox.refused(one, Refused("closed for today"))
+    assert [type(error) for _, _, _, error in bench.settled] == [Refused]
+
+
+def test_a_full_broker_is_waited_for_and_named_when_time_is_up(bench: Bench) -> None:
+    (one,) = bench.sent(b"a")
+    bench.outbox.refused(one, Full("disk"))
+    assert bench.settled == []
+    bench.outbox.expire(1.0, lambda: Unavailable("timed out"))
+    assert [type(error) for _, _, _, error in bench.settled] == [Full]
+
+
+def test_an_answer_to_what_was_given_up_changes_nothing(bench: Bench) -> None:
+    (one,) = bench.sent(b"a")
+    bench.outbox.expire(1.0, lambda: Unavailable("timed out"))
+    bench.outbox.published(one, 5, False)
+    bench.outbox.refused(one, Invalid("late"))
+    assert len(bench.settled) == 1
+
+
+def test_columns_appear_when_the_first_message_needs_them() -> None:
+    done: list[Rows] = []
+    outbox = Outbox(10, 10_000, "me", Codec.NONE, lambda rows, *_: done.append(rows))
+    outbox.renew(1, 1)
+    outbox.add(b"a", None, None, 5, 1, 0.0)
+    outbox.add_many([b"b", b"c"], ["k", None], None, 6, 2, 0.0)
+    outbox.add(b"d", None, {"x": "y"}, 6, 1, 0.0)
+    outbox.close_filling()
+    assert outbox.take()
+    batch = Batch.open(bytes(outbox.sent().data))
+    assert batch.payloads == [b"a", b"b", b"c", b"d"]
+    assert batch.keys == [None, "k", None, None]
+    assert batch.attributes == [{}, {}, {}, {"x": "y"}]
+    assert batch.publish_times.tolist() == [5, 6, 6, 6]
+    assert batch.producer_name == "me"

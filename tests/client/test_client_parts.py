@@ -1,0 +1,251 @@
+"""The client's small decisions: addresses, partitions, backoff, room, receipts, what is handed over in bulk."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydanube.client.address import Address, parse_addresses
+from pydanube.client.backoff import Backoff
+from pydanube.client.intake import ANY_PARTITION, cut
+from pydanube.client.partitioning import Partitioner, fnv1a_64
+from pydanube.client.receipts import Placed, Receipt, Receipts
+from pydanube.client.room import Room
+from pydanube.client.settings import ConsumerSettings, ProducerSettings
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("url", "found"),
+        [
+            ("danube://127.0.0.1:6655", [Address("127.0.0.1", 6655)]),
+            ("danube://a:1,b:2/", [Address("a", 1), Address("b", 2)]),
+            ("DANUBE://a:1, a:1", [Address("a", 1)]),
+            ("localhost:7000", [Address("localhost", 7000)]),
+            ("broker.example", [Address("broker.example", 6655)]),
+            ("danube://[::1]:6655,[fe80::1]", [Address("::1", 6655), Address("fe80::1", 6655)]),
+        ],
+    )
+    def test_are_read_from_a_url(self, url: str, found: list[Address]) -> None:
+        assert parse_addresses(url) == found
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "",
+            "danube://",
+            "http://a:1",
+            "a:0",
+            "a:65536",
+            "a:x",
+            "a:",
+            "::1:6655",
+            "a b:1",
+            "a:1,,b:2",
+            "a:1/path",
+            "[::1",
+        ],
+    )
+    def test_that_make_no_sense_are_refused_by_name(self, url: str) -> None:
+        with pytest.raises(Invalid, match="broker"):
+            parse_addresses(url)
+
+    def test_are_written_as_they_are_read(self) -> None:
+        for text in ("h:1", "[::1]:2"):
+            assert str(Address.parse(text)) == text
+
+
+class TestPartitions:
+    def test_of_a_key_come_from_fnv_1a_of_its_utf8(self) -> None:
+        assert fnv1a_64(b"") == 0xCBF29CE484222325
+        assert fnv1a_64(b"a") == 0xAF63DC4C8601EC8C
+        assert fnv1a_64(b"foobar") == 0x85944171F73967E8
+        assert Partitioner(7).of_key("foobar") == 0x85944171F73967E8 % 7
+
+    def test_without_a_key_take_turns(self) -> None:
+        partitioner = Partitioner(3, first=4)
+        seen = []
+        for _ in range(4):
+            seen.append(partitioner.current)
+            partitioner.rotate()
+        assert seen == [1, 2, 0, 1]
+
+    def test_refuse_a_key_that_no_message_can_have(self) -> None:
+        partitioner = Partitioner(3)
+        for key in ("x" * (KEY_BYTES_MAX + 1), "\ud800", b"bytes"):
+            with pytest.raises(Invalid, match="key"):
+                partitioner.of_key(key)  # type: ignore[arg-type]
+
+
+def test_backoff_grows_stays_bounded_and_is_never_nothing() -> None:
+    backoff = Backoff(Random(7), first=0.1, longest=1.0)
+    waits = [backoff.next() for _ in range(50)]
+    assert all(0.05 <= wait <= 1.0 for wait in waits)
+    assert min(waits[10:]) >= 0.5
+    assert len(set(waits)) == 50
+    backoff.reset()
+    assert backoff.next() <= 0.1
+
+
+class TestRoom:
+    async def test_is_given_in_the_order_of_asking(self) -> None:
+        room = Room(10, 1_000)
+        assert room.take_nowait(10, 10)
+        order: list[str] = []
+
+        async def wait(name: str, count: int) -> None:
+            await room.take(count, 1)
+            order.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait("large", 8))
+            group.create_task(wait("small", 1))
+            await asyncio.sleep(0)
+            assert not room.take_nowait(1, 1)  # others were first
+            room.release(5, 5)
+            await asyncio.sleep(0)
+            assert order == []  # the small one would fit, but it is not its turn
+            room.release(4, 4)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert order == ["large", "small"]
+
+    async def test_is_free_again_when_the_one_who_waits_is_cancelled(self) -> None:
+        room = Room(1, 100)
+        room.take_nowait(1, 1)
+        waiting = asyncio.get_running_loop().create_task(room.take(1, 1))
+        await asyncio.sleep(0)
+        room.release(1, 1)  # granted, and cancelled before it could run
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (room.messages, room.bytes) == (0, 0)
+        assert room.take_nowait(1, 1)
+
+    def test_lets_one_piece_larger_than_itself_pass_alone(self) -> None:
+        room = Room(10, 100)
+        assert room.take_nowait(50, 5_000)
+        assert not room.take_nowait(1, 1)
+
+
+class TestBulk:
+    def cut(self, payloads: object, keys: object = None, attributes: object = None, partitions: int = 1, **limits: int):  # type: ignore[no-untyped-def]
+        found = cut(
+            payloads,  # type: ignore[arg-type]
+            keys,  # type: ignore[arg-type]
+            attributes,  # type: ignore[arg-type]
+            Partitioner(partitions),
+            limits.get("messages_max", 1_000),
+            limits.get("bytes_max", 100_000),
+        )
+        return list(found)
+
+    @given(
+        st.lists(st.tuples(st.binary(max_size=50), st.none() | st.sampled_from("abcdef")), max_size=40),
+        st.integers(1, 4),
+        st.integers(1, 7),
+        st.integers(1, 300),
+        st.booleans(),
+    )
+    def test_keeps_every_payload_once_in_order_and_within_limits(
+        self, rows: list[tuple[bytes, str | None]], partitions: int, messages_max: int, bytes_max: int, keyed: bool
+    ) -> None:
+        payloads = [payload for payload, _ in rows]
+        keys = [key for _, key in rows] if keyed else None
+        pieces = self.cut(payloads, keys, partitions=partitions, messages_max=messages_max, bytes_max=bytes_max)
+        indices = [index for piece in pieces for index in piece.indices]
+        assert sorted(indices) == list(range(len(rows)))
+        for piece in pieces:
+            assert len(piece.payloads) <= messages_max
+            assert piece.size <= bytes_max or len(piece.payloads) == 1
+            assert list(piece.payloads) == [payloads[index] for index in piece.indices]
+            assert list(piece.indices) == sorted(piece.indices)
+            if keys is not None:
+                assert list(piece.keys) == [keys[index] for index in piece.indices]
+        for partition in {piece.partition for piece in pieces}:
+            of_partition = [index for piece in pieces if piece.partition == partition for index in piece.indices]
+            assert of_partition == sorted(of_partition)
+
+    def test_sends_one_key_to_one_partition(self) -> None:
+        pieces = self.cut([b"x"] * 6, ["a", "b", None, "a", "b", None], partitions=5)
+        where = {piece.keys[0]: piece.partition for piece in pieces}
+        assert where["a"] == Partitioner(5).of_key("a")
+        assert where["b"] == Partitioner(5).of_key("b")
+        assert where[None] == ANY_PARTITION
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            (b"one payload",),
+            (["text"],),
+            ([b"x", 5],),
+            ([b"x"], ["a", "b"]),
+            ([b"x"], "a"),
+            ([b"x"], [5]),
+            ([b"x"], None, [{"a": 1}]),
+            ([b"x"], None, ["no mapping"]),
+            ([b"x"], None, [{str(number): "" for number in range(1_001)}]),
+            ([bytes(MESSAGE_BYTES_MAX + 1)],),
+        ],
+    )
+    def test_is_refused_whole_before_anything_is_queued(self, arguments: tuple[object, ...]) -> None:
+        with pytest.raises(Invalid):
+            self.cut(*arguments)
+
+    def test_of_nothing_is_nothing(self) -> None:
+        assert self.cut([]) == []
+
+    def test_takes_anything_that_holds_bytes(self) -> None:
+        (piece,) = self.cut((bytearray(b"a"), memoryview(b"b"), b"c"))
+        assert list(piece.payloads) == [b"a", b"b", b"c"]
+
+
+class TestReceipts:
+    def test_follow_the_runs(self) -> None:
+        receipts = Receipts("/default/t", [Placed(1, 10, 2, False), Placed(0, 7, 1, True)])
+        assert list(receipts) == [
+            Receipt("/default/t", 1, 10),
+            Receipt("/default/t", 1, 11),
+            Receipt("/default/t", 0, 7, duplicate=True),
+        ]
+        assert receipts[-1].offset == 7
+        assert receipts[1:] == [receipts[1], receipts[2]]
+        with pytest.raises(IndexError):
+            receipts[3]
+
+    def test_are_in_the_order_of_the_payloads_also_with_keys(self) -> None:
+        receipts = Receipts("/default/t", [Placed(1, 10, 2, False), Placed(0, 7, 1, False)], [[0, 2], [1]])
+        assert [(one.partition, one.offset) for one in receipts] == [(1, 10), (0, 7), (1, 11)]
+
+    def test_of_nothing_are_none(self) -> None:
+        assert list(Receipts("/default/t", [])) == []
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"batch_bytes": 0},
+            {"batch_messages": 100_001},
+            {"linger_ms": -1},
+            {"in_flight_batches": 65},
+            {"queue_messages": True},
+            {"queue_bytes": 1.5},
+            {"timeout": 0},
+            {"name": "x" * 256},
+        ],
+    )
+    def test_of_a_producer_out_of_range_are_refused_by_name(self, wrong: dict[str, object]) -> None:
+        with pytest.raises(Invalid, match="name" if "name" in wrong else next(iter(wrong))):
+            ProducerSettings(**wrong)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("name", ["prefetch_messages", "prefetch_bytes", "refresh_seconds", "timeout"])
+    def test_of_a_consumer_out_of_range_are_refused_by_name(self, name: str) -> None:
+        with pytest.raises(Invalid, match=name):
+            ConsumerSettings(**{name: 0})  # type: ignore[arg-type]
