@@ -1,0 +1,100 @@
+"""The package as a user gets it: a wheel, built from this checkout, installed into a clean environment, used there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from pydanube.version import __version__
+
+ROOT = Path(__file__).parents[1]
+SECONDS_MAX = 300
+
+ROUND_TRIP = """
+import asyncio, pydanube
+from pydanube import testing
+
+async def main():
+    async with testing.broker() as url, pydanube.connect(url) as client:
+        async with client.producer("/default/wheel") as producer:
+            await producer.send_many([b"one", b"two"], keys=["a", None])
+        async with client.consumer("/default/wheel", subscription="s", start="earliest") as consumer:
+            received = [await consumer.receive(timeout=10) for _ in range(2)]
+            await consumer.ack(received[-1])
+    print([(message.offset, message.key, message.payload) for message in received])
+
+asyncio.run(main())
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    wheel: Path
+    bin: Path
+
+    def run(self, command: str, *arguments: str) -> str:
+        return run(str(self.bin / command), *arguments, cwd=self.bin.parent)
+
+
+def run(*command: str, cwd: Path) -> str:
+    """What it prints. Nothing of this checkout is on its path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DANUBE"))}
+    finished = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, stdin=subprocess.DEVNULL
+    )
+    assert finished.returncode == 0, f"{' '.join(command)}\n{finished.stdout}\n{finished.stderr}"
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    place = tmp_path_factory.mktemp("wheel")
+    isolation = ["--no-isolation"] if find_spec("hatchling") else []
+    run(sys.executable, "-m", "build", "--wheel", *isolation, "--outdir", str(place), str(ROOT), cwd=place)
+    (wheel,) = place.glob("*.whl")
+    venv.create(place / "clean", with_pip=True)
+    python = place / "clean" / "bin" / "python"
+    run(str(python), "-m", "pip", "install", "--quiet", "--prefer-binary", str(wheel), cwd=place)
+    return Installed(wheel, python.parent)
+
+
+@pytest.mark.timeout(SECONDS_MAX)
+def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Installed) -> None:
+    assert installed.wheel.name == f"pydanube-{__version__}-py3-none-any.whl"
+    names = ZipFile(installed.wheel).namelist()
+    shipped = {name for name in names if name.startswith("pydanube/")}
+    source = {f"pydanube/{path.relative_to(ROOT / 'src/pydanube')}" for path in (ROOT / "src/pydanube").rglob("*.py")}
+    assert shipped == source | {"pydanube/py.typed"}
+    assert any(name.endswith("LICENSE") for name in names)
+    assert all(name.startswith(("pydanube/", f"pydanube-{__version__}.dist-info/")) for name in names)
+
+
+@pytest.mark.timeout(SECONDS_MAX)
+def test_the_command_works_in_a_clean_environment(installed: Installed) -> None:
+    assert installed.run("danube", "--version") == f"danube {__version__}\n"
+    assert "danube serve" in installed.run("danube", "--help")
+    for command in ("serve", "produce", "consume", "topics", "bench"):
+        assert f"Usage: danube {command}" in installed.run("danube", command, "--help")
+
+
+@pytest.mark.timeout(SECONDS_MAX)
+def test_a_message_goes_round_in_a_clean_environment(installed: Installed) -> None:
+    printed = installed.run("python", "-c", ROUND_TRIP)
+    assert printed == "[(0, 'a', b'one'), (1, None, b'two')]\n"
+
+
+@pytest.mark.timeout(SECONDS_MAX)
+def test_the_package_needs_what_it_says_and_nothing_else(installed: Installed) -> None:
+    missing = "import importlib.util as u; print([n for n in ('pyarrow', 'pytest', 'hypothesis') if u.find_spec(n)])"
+    assert installed.run("python", "-c", missing) == "[]\n"
+    where = installed.run("python", "-c", "import pydanube; print(pydanube.__file__)")
+    assert Path(where.strip()).is_relative_to(installed.bin.parent)
+    installed.run("python", "-m", "pip", "check")
