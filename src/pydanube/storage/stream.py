@@ -14,7 +14,7 @@ from bisect import bisect_right
 from typing import Protocol
 
 from pydanube.codec.batch import read_header
-from pydanube.model.errors import Full
+from pydanube.model.errors import Corrupt, Full
 
 from .cache import Tail, TailCache
 from .wal import LogWriter
@@ -95,6 +95,9 @@ class LoggedStream:
             views = await self._log.read(self._ids[index], offset, bytes_max, before_offset=end)
             if views:
                 return views
+            summary = self._log.ledger(self._ids[index])
+            if summary is not None and offset < min(summary.end_offset, end):
+                raise Corrupt(f"ledger {self._ids[index]} ends at {summary.end_offset} and has nothing at {offset}")
             index += 1
         return []
 

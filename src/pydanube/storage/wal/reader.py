@@ -63,12 +63,16 @@ class LogReader:
             if span.first_offset < 0 or span.end_offset <= offset:
                 continue
             rows = self._rows_of_batches(span, offset, bytes_max, written, before)
-            if rows:
-                batches.extend(self._bodies(span, rows))
-                bytes_max -= sum(row.length for row in rows)
-            if bytes_max <= 0 or (before is not None and span.end_offset >= before):
-                break
+            batches.extend(self._bodies(span, rows))
+            bytes_max -= sum(row.length for row in rows)
+            if bytes_max <= 0 or not rows or self._end_of(span, rows[-1]) < span.end_offset:
+                break  # going on in the next file would leave out what did not fit
         return batches
+
+    def _end_of(self, span: Span, row: Row) -> int:
+        """The offset after this batch."""
+        index, number = self._index(span), row.entry - span.first_entry
+        return index.offsets[number] + index.counts[number]
 
     def read_entries(self, ledger_id: int, from_entry: int) -> list[tuple[int, int, bytes]]:
         """Entries other than batches, in order."""
