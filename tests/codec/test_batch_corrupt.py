@@ -79,6 +79,7 @@ def test_every_flipped_bit_is_noticed() -> None:
         (24, "I", 48, "cannot hold"),
         (28, "I", 1, "1 attribute entries and no attribute column"),
         (40, "q", -2, "first sequence -2"),
+        (40, "q", OFFSET_MAX - 2, "first sequence"),
         (52, "I", 2**31, "version 2147483648 is out of range"),
         (56, "Q", 2**63, "schema 9223372036854775808"),
         (64, "q", TIME_MIN - 1, "publish times"),

@@ -2,7 +2,7 @@
 
 `layout` and `header` draw the bytes. `intake` checks what programs hand over, `assemble` writes it, `encode` is the
 door to both. `verify` checks foreign bytes, `columns` reads them in place, `batch` is how everybody else holds them,
-and one row of it is a `message`. `gather` and `arrow` are what can be made of a batch.
+and one row of it is a `message`; `peek` takes a single field. `gather` and `arrow` are what can be made of a batch.
 """
 
 from .batch import Batch as Batch

@@ -129,7 +129,7 @@ def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
     draft.add_texts(rows.payloads)
     if rows.keys is not None:
         columns |= _add_keys(draft, rows.keys)
-    earliest, latest = _bounds(rows.publish_times)
+    earliest, latest = bounds(rows.publish_times)
     if earliest != latest:
         assert not isinstance(rows.publish_times, int)
         columns |= PUBLISH_TIME
@@ -142,7 +142,7 @@ def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
     if rows.deliver_at is not None:
         columns |= DELIVER_AT
         draft.fixed.append(rows.deliver_at)
-        deliver_at_max = _bounds(rows.deliver_at)[1]
+        deliver_at_max = bounds(rows.deliver_at)[1]
     draft.add_fixed(origin.name, len(origin.name))
     count = len(rows.payloads)
     # fmt: off
@@ -172,7 +172,8 @@ def _add_keys(draft: Draft, keys: Sequence[bytes | None]) -> int:
     return columns
 
 
-def _bounds(times: int | array[int]) -> tuple[int, int]:
+def bounds(times: int | array[int]) -> tuple[int, int]:
+    """The earliest and the latest."""
     if isinstance(times, int):
         return times, times
     if len(times) <= FEW:

@@ -47,13 +47,14 @@ def gather_mask(batch: Batch, mask: Sequence[bool] | BoolArray) -> bytearray:
     flags = np.asarray(mask, np.bool_)
     if flags.shape != (batch.header.count,):
         raise Invalid(f"mask of {flags.size} rows does not fit a batch of {batch.header.count}")
-    index = np.flatnonzero(flags)
+    index = flags.nonzero()[0]
     if not len(index):
         raise Invalid("mask selects no row: a batch holds at least one message")
-    breaks = np.flatnonzero(index[1:] != index[:-1] + 1)
-    starts = index[np.concatenate(([0], breaks + 1))]
-    ends = index[np.concatenate((breaks, [-1]))] + 1
-    return _gather(batch, Picked(index, starts, ends, len(index)))
+    # With a false row before and after, the mask changes exactly where a run starts and where it ends.
+    framed = np.zeros(batch.header.count + 2, np.bool_)
+    framed[1:-1] = flags
+    edges = (framed[1:] != framed[:-1]).nonzero()[0]
+    return _gather(batch, Picked(index, edges[::2], edges[1::2], len(index)))
 
 
 def _gather(batch: Batch, rows: Picked) -> bytearray:

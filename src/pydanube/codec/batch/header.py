@@ -224,8 +224,8 @@ def _check_values(header: BatchHeader) -> None:
         raise Corrupt(f"publish times {earliest}..{latest} of the batch are impossible")
     if not 0 <= header.deliver_at_max <= TIME_MAX or (header.deliver_at_max and not header.columns & DELIVER_AT):
         raise Corrupt(f"latest deliver-at {header.deliver_at_max} of the batch is impossible")
-    if header.first_sequence < -1:
-        raise Corrupt(f"first sequence {header.first_sequence} of the batch is neither a number nor -1 for none")
+    if not -1 <= header.first_sequence <= OFFSET_MAX - header.span:
+        raise Corrupt(f"first sequence {header.first_sequence} of the batch is neither possible nor -1 for none")
     if header.schema_id > SCHEMA_ID_MAX or header.schema_version > SCHEMA_VERSION_MAX:
         raise Corrupt(f"schema {header.schema_id} version {header.schema_version} is out of range")
 

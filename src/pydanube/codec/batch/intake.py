@@ -15,13 +15,14 @@ from pydanube.model.errors import Invalid
 from pydanube.model.limits import (
     ATTRIBUTES_PER_MESSAGE_MAX,
     BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
     KEY_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     PRODUCER_NAME_BYTES_MAX,
 )
 
-from .assemble import Origin
-from .header import SCHEMA_ID_MAX, SCHEMA_VERSION_MAX, TIME_MAX, TIME_MIN, ByteBuffer
+from .assemble import Origin, bounds
+from .header import OFFSET_MAX, SCHEMA_ID_MAX, SCHEMA_VERSION_MAX, TIME_MAX, TIME_MIN, ByteBuffer
 
 _PLAIN_BYTES: Final = frozenset({bytes, bytearray})
 
@@ -149,7 +150,8 @@ def attribute_columns(attributes: Sequence[Mapping[str, str] | None] | None) -> 
 def time_column(times: Sequence[int], earliest: int, what: str) -> array[int]:
     try:
         column = array("q", times)
-        if earliest <= min(column) and max(column) <= TIME_MAX:
+        first, last = bounds(column)
+        if earliest <= first and last <= TIME_MAX:
             return column
     except (TypeError, OverflowError):
         pass
@@ -187,7 +189,7 @@ def check_origin(origin: Origin) -> Origin:
     for what, value, least, most in (
         ("producer id", producer_id, 0, 2**64 - 1),
         ("producer epoch", producer_epoch, 0, 2**32 - 1),
-        ("first sequence", first_sequence, -1, 2**63 - 1),
+        ("first sequence", first_sequence, -1, OFFSET_MAX - BATCH_MESSAGES_MAX),
         ("schema id", schema_id, 0, SCHEMA_ID_MAX),
         ("schema version", schema_version, 0, SCHEMA_VERSION_MAX),
     ):
