@@ -12,6 +12,7 @@ from pydanube.cli.checks import sync_times
 
 from .measure import Percentiles, percentiles
 from .pace import paced
+from .results import cpu_per_message
 from .scenario import Scenario
 from .worker import Control, Message
 from .workers import Workers
@@ -151,7 +152,7 @@ async def echo(scenario: Scenario) -> Percentiles:
         return found
 
 
-async def pipeline(scenario: Scenario, directory: Path) -> dict[str, float]:
+async def pipeline(scenario: Scenario, directory: Path) -> dict[str, Any]:
     """The bare pipeline with the scenario's messages: one producer, one forwarder, one consumer."""
     from .pipeline import result
 
@@ -167,4 +168,5 @@ async def pipeline(scenario: Scenario, directory: Path) -> dict[str, float]:
         produced, received = await asyncio.gather(producer.result(), consumer.result())
         await broker.tell({"until": {}})
         told = await broker.result()
-        return result(produced, received, scenario) | {"syncs": told["syncs"]}
+        cpu = cpu_per_message(scenario.count, [produced], told["cpu_seconds"], [received])
+        return result(produced, received, scenario) | {"syncs": told["syncs"], "cpu_us": cpu}

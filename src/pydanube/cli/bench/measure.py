@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,16 @@ def percentiles(nanoseconds: Sequence[int] | npt.NDArray[np.int64]) -> Percentil
         return None
     p50, p99, p999 = np.percentile(taken, [50, 99, 99.9])
     return Percentiles(float(p50), float(p99), float(p999), float(taken.max()), int(taken.size))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time a process has taken so far, in its own code and in the kernel for it; 0 where it is not told."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> tuple[int, int] | None:

@@ -256,7 +256,7 @@ async def receive(control: Control, spec: Message) -> Message:
     return {"end_ns": await finished, "received": spec["count"] - left}
 
 
-def result(produced: dict[str, Any], received: dict[str, Any], scenario: Scenario) -> dict[str, float]:
+def result(produced: dict[str, Any], received: dict[str, Any], scenario: Scenario) -> dict[str, Any]:
     """Rates of one run of it."""
     seconds = (received["end_ns"] - produced["begin_ns"]) / 1e9
     publish_seconds = (produced["end_ns"] - produced["begin_ns"]) / 1e9

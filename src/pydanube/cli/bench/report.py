@@ -33,6 +33,10 @@ def _throughput(result: Result) -> list[Row]:
                 _ratio(found.end_to_end, pipe.end_to_end) if pipe else "",
             )
         )
+    if found.cpu_us:
+        rows.append(
+            ("processor time", _cpu(found), _cpu(pipe) if pipe else "", _cpu_ratio(found, pipe) if pipe else "")
+        )
     if base.loopback_gigabytes_per_second:
         gigabytes = base.loopback_gigabytes_per_second
         share = _ratio(found.megabytes() / 1e3, gigabytes)
@@ -80,6 +84,16 @@ def _broker(result: Result) -> list[Row]:
 
 def _rate(per_second: float, throughput: Throughput) -> str:
     return f"{number(per_second)} msg/s, {per_second * throughput.size / 1e6:,.0f} MB/s"
+
+
+def _cpu(found: Throughput) -> str:
+    """What one message costs each process."""
+    return ", ".join(f"{role} {taken:.2f}" for role, taken in found.cpu_us.items()) + " us/msg"
+
+
+def _cpu_ratio(found: Throughput, pipe: Throughput) -> str:
+    """Comparable with the others: above 1 would be cheaper than the bare pipeline."""
+    return _ratio(sum(pipe.cpu_us.values()), sum(found.cpu_us.values()))
 
 
 def _times(found: Percentiles) -> str:

@@ -16,6 +16,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     publish: float
     end_to_end: float
     size: int
+    cpu_us: dict[str, float] = {}
+    """Processor time for one message: of the producers, the broker (or forwarder) and the consumers."""
 
     @property
     def best(self) -> float:
@@ -24,6 +26,18 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     def megabytes(self) -> float:
         return self.best * self.size / 1e6
+
+
+def cpu_per_message(
+    count: int, produced: list[dict[str, Any]], broker_seconds: float, received: list[dict[str, Any]]
+) -> dict[str, float]:
+    """Microseconds by role; a role nobody had, or whose time is not known, is left out."""
+    seconds = {
+        "producer": sum(one["cpu_seconds"] for one in produced),
+        "broker": broker_seconds,
+        "consumer": sum(one["cpu_seconds"] for one in received),
+    }
+    return {role: taken * 1e6 / count for role, taken in seconds.items() if taken}
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):

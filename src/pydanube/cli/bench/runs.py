@@ -19,8 +19,8 @@ from pydanube.runtime.randomness import identity
 
 from . import baselines as bare
 from .broker import BrokerProcess
-from .measure import percentiles
-from .results import Baselines, Latency, Result, Throughput
+from .measure import cpu_seconds, percentiles
+from .results import Baselines, Latency, Result, Throughput, cpu_per_message
 from .scenario import Scenario
 from .workers import Worker, Workers
 
@@ -45,12 +45,14 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
             for i in range(scenario.producers)
         ]
         await asyncio.gather(*(worker.ready() for worker in (*consumers, *producers)))
+        broker_cpu = cpu_seconds(broker.pid) if broker else 0.0
         await asyncio.gather(*(consumer.go() for consumer in consumers))
         await asyncio.gather(*(producer.go() for producer in producers))
         produced = await asyncio.gather(*(producer.result() for producer in producers))
         received = await _finish(consumers, {str(i): p["sent"] for i, p in enumerate(produced)})
         resident = broker.resident() if broker else None
-    result = _combine(scenario, produced, received)
+        broker_cpu = cpu_seconds(broker.pid) - broker_cpu if broker else 0.0
+    result = _combine(scenario, produced, received, broker_cpu)
     result.broker_bytes_peak = resident[1] if resident else None
     result.broker_ready_seconds = broker.ready_seconds if broker else None
     return result
@@ -69,7 +71,9 @@ async def _finish(consumers: list[Worker], sent: dict[str, int]) -> list[dict[st
     return await asyncio.gather(*(consumer.result() for consumer in consumers))
 
 
-def _combine(scenario: Scenario, produced: list[dict[str, Any]], received: list[dict[str, Any]]) -> Result:
+def _combine(
+    scenario: Scenario, produced: list[dict[str, Any]], received: list[dict[str, Any]], broker_cpu: float
+) -> Result:
     begin = min(p["begin_ns"] for p in produced)
     sent = sum(p["sent"] for p in produced)
     result = Result(scenario=scenario, sent=sent, received=sum(r["received"] for r in received))
@@ -88,7 +92,10 @@ def _combine(scenario: Scenario, produced: list[dict[str, Any]], received: list[
         publish_seconds = (max(p["end_ns"] for p in produced) - begin) / 1e9
         seconds = (max(r["end_ns"] for r in received) - begin) / 1e9 if received else 0.0
         result.throughput = Throughput(
-            publish=sent / publish_seconds, end_to_end=sent / seconds if seconds else 0.0, size=scenario.size
+            publish=sent / publish_seconds,
+            end_to_end=sent / seconds if seconds else 0.0,
+            size=scenario.size,
+            cpu_us=cpu_per_message(sent, produced, broker_cpu, received),
         )
     return result
 
@@ -118,7 +125,10 @@ async def measure_pipeline(scenario: Scenario, directory: Path) -> Throughput:
     count = min(scenario.count or BASELINE_COUNT_MAX, BASELINE_COUNT_MAX)
     rates = await bare.pipeline(msgspec.structs.replace(scenario, count=count), directory)
     return Throughput(
-        publish=rates["publish_per_second"], end_to_end=rates["end_to_end_per_second"], size=scenario.size
+        publish=rates["publish_per_second"],
+        end_to_end=rates["end_to_end_per_second"],
+        size=scenario.size,
+        cpu_us=rates["cpu_us"],
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ class Control:
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
+        self._cpu_begin = 0.0
 
     @classmethod
     async def open(cls) -> Control:
@@ -44,7 +46,13 @@ class Control:
     async def ready(self, **value: object) -> Message:
         """Tell that all is prepared and wait for the start; returns what the parent said with it."""
         self.say("ready", value)
-        return await self.hear("go")
+        told = await self.hear("go")
+        self._cpu_begin = time.process_time()
+        return told
+
+    def cpu_seconds(self) -> float:
+        """Processor time since the start was given."""
+        return time.process_time() - self._cpu_begin
 
 
 Role = Callable[[Control, Message], Awaitable[Message]]
@@ -83,7 +91,8 @@ def precise_loop() -> asyncio.AbstractEventLoop:
 async def _work(spec: Message) -> None:
     control = await Control.open()
     try:
-        control.say("result", await find_role(spec["role"])(control, spec))
+        result = await find_role(spec["role"])(control, spec)
+        control.say("result", result | {"cpu_seconds": control.cpu_seconds()})
     except (DanubeError, OSError, TimeoutError) as error:
         control.say("error", f"{type(error).__name__}: {error}")
 
