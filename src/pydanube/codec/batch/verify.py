@@ -8,15 +8,14 @@ no key bytes; times lie within the bounds of the header and reach them; offset d
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 
 from .assemble import FEW
-from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, split, validity
+from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, validity
+from .hashes import key_hashes
 from .header import BatchHeader
 from .layout import ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
 
@@ -122,7 +121,7 @@ def _check_nulls(view: memoryview, header: BatchHeader, place: Layout) -> None:
 def _check_hashes(keys: memoryview, view: memoryview, header: BatchHeader, place: Layout) -> None:
     """The hash steers a message to its consumer: a wrong one would tear the order of a key apart."""
     hashes = view[place.key_hashes : place.key_hashes + 4 * header.count].cast("I").tolist()
-    if list(map(zlib.crc32, split(keys, view, place.key_offsets, header.count))) != hashes:
+    if key_hashes(keys, view, place.key_offsets, header.count) != hashes:
         raise Corrupt("key hashes of the batch are not the CRC-32 of its keys")
 
 
