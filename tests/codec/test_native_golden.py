@@ -177,6 +177,10 @@ def test_a_frame_of_each_kind_has_the_bytes_it_had_when_it_was_released(name: st
     assert frames.frame_length(memoryview(golden)) == len(golden)
 
 
+def test_published_has_the_same_bytes_in_one_step() -> None:
+    assert frames.encode_published(8, 5, 1000, 2, duplicate=True) == GOLDEN["PUBLISHED"][1]
+
+
 def test_the_preamble_is_what_it_was() -> None:
     assert frames.PREAMBLE.hex() == "44414e5542450001"
 

@@ -119,14 +119,16 @@ class Handler(Protocol):
 class FramedConnection(asyncio.BufferedProtocol):
     """One TCP connection that speaks in frames. All methods belong to the loop's thread.
 
-    For keep-alive, in seconds of the clock's `monotonic`: `last_received` is when bytes last arrived, `last_sent` when
-    the kernel last took some, `frame_since` when the frame began that has not arrived whole (0.0: there is none).
+    `writable` is what the handler was last told. For keep-alive, in seconds of the clock's `monotonic`: `last_received`
+    is when bytes last arrived, `last_sent` when the kernel last took some, `frame_since` when the frame began that has
+    not arrived whole (0.0: there is none).
     """
 
     def __init__(self, framing: Framing, clock: Clock, factory: Callable[[FramedConnection], Handler]) -> None:
         self.frame_length = framing.frame_length
         self.frame_bytes_max = framing.frame_bytes_max
         self.peer: tuple[str, int] = ("", 0)
+        self.writable = True
         self.last_received = clock.monotonic()
         self.last_sent = self.last_received
         self.frame_since = 0.0
@@ -152,7 +154,6 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._outgoing_bytes = 0
         self._flush_planned = False
         self._kernel_full = False
-        self._writable = True
         self._descriptor = -1
         self._closing = False
         self._linger: asyncio.TimerHandle | None = None
@@ -170,10 +171,6 @@ class FramedConnection(asyncio.BufferedProtocol):
         return self._reading
 
     @property
-    def writable(self) -> bool:
-        return self._writable
-
-    @property
     def is_closing(self) -> bool:
         return self._closing
 
@@ -189,8 +186,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         elif not (self._flush_planned or self._cutting or self._kernel_full):
             self._flush_planned = True
             self._loop.call_soon(self._flush)
-        if self._writable and self._outgoing_bytes > self._write_high:
-            self._writable = False
+        if self.writable and self._outgoing_bytes > self._write_high:
+            self.writable = False
             self._handler.writable_changed(False)
 
     def pause_reading(self) -> None:
@@ -366,8 +363,8 @@ class FramedConnection(asyncio.BufferedProtocol):
                 self._transport.write(b"".join(self._taken(FLUSH_BYTES)))
             elif not self._write_gathered():
                 break
-        if not self._writable and self._outgoing_bytes <= self._write_low and not self._closing:
-            self._writable = True
+        if not self.writable and self._outgoing_bytes <= self._write_low and not self._closing:
+            self.writable = True
             self._handler.writable_changed(True)
         if self._closing:
             self._finish_writing()

@@ -125,6 +125,11 @@ PUBLISHED: Final = struct.Struct("<IqI")
 
 FLAG_DUPLICATE: Final = 1
 
+_PUBLISHED_FRAME: Final = struct.Struct("<IBBHII" + "IqI")
+
+assert _PUBLISHED_FRAME.size == HEADER.size + PUBLISHED.size
+assert _PUBLISHED_FRAME.size % PADDING == 0
+
 CREDIT: Final = struct.Struct("<Iqq")
 """handle u32, messages i64, bytes i64: both are added to what the consumer has left"""
 
@@ -145,6 +150,21 @@ Body: whole batches, each padded to 64; the first may begin below the offset tha
 
 _RANGE_ROWS: Final = struct.Struct("<II")
 _RANGE_OFFSETS: Final = struct.Struct("<qq")
+
+
+def encode_published(correlation: int, handle: int, base_offset: int, owner_epoch: int, duplicate: bool) -> bytes:
+    """A whole PUBLISHED frame in one step: there is one for every batch."""
+    return _PUBLISHED_FRAME.pack(
+        _PUBLISHED_FRAME.size,
+        Kind.PUBLISHED,
+        FLAG_DUPLICATE if duplicate else 0,
+        0,
+        correlation,
+        PUBLISHED.size,
+        handle,
+        base_offset,
+        owner_epoch,
+    )
 
 
 def encode_deliver_head(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntFlag
 from functools import partial
 from itertools import count
 from typing import Final
@@ -53,13 +52,13 @@ QUIET_S: Final = 0.2
 _DONE: Final = encode(Done())
 
 
-class Hold(IntFlag):
-    """Why a session is not read from."""
+class Hold:
+    """Why a session is not read from: bits of a plain number, which is looked at for every publish."""
 
-    REQUESTS = 1
-    PUBLISHES = 2
-    ANSWERS = 4
-    MEMORY = 8
+    REQUESTS: Final = 1
+    PUBLISHES: Final = 2
+    ANSWERS: Final = 4
+    MEMORY: Final = 8
 
 
 class PublishMemory:
@@ -101,6 +100,8 @@ class Session:
 
     def __init__(self, house: House, connection: FramedConnection) -> None:
         self.connection = connection
+        self.broker = house.broker
+        self.settings = house.settings
         self.principal = ANONYMOUS
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
@@ -112,21 +113,13 @@ class Session:
         self._house = house
         self._receive: Callable[[memoryview], None] = self._receive_preamble
         self._handles = count(1)
-        self._holds = Hold(0)
+        self._holds = 0
         self._publishes = 0
         self._publish_bytes = 0
         self._requests = 0
         self._fetches = Fetches(connection, house.broker, house.settings, house.tasks)
         self._last_ping = 0.0
         self._turn = 0
-
-    @property
-    def broker(self) -> Broker:
-        return self._house.broker
-
-    @property
-    def settings(self) -> NativeSettings:
-        return self._house.settings
 
     @property
     def in_flight(self) -> int:
@@ -242,8 +235,8 @@ class Session:
         if isinstance(result, DanubeError):
             self.fail(correlation, result, handle)
         else:
-            head = frames.PUBLISHED.pack(handle, result.base_offset, result.owner_epoch)
-            self._send(Kind.PUBLISHED, head, correlation, frames.FLAG_DUPLICATE if result.duplicate else 0)
+            base_offset, owner_epoch, duplicate = result
+            self.connection.send(frames.encode_published(correlation, handle, base_offset, owner_epoch, duplicate))
 
     def _credit(self, frame: Frame) -> None:
         handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, Kind.CREDIT)
@@ -367,11 +360,11 @@ class Session:
 
     # -- holding back, ending ------------------------------------------------------------------------------------------
 
-    def hold(self, why: Hold) -> None:
+    def hold(self, why: int) -> None:
         self._holds |= why
         self.connection.pause_reading()
 
-    def release(self, why: Hold) -> None:
+    def release(self, why: int) -> None:
         if self._holds & why:
             self._holds &= ~why
             if not self._holds:
@@ -400,8 +393,8 @@ class Session:
     def fail(self, correlation: int, error: DanubeError, handle: int = 0) -> None:
         self.connection.send(requests.error_frame(correlation, error, handle))
 
-    def _send(self, kind: Kind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> None:
-        self.connection.send(frames.encode(kind, head, correlation, flags))
+    def _send(self, kind: Kind, head: bytes = b"", correlation: int = 0) -> None:
+        self.connection.send(frames.encode(kind, head, correlation))
 
     def _tear_down(self) -> None:
         self.closed = True

@@ -36,12 +36,11 @@ _CONSUMER_CHARACTERS_MAX: Final = 200
 class Caller(Protocol):
     """The session a request came from."""
 
+    broker: Broker
     principal: Principal
     producers: dict[int, Producer]
     consumers: dict[int, Consumer]
 
-    @property
-    def broker(self) -> Broker: ...
     def new_handle(self) -> int: ...
     def new_sink(self) -> DeliverySink: ...
     def add_producer(self, handle: int, producer: Producer) -> None: ...

@@ -1,0 +1,404 @@
+"""Peers that misbehave, on purpose or not: the door stays open, others do not notice, memory stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+from pathlib import Path
+
+import pytest
+from native_peer import TOPIC, Between, Door, Peer, door, neighbour, one_batch
+
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Kind
+from pydanube.gateway.native.connection import Hold
+from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
+from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
+from pydanube.runtime.clock import ManualClock
+
+HELLO = frames.PREAMBLE + frames.encode(Kind.HELLO, requests.encode(requests.Hello()))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is really there."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("resident memory is read from /proc")
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
+
+
+async def pass_time(clock: ManualClock, seconds: float) -> None:
+    for _ in range(round(seconds / 0.1)):
+        clock.advance(0.1)
+        await asyncio.sleep(0.001)
+
+
+# -- bytes that make no sense ------------------------------------------------------------------------------------------
+
+
+async def test_garbage_closes_its_own_connection_only() -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed={seed}")
+    chance = random.Random(seed)
+    async with door() as there, neighbour(there):
+        for _ in range(60):
+            async with await Peer.connect(there) as peer:
+                start = chance.choice([b"", frames.PREAMBLE, HELLO, HELLO + frames.encode(Kind.PING)])
+                peer.write(start + chance.randbytes(chance.randint(1, 5_000)))
+                if chance.random() < 0.5:
+                    peer._writer.write_eof()
+                    await peer.closed()
+        await there.until(lambda: there.server.connections == 1)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes.fromhex("16030100c2010000be0303") + bytes(180), bytes(8)],
+    ids=["http", "tls", "zeros"],
+)
+async def test_another_protocol_is_told_whose_port_this_is(greeting: bytes) -> None:
+    async with door() as there, await Peer.connect(there) as peer:
+        peer.write(greeting)
+        error = await peer.last_words()
+        assert isinstance(error, Invalid) and "this is a Danube port" in error.message
+
+
+NONSENSE = [
+    (frames.HEADER.pack(16, 99, 0, 0, 0, 0), "kind 99 is unknown"),
+    (frames.HEADER.pack(16, 3, 0, 7, 0, 0), "malformed"),
+    (frames.HEADER.pack(16, 3, 0, 0, 0, 200), "malformed"),
+    (frames.HEADER.pack(3, 3, 0, 0, 0, 0), "frame length 3"),
+    (frames.HEADER.pack(2**32 - 1, 20, 0, 0, 1, 4), f"outside 16..{FRAME_BYTES_MAX}"),
+    (frames.encode(Kind.WELCOME), "does not send WELCOME"),
+    (frames.encode(Kind.DELIVER), "does not send DELIVER"),
+    (frames.encode(Kind.HELLO), "does not send HELLO"),
+    (frames.encode(Kind.PUBLISH, b"abc", 1), "PUBLISH head has 3 bytes"),
+    (frames.encode(Kind.PUBLISH, frames.PUBLISH.pack(1)), "needs a correlation"),
+    (frames.encode(Kind.REQUEST, b"\x80"), "needs a correlation"),
+    (frames.encode(Kind.FETCH, b"\x80"), "needs a correlation"),
+    (frames.encode(Kind.CREDIT, frames.CREDIT.pack(1, -1, 0)), "never taken back"),
+    (frames.encode(Kind.CREDIT, b""), "CREDIT head has 0 bytes"),
+    (frames.encode(Kind.ACK, frames.ACK.pack(1, 1000)), "does not have the length"),
+    (frames.encode(Kind.ACK, frames.encode_ack_head(1, [(5, 5)])), "empty or negative"),
+    (frames.encode(Kind.ACK, frames.encode_ack_head(1, []), 0, frames.FLAG_CUMULATIVE), "one range, not 0"),
+]
+
+
+async def test_a_frame_that_makes_no_sense_ends_its_connection_with_the_reason() -> None:
+    async with door() as there, neighbour(there):
+        for frame, complaint in NONSENSE:
+            async with await Peer.greet(there) as peer:
+                peer.write(frame)
+                error = await peer.last_words()
+                assert isinstance(error, Invalid)
+                assert complaint in error.message
+
+
+async def test_a_first_frame_that_is_not_hello_is_refused() -> None:
+    async with door() as there, await Peer.connect(there) as peer:
+        peer.write(frames.PREAMBLE + frames.encode(Kind.PING))
+        assert "the first frame is HELLO" in (await peer.last_words()).message
+
+
+async def test_before_the_welcome_frames_are_small() -> None:
+    async with door() as there, await Peer.connect(there) as peer:
+        peer.write(frames.PREAMBLE + frames.HEADER.pack(65 * KIB, Kind.HELLO, 0, 0, 0, 64 * KIB))
+        assert f"outside 4..{64 * KIB}" in (await peer.last_words()).message
+
+
+async def test_half_a_frame_and_gone_leaves_nothing_behind() -> None:
+    async with door() as there, neighbour(there):
+        whole = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(1), MIB, 1) + bytes(MIB)
+        for cut in (1, 15, 17, 70, MIB):
+            peer = await Peer.greet(there)
+            peer.write(whole[:cut])
+            await peer.flushed()
+            peer.close()
+        await there.until(lambda: there.server.connections == 1)
+        assert there.server._large_frames.used_bytes == 0
+
+
+# -- peers that take their time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"DANU", frames.PREAMBLE, HELLO[:-1]], ids=["nothing", "half", "no hello", "most"]
+)
+async def test_a_handshake_has_its_time_however_slowly_it_drips(said: bytes) -> None:
+    clock = ManualClock()
+    async with door(clock=clock, handshake_timeout_ms=2_000) as there, await Peer.connect(there) as peer:
+        await there.until(lambda: there.server.connections == 1)
+        for byte in said:
+            peer.write(bytes([byte]))
+            await pass_time(clock, 0.1 if said != HELLO[:-1] else 0.0)
+        await pass_time(clock, 2.5)
+        assert "no HELLO came within 2000 ms" in (await peer.last_words()).message
+
+
+async def test_a_frame_has_its_time_even_while_its_peer_is_not_silent() -> None:
+    clock = ManualClock()
+    timeouts = {"frame_timeout_ms": 3_000, "keep_alive_ms": 1_000}
+    async with door(clock=clock, **timeouts) as there, await Peer.greet(there) as peer:
+        session = await there.session_of(peer)
+        whole = frames.encode(Kind.REQUEST, bytes(1_000), 1)
+        sent = 0
+        while not session.connection.is_closing:
+            assert sent < 60, "nobody minds a frame that takes for ever"
+            peer.write(whole[sent : sent + 1])
+            sent += 1
+            await pass_time(clock, 0.1)
+        error = await peer.last_words()
+        assert isinstance(error, Unavailable)
+        assert "did not arrive whole within 3000 ms" in error.message
+
+
+async def test_many_slow_peers_do_not_slow_the_others() -> None:
+    async with door(handshake_timeout_ms=300) as there, neighbour(there) as busy:
+        peers = [await Peer.connect(there) for _ in range(200)]
+        for peer in peers:
+            peer.write(b"D")
+        before = busy.rounds
+        await there.until(lambda: there.server.connections == 1)
+        assert busy.rounds > before
+        for peer in peers:
+            peer.close()
+
+
+# -- too much of a good thing ------------------------------------------------------------------------------------------
+
+
+class Holding(Between):
+    """A broker that is slow to store."""
+
+    def __init__(self, broker: object) -> None:
+        super().__init__(broker)
+        self.held: list[tuple[object, ...]] = []
+        self.topics: set[str] = {TOPIC}
+
+    def publish(self, principal: object, producer: object, *rest: object) -> None:
+        if producer.topic in self.topics:  # type: ignore[attr-defined]
+            self.held.append((principal, producer, *rest))
+        else:
+            self._broker.publish(principal, producer, *rest)
+
+    def go_on(self) -> None:
+        held, self.held = self.held, []
+        self.topics = set()
+        for arguments in held:
+            self._broker.publish(*arguments)
+
+
+async def test_whoever_overruns_the_publish_window_is_closed_and_told_why() -> None:
+    async with door(wrap=Holding, publish_window_bytes=10_000) as there, neighbour(there):
+        async with await Peer.greet(there) as peer:
+            await peer.create_topic()
+            producer = await peer.open_producer()
+            batch = one_batch(producer, payload_bytes=1_200)
+            for _ in range(2):
+                peer.publish(producer.handle, batch)
+            await there.until(lambda: len(there.broker.held) == 2)
+            peer.publish(producer.handle, batch)
+            error = await peer.last_words()
+            assert isinstance(error, Invalid) and "overrun the publish window of 10000" in error.message
+        assert there.server._house.memory.used_bytes >= 2 * len(batch)
+        there.broker.go_on()
+        await there.until(lambda: there.server._house.memory.used_bytes < len(batch))
+
+
+async def test_publishers_together_are_held_back_by_memory_and_go_on_when_it_is_free() -> None:
+    async with door(wrap=Holding, publish_memory_bytes=40_000) as there:
+        peers = [await Peer.greet(there) for _ in range(4)]
+        await peers[0].create_topic()
+        for peer in peers:
+            producer = await peer.open_producer()
+            for _ in range(20):
+                peer.publish(producer.handle, one_batch(producer, payload_bytes=1_000))
+        memory = there.server._house.memory
+        await there.until(lambda: all(session._holds & Hold.MEMORY for session in there.sessions))
+        assert memory.used_bytes < 40_000 + 4 * 4_000
+        there.broker.go_on()
+        for peer in peers:
+            for _ in range(20):
+                await peer.receive(Kind.PUBLISHED)
+            peer.close()
+        assert memory.used_bytes == 0
+
+
+async def test_a_flood_of_requests_runs_a_few_at_a_time_and_each_is_answered_once() -> None:
+    class Counting(Between):
+        running = most = 0
+
+        async def list_topics(self, *arguments: object) -> object:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0)
+            self.running -= 1
+            return await self._broker.list_topics(*arguments)
+
+    limits = {"requests_in_flight_max": 8}
+    async with door(wrap=Counting, **limits) as there, neighbour(there), await Peer.greet(there) as peer:
+        request = requests.encode(requests.ListTopics())
+        peer.write(b"".join(frames.encode(Kind.REQUEST, request, number) for number in range(1, 3_001)))
+        answered = [(await peer.receive(Kind.RESPONSE)).correlation for _ in range(3_000)]
+        assert sorted(answered) == list(range(1, 3_001))
+        assert there.broker.most == 8
+
+
+async def test_whoever_does_not_read_answers_is_not_asked_for_more_questions() -> None:
+    settings = {"write_high_bytes": 64 * KIB, "answers_bytes_max": 128 * KIB}
+    async with door(**settings) as there, neighbour(there), await Peer.greet(there) as peer:
+        session = await there.session_of(peer)
+        peer.stop_reading()
+        ping = frames.encode(Kind.PING, correlation=1) * 1_000
+        while not session._holds & Hold.ANSWERS:
+            peer.write(ping)
+            await peer.flushed()
+            await asyncio.sleep(0)
+        for _ in range(100):
+            peer.write(ping)
+            await asyncio.sleep(0)
+        assert session.connection.queued_bytes < 128 * KIB + 64 * KIB
+        peer.resume_reading()
+        while session._holds:
+            await peer.receive(Kind.PONG)
+
+
+async def test_whoever_fetches_and_does_not_read_gets_no_more_read_for_him() -> None:
+    async with door(write_high_bytes=256 * KIB) as there, neighbour(there) as busy, await Peer.greet(there) as peer:
+        await fill_topic(peer, total_bytes=4 * MIB)
+        session = await there.session_of(peer)
+        peer.stop_reading()
+        fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=MIB))
+        peer.write(b"".join(frames.encode(Kind.FETCH, fetch, number) for number in range(1, 201)))
+        await there.until(lambda: not session.connection.writable)
+        later = busy.rounds + 10
+        await there.until(lambda: busy.rounds >= later)
+        assert session.in_flight > 100
+        assert session.connection.queued_bytes <= 256 * KIB + 6 * MIB
+        peer.resume_reading()
+        seen = {(await peer.receive(Kind.FETCHED)).correlation for _ in range(200)}
+        assert seen == set(range(1, 201))
+
+
+async def fill_topic(peer: Peer, total_bytes: int, batch_bytes: int = 100_000) -> int:
+    await peer.create_topic()
+    producer = await peer.open_producer()
+    batch = one_batch(producer, count=10, payload_bytes=batch_bytes // 10)
+    for _ in range(total_bytes // len(batch)):
+        peer.publish(producer.handle, batch)
+        await peer.receive(Kind.PUBLISHED)
+    return total_bytes // len(batch)
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+async def come_in(there: Door) -> Peer | DanubeError:
+    """Somebody who was welcomed, or why not."""
+    try:
+        return await Peer.greet(there)
+    except DanubeError as error:
+        return error
+    except (AssertionError, ConnectionError):
+        return Unavailable("closed without a word")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"connections_per_address_max": 20}, {"connections_max": 20}], ids=["address", "all"]
+)
+async def test_connections_over_the_limit_are_refused_and_places_come_free_again(limits: dict[str, int]) -> None:
+    async with door(**limits) as there, neighbour(there):
+        outcomes = [await come_in(there) for _ in range(150)]
+        peers = [one for one in outcomes if isinstance(one, Peer)]
+        errors = [one for one in outcomes if isinstance(one, DanubeError)]
+        assert len(peers) == 19
+        assert all(isinstance(error, (Full, Unavailable)) for error in errors)
+        assert any(isinstance(error, Full) and "raise the limit" in error.message for error in errors)
+        assert there.server.connections == 20
+        for peer in peers:
+            peer.close()
+        await there.until(lambda: there.server.connections == 1)
+        async with await Peer.greet(there) as peer:
+            await peer.request(requests.ListNamespaces(), requests.Names)
+
+
+async def test_a_connection_has_a_limited_number_of_handles() -> None:
+    async with door(handles_max=3) as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        for _ in range(3):
+            await peer.open_producer()
+        with pytest.raises(Full, match="open another one"):
+            await peer.open_producer()
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+async def test_announcing_huge_frames_takes_no_memory() -> None:
+    async with door() as there, neighbour(there):
+        before = resident_bytes()
+        peers = [await Peer.greet(there) for _ in range(200)]
+        front = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(1), 32 * MIB, 1)
+        for peer in peers:
+            peer.write(front + bytes(1_000))
+            await peer.flushed()
+        await there.until(lambda: all(s.connection._announced or len(s.consumers) for s in there.sessions))
+        assert resident_bytes() - before < 40 * MIB
+        for peer in peers:
+            peer.close()
+
+
+async def test_large_frames_that_never_end_are_bounded_over_all_connections() -> None:
+    async with door(large_frames_bytes=8 * MIB) as there, neighbour(there):
+        peers = [await Peer.greet(there) for _ in range(10)]
+        front = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(1), 16 * MIB, 1)
+        for peer in peers:
+            peer.write(front, bytes(2 * MIB))
+        await there.until(lambda: there.server.connections < 11)
+        assert there.server._large_frames.used_bytes <= 8 * MIB
+        for peer in peers:
+            peer.close()
+        await there.until(lambda: there.server._large_frames.used_bytes == 0)
+
+
+async def test_a_consumer_that_stops_reading_costs_little_and_slows_nobody() -> None:
+    async with door() as there, neighbour(there), await Peer.greet(there) as producing:
+        await producing.create_topic()
+        producer = await producing.open_producer()
+        async with await Peer.greet(there) as stuck, await Peer.greet(there) as reading:
+            asleep = await stuck.subscribe("asleep")
+            awake = await reading.subscribe("awake")
+            stuck.credit(asleep.handle, 2**40, 2**40)
+            reading.credit(awake.handle, 2**40, 2**40)
+            stuck.stop_reading()
+            session = await there.session_of(stuck)
+            batch = one_batch(producer, count=10, payload_bytes=20_000)
+            before = resident_bytes()
+            for index in range(1_000):
+                producing.publish(producer.handle, batch)
+                await producing.receive(Kind.PUBLISHED)
+                delivered = await reading.receive(Kind.DELIVER)
+                assert len(delivered.body) == len(batch)
+                if index % 100 == 99:
+                    reading.ack(awake.handle, (0, (index + 1) * 10), flags=frames.FLAG_CUMULATIVE)
+            assert not session.connection.writable
+            assert session.connection.queued_bytes <= MIB + len(batch) + 64 * KIB
+            assert resident_bytes() - before < 100 * MIB, "of 200 MB that went through"
+            stuck.resume_reading()
+            for _ in range(1_000):
+                await stuck.receive(Kind.DELIVER)
+
+
+async def test_consumers_of_one_connection_share_it_when_it_is_slow() -> None:
+    """A consumer with a long backlog does not starve the one behind it on the same connection."""
+    async with door(write_high_bytes=64 * KIB) as there, await Peer.greet(there) as peer:
+        batch_count = await fill_topic(peer, total_bytes=8 * MIB)
+        handles = [(await peer.subscribe(name)).handle for name in ("one", "two", "three")]
+        for handle in handles:
+            peer.credit(handle, 2**40, 2**40)
+        first_half: list[int] = []
+        for _ in range(3 * batch_count // 2):
+            frame = await peer.receive(Kind.DELIVER)
+            first_half.append(frames.decode_deliver_head(frame.head).handle)
+        assert set(first_half) == set(handles)
