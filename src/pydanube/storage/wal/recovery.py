@@ -237,6 +237,7 @@ class Recovery:
         position = scanned.durable
         while position < scanned.end:
             chunk = handle.pread(min(self._settings.scan_bytes, scanned.end - position), position - file.base)
+            assert chunk, "what counts lies in the file"
             position = file.base + write_all(handle, [chunk], position - file.base)
         handle.sync_data()
 

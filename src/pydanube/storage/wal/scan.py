@@ -113,9 +113,9 @@ class Scanner:
             if version != VERSION or kind not in KINDS_KNOWN or flags & ~FLAGS_KNOWN:
                 raise self._unknown(position, version, kind, flags)
             size = (length + 127) & -64
-            if at + 64 + length > have:
+            if at + size > have:
                 view, at, have = self._load(position - base, size)
-                if 64 + length > have:
+                if size > have:
                     break
             if kind == DATA:
                 batch = whole_batch(view, at + 64, length, body_crc)
