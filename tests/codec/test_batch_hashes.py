@@ -14,7 +14,7 @@ from pydanube.codec.batch.hashes import SHORT, key_hashes
 
 def hashes_of(keys: list[bytes]) -> list[int]:
     offsets = memoryview(array("i", accumulate(map(len, keys), initial=0))).cast("B")
-    return key_hashes(memoryview(b"".join(keys)), offsets, 0, len(keys))
+    return key_hashes(memoryview(b"".join(keys)), offsets, 0, len(keys)).tolist()
 
 
 @settings(max_examples=200, deadline=None)

@@ -27,15 +27,14 @@ _SECTION_BYTES_MAX: Final = 1 << 20
 """Every key byte takes some ten bytes of memory while it is looked up."""
 
 
-def key_hashes(section: memoryview, view: memoryview, start: int, count: int) -> list[int]:
+def key_hashes(section: memoryview, view: memoryview, start: int, count: int) -> UInt32Array:
     """CRC-32 of the keys in `section`, whose checked offsets start at `start` of `view`; 0 for an empty one."""
     if count > FEW and 0 < len(section) <= _SECTION_BYTES_MAX:
         offsets = offsets_array(view, start, count)
         lengths = offsets[1:] - offsets[:-1]
         if np.maximum.reduce(lengths) <= SHORT:
-            hashes: list[int] = _short_hashes(section, offsets, lengths).tolist()
-            return hashes
-    return list(map(zlib.crc32, split(section, view, start, count)))
+            return _short_hashes(section, offsets, lengths)
+    return np.fromiter(map(zlib.crc32, split(section, view, start, count)), UINT32, count)
 
 
 def _short_hashes(section: memoryview, offsets: Int32Array, lengths: Int32Array) -> UInt32Array:
