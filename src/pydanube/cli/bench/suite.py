@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from pydanube.cli.output import size
+from pydanube.model.errors import DanubeError
 
 from .broker import BrokerProcess
 from .results import Result
@@ -66,7 +67,10 @@ async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncI
         checks.append(("memory", _memory))
     for name, check in checks:
         says(name)
-        yield await check(directory, rounds)
+        try:
+            yield await check(directory, rounds)
+        except (DanubeError, OSError) as error:  # one that cannot be measured does not hide the others
+            yield Verdict(name=name, target="to be measured", measured=f"failed: {error}", reached=False)
 
 
 async def _own(scenario: Scenario, directory: Path) -> Result:
