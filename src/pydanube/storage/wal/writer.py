@@ -1,34 +1,33 @@
 """The log as the event loop sees it: appends go in, and come back done; a thread in between writes and syncs.
 
-The thread takes everything that waits, writes it in one go, syncs once, tells the loop once, and takes what has come in
-meanwhile. Nothing here waits for the loop, and the loop never waits for the disk.
-
 Invariants
     records reach the log in the order in which `append` was called
     `done` is called on the loop exactly once per append, in that order for appends of one level; levels below SYNC may
     be done before an earlier SYNC is
-    an append whose `done` got an error abandons its ledger: `on_failed` names it, the cure seals it, and what comes
-    after it goes to a new ledger
+    an append whose `done` got an error abandons its ledger: `on_failed` names it before, the cure seals it, and what
+    comes after it goes to a new ledger
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Final, TypeAlias, TypeVar
+from queue import SimpleQueue
+from typing import Final, TypeVar
 
 from pydanube.codec.batch import BatchHeader
 from pydanube.codec.wal import ByteBuffer, Identity
-from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
-from .engine import Engine, Record
+from .committer import Append, Committer, Done, Mail
+from .engine import Engine
 from .handles import Handles
 from .layout import LOCK
 from .reader import LogReader
@@ -37,12 +36,6 @@ from .release import releasable_files
 from .settings import Level, WalSettings
 from .sidecar import write_sidecar
 from .table import LedgerSummary, WalFile, summarize
-
-Done: TypeAlias = Callable[[DanubeError | None], None]
-Append: TypeAlias = tuple[Record, int, Done]
-Command: TypeAlias = Callable[[], None]
-Mail: TypeAlias = Append | Command | None
-"""An append, something for the log's thread to do between groups, or the end."""
 
 T = TypeVar("T")
 log: Final = get_logger("storage.wal")
@@ -63,17 +56,16 @@ class LogWriter:
         self._disk = disk
         self._engine = engine
         self._settings = settings
-        self._clock = clock
         self._lock = lock
         self._loop = asyncio.get_running_loop()
         self._abandoned: set[int] = set()
-        self._closing = False
+        self._closing: asyncio.Future[None] | None = None
         self._mail: SimpleQueue[Mail] = SimpleQueue()
         self._pool = ThreadPoolExecutor(settings.reader_threads, "danube-log-read")
         self._handles = Handles(disk, engine.directory, settings.open_files_max)
         self._reader = LogReader(disk, engine.directory, settings, engine.table, self._handles)
-        self._ended = self._loop.create_future()
-        self._thread = threading.Thread(target=_Committer(self).run, name="danube-log", daemon=True)
+        committer = Committer(engine, settings, clock, self._mail, _Listener(self))
+        self._thread = threading.Thread(target=committer.run, name="danube-log", daemon=True)
 
     @classmethod
     async def open(
@@ -97,15 +89,18 @@ class LogWriter:
         lock = disk.lock(directory / LOCK)
         started = clock.monotonic()
         recovery = Recovery(disk, directory, identity, settings, is_needed, _Progress(clock))
+        running = asyncio.get_running_loop().run_in_executor(None, lambda: recovery.run(must_exist=must_exist))
         try:
-            engine = await asyncio.to_thread(recovery.run, must_exist=must_exist)
+            engine = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(lambda finished: _discard(finished, lock))
+            raise
         except BaseException:
             lock.release()
             raise
-        recovered = recovery.recovered
-        recovered.seconds = clock.monotonic() - started
-        _log_recovered(recovered)
-        writer = cls(disk, engine, recovered, settings, clock, lock)
+        recovery.recovered.seconds = clock.monotonic() - started
+        _log_recovered(recovery.recovered)
+        writer = cls(disk, engine, recovery.recovered, settings, clock, lock)
         for file in engine.closed:
             writer._index(file)
         engine.closed.clear()
@@ -126,14 +121,14 @@ class LogWriter:
         done: Done,
     ) -> None:
         """Hand a record over. `body` must not change until `done` was called."""
-        assert not self._closing
+        assert self._closing is None
         assert self.read_only is not None or ledger_id not in self._abandoned, f"ledger {ledger_id} was abandoned"
         self.pending_bytes += len(body)
         self._mail.put(((kind, ledger_id, entry_id, owner_epoch, body, body_crc), level, done))
 
     def sync(self, done: Done) -> None:
         """`done` once everything appended so far is synced, or has failed."""
-        self._mail.put(((0, 0, 0, 0, b"", 0), Level.SYNC, done))
+        self._mail.put((None, Level.SYNC, done))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -219,9 +214,9 @@ class LogWriter:
                 files = releasable_files(self._engine.table, self._engine.durable, self._handles.take_out)
                 if files:
                     self._engine.release(files)
-                self._post(_resolve, answer, [file.generation for file in files])
-            except OSError as error:
-                self._post(_reject, answer, error)
+                self._post(_settle, answer, [file.generation for file in files], None)
+            except Exception as error:
+                self._post(_settle, answer, [], error)
 
         self._mail.put(trim)
         return await answer
@@ -229,10 +224,12 @@ class LogWriter:
     async def close(self) -> None:
         """Everything handed in is written and synced, then the file is closed with its index. Cancelled, that happens
         all the same, in the background."""
-        if not self._closing:
-            self._closing = True
+        if self._closing is None:
             self._mail.put(None)
-        await asyncio.shield(self._ended)
+            self._closing = self._loop.run_in_executor(None, self._shut)
+        await asyncio.shield(self._closing)
+
+    def _shut(self) -> None:
         self._thread.join()
         self._pool.shutdown(wait=True)
         self._handles.close()
@@ -264,7 +261,8 @@ class LogWriter:
 
     def _finished(self, appends: list[Append], error: DanubeError | None) -> None:
         for record, _, done in appends:
-            self.pending_bytes -= len(record[4])
+            if record is not None:
+                self.pending_bytes -= len(record[4])
             try:
                 done(error)
             except Exception as failure:
@@ -272,7 +270,6 @@ class LogWriter:
 
     def _failed(self, error: DanubeError, ledgers: set[int]) -> None:
         self.read_only = error
-        ledgers = ledgers - self._abandoned
         self._abandoned |= ledgers
         if ledgers and self.on_failed is not None:
             self.on_failed(ledgers)
@@ -286,185 +283,42 @@ class LogWriter:
         if self.on_rotated is not None:
             self.on_rotated(generation, ledgers)
 
-    def _thread_ended(self, error: BaseException | None) -> None:
-        if not self._ended.done():
-            self._ended.set_result(None)
 
-
-class _Committer:
-    """The log's thread."""
+class _Listener:
+    """Carries word from the log's thread to the loop."""
 
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
-        self._engine = writer._engine
-        self._settings = writer._settings
-        self._clock = writer._clock
-        self._mail = writer._mail
-        self._kept: Mail = None
-        self._has_kept = False
-        self._sync_due: float | None = None
-        self._cure_due = 0.0
-        self._told: set[int] = set()
 
-    def run(self) -> None:
-        try:
-            while self._step():
-                pass
-            self._end()
-        except BaseException as error:
-            log.exception("wal.stopped", error=repr(error))
-            self._stop(error)
-        finally:
-            self._writer._post(self._writer._thread_ended, None)
+    def finished(self, appends: list[Append], error: DanubeError | None) -> None:
+        self._writer._post(self._writer._finished, appends, error)
 
-    def _step(self) -> bool:
-        """One group, one command, or one thing that was due. False at the end."""
-        mail = self._next()
-        if mail is False:
-            self._do_what_is_due()
-        elif mail is None:
-            return False
-        elif callable(mail):
-            mail()
-        else:
-            self._commit(self._group(mail))  # type: ignore[arg-type]
-        return True
+    def failed(self, error: DanubeError, ledgers: set[int]) -> None:
+        self._writer._post(self._writer._failed, error, ledgers)
 
-    def _next(self) -> Mail | bool:
-        """The next mail; False when something is due before any came."""
-        if self._has_kept:
-            self._has_kept = False
-            return self._kept
-        due = self._cure_due if self._engine.failure is not None else self._sync_due
-        if due is None:
-            return self._mail.get()
-        wait = due - self._clock.monotonic()
-        if wait <= 0:
-            return False
-        try:
-            return self._mail.get(timeout=wait)
-        except Empty:
-            return False
+    def cured(self) -> None:
+        self._writer._post(self._writer._cured)
 
-    def _group(self, first: Append) -> list[Append]:
-        """Everything that waits, up to the next command and the limit."""
-        group = [first]
-        size = len(first[0][4])
-        limit, take = self._settings.group_bytes_max, self._mail.get_nowait
-        for _ in range(self._mail.qsize()):
-            mail = take()
-            if mail is None or callable(mail) or size >= limit:
-                self._kept, self._has_kept = mail, True
-                break
-            group.append(mail)
-            size += len(mail[0][4])
-        return group
-
-    def _commit(self, group: list[Append]) -> None:
-        engine, writer = self._engine, self._writer
-        records = [append[0] for append in group if append[0][0]]
-        early = [append for append in group if append[1] < Level.SYNC]
-        waiting = group if not early else [append for append in group if append[1] == Level.SYNC]
-        try:
-            engine.write(records)
-            if early:
-                writer._post(writer._finished, early, None)
-                early = []
-            if waiting:
-                engine.sync()
-        except Unavailable as error:
-            self._fail(error, sorted_in_order(group, early, waiting))
-            return
-        if waiting:
-            writer._post(writer._finished, waiting, None)
-        self._note_due(group)
-        self._take_closed()
-
-    def _note_due(self, group: list[Append]) -> None:
-        """When the written must be synced, if nobody waits for it before."""
-        if self._engine.durable == self._engine.position:
-            self._sync_due = None
-            return
-        lazy = any(append[1] == Level.LAZY for append in group)
-        delay = self._settings.lazy_sync_ms if lazy else self._settings.written_sync_ms
-        due = self._clock.monotonic() + delay / 1000
-        self._sync_due = due if self._sync_due is None else min(self._sync_due, due)
-
-    def _do_what_is_due(self) -> None:
-        if self._engine.failure is not None:
-            self._cure()
-            return
-        self._sync_due = None
-        try:
-            self._engine.sync()
-        except Unavailable as error:
-            self._fail(error, [])
-
-    def _fail(self, error: Unavailable, appends: list[Append]) -> None:
-        """Tell everybody who waited, and whose ledgers are abandoned; then try to be cured now and then."""
-        writer = self._writer
-        if not self._told:
-            log.error("wal.failed", error=error.message, ledgers=len(self._engine.abandoned))
-            self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
-        self._sync_due = None
-        fresh = self._engine.abandoned - self._told
-        self._told |= fresh | {0}
-        writer._post(writer._failed, error, fresh)
-        writer._post(writer._finished, appends, error)
-
-    def _cure(self) -> None:
-        writer = self._writer
-        if self._engine.cure():
-            self._told.clear()
-            log.info("wal.cured", generation=self._engine.table.newest)
-            writer._post(writer._cured)
-        else:
-            self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
-        self._take_closed()
-
-    def _take_closed(self) -> None:
-        if self._engine.closed:
-            for file in self._engine.closed:
-                log.info("wal.rotated", generation=file.generation, ledgers=len(file.spans))
-                self._writer._index(file)
-                self._writer._post(self._writer._rotated, file.generation, set(file.spans))
-            self._engine.closed.clear()
-
-    def _end(self) -> None:
-        try:
-            if self._engine.failure is None:
-                self._engine.close()
-        except Unavailable as error:
-            self._fail(error, [])
-        for file in self._engine.closed:
-            self._writer._index(file)
-        self._engine.closed.clear()
-
-    def _stop(self, error: BaseException) -> None:
-        """A mistake of ours: nothing is written any more, and everybody is told."""
-        failure = Unavailable(f"the log stopped: {error!r}; start the broker again")
-        self._writer._post(self._writer._failed, failure, set(self._engine.abandoned))
-        while not self._writer._closing or not self._mail.empty():
-            mail = self._mail.get()
-            if isinstance(mail, tuple):
-                self._writer._post(self._writer._finished, [mail], failure)
-            elif mail is None:
-                return
+    def rotated(self, file: WalFile) -> None:
+        self._writer._index(file)
+        self._writer._post(self._writer._rotated, file.generation, set(file.spans))
 
 
-def sorted_in_order(group: list[Append], early: list[Append], waiting: list[Append]) -> list[Append]:
-    """Those of a group that were not told yet, in order."""
-    return group if early else waiting
-
-
-def _resolve(answer: asyncio.Future[list[int]], generations: list[int]) -> None:
-    if not answer.done():
+def _settle(answer: asyncio.Future[list[int]], generations: list[int], error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
         answer.set_result(generations)
 
 
-def _reject(answer: asyncio.Future[list[int]], error: OSError) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _discard(finished: asyncio.Future[Engine], lock: DiskLock) -> None:
+    """Nobody waits for this recovery any more."""
+    if not finished.cancelled() and finished.exception() is None:
+        with contextlib.suppress(DanubeError):
+            finished.result().close()
+    lock.release()
 
 
 class _Progress:

@@ -1,0 +1,224 @@
+"""The log's thread: takes everything that waits, writes it in one go, syncs once, tells the loop once, and again.
+
+It never waits for the loop: what arrives during one sync shares the next. It owns the engine; whoever wants something
+of the engine sends mail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol, TypeAlias
+
+from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.telemetry import get_logger
+
+from .engine import Engine, Record
+from .settings import Level, WalSettings
+from .table import WalFile
+
+Done: TypeAlias = Callable[[DanubeError | None], None]
+Append: TypeAlias = tuple[Record | None, int, Done]
+"""The record, its level, whom to tell. No record: only the sync is wanted."""
+
+Command: TypeAlias = Callable[[], None]
+"""Something to do between two groups; it must not raise."""
+
+Mail: TypeAlias = Append | Command | None
+"""None is the end."""
+
+log: Final = get_logger("storage.wal")
+
+
+class Listener(Protocol):
+    """Whom the thread tells; every call is made in the log's thread and must only pass the word on."""
+
+    def finished(self, appends: list[Append], error: DanubeError | None) -> None: ...
+
+    def failed(self, error: DanubeError, ledgers: set[int]) -> None: ...
+
+    def cured(self) -> None: ...
+
+    def rotated(self, file: WalFile) -> None: ...
+
+
+class Committer:
+    def __init__(
+        self, engine: Engine, settings: WalSettings, clock: Clock, mail: SimpleQueue[Mail], listener: Listener
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._mail = mail
+        self._listener = listener
+        self._kept: list[Mail] = []
+        """Taken from the queue and not yet looked at: at most one."""
+        self._sync_due: float | None = None
+        self._cure_due = clock.monotonic() + settings.cure_ms / 1000
+        self._is_failing = engine.failure is not None
+        self._abandoned: set[int] = set()
+        """Ledgers that were given up in this run, sealed by now or not: nothing goes into them."""
+
+    def run(self) -> None:
+        """Until None comes. Everything taken before that is done by then."""
+        try:
+            while self._step():
+                pass
+            self._end()
+        except BaseException as error:
+            log.exception("wal.stopped", error=repr(error))
+            self._refuse_everything(Unavailable(f"the log stopped: {error!r}; start the broker again"))
+
+    def _step(self) -> bool:
+        """One group, one command, or what was due. False at the end."""
+        if not self._wait():
+            self._do_what_is_due()
+            return True
+        mail = self._kept.pop()
+        if mail is None:
+            return False
+        if callable(mail):
+            mail()
+        else:
+            self._commit(self._group(mail))
+        return True
+
+    def _wait(self) -> bool:
+        """True when there is mail; False when something is due before any came."""
+        if self._kept:
+            return True
+        due = self._cure_due if self._is_failing else self._sync_due
+        try:
+            if due is None:
+                self._kept.append(self._mail.get())
+            elif (seconds := due - self._clock.monotonic()) > 0:
+                self._kept.append(self._mail.get(timeout=seconds))
+        except Empty:
+            pass
+        return bool(self._kept)
+
+    def _group(self, first: Append) -> list[Append]:
+        """Everything that waits, up to the limit or to mail of another sort."""
+        group = [first]
+        size = _size(first)
+        limit, take = self._settings.group_bytes_max, self._mail.get_nowait
+        for _ in range(self._mail.qsize()):
+            mail = take()
+            if mail is None or callable(mail) or size >= limit:
+                self._kept.append(mail)
+                break
+            group.append(mail)
+            size += _size(mail)
+        return group
+
+    # -- committing ------------------------------------------------------------------------------------------------
+
+    def _commit(self, group: list[Append]) -> None:
+        if self._abandoned:
+            group = self._without_abandoned(group)
+        records = [append[0] for append in group if append[0] is not None]
+        waiting = [append for append in group if append[1] == Level.SYNC]
+        untold = group
+        try:
+            self._engine.write(records)
+            if len(waiting) < len(group):
+                self._listener.finished([append for append in group if append[1] < Level.SYNC], None)
+                untold = waiting
+            if waiting:
+                self._engine.sync()
+        except Unavailable as error:
+            self._fail(error, untold)
+            return
+        if waiting:
+            self._listener.finished(waiting, None)
+        self._note_due(group)
+        self._pass_on_closed()
+
+    def _without_abandoned(self, group: list[Append]) -> list[Append]:
+        """Appends that were on their way when their ledger was given up fail, however healthy the disk is now."""
+        late = [append for append in group if append[0] is not None and append[0][1] in self._abandoned]
+        if not late:
+            return group
+        error = self._engine.failure or Unavailable("the disk failed while this was on its way; send it again")
+        self._listener.finished(late, error)
+        return [append for append in group if append[0] is None or append[0][1] not in self._abandoned]
+
+    def _note_due(self, group: list[Append]) -> None:
+        """When the written must be synced, if nobody waits for it before."""
+        if self._engine.durable == self._engine.position:
+            self._sync_due = None
+            return
+        lazy = any(append[1] == Level.LAZY for append in group)
+        delay_ms = self._settings.lazy_sync_ms if lazy else self._settings.written_sync_ms
+        due = self._clock.monotonic() + delay_ms / 1000
+        self._sync_due = due if self._sync_due is None else min(self._sync_due, due)
+
+    def _pass_on_closed(self) -> None:
+        for file in self._engine.closed:
+            log.info("wal.rotated", generation=file.generation, ledgers=len(file.spans))
+            self._listener.rotated(file)
+        self._engine.closed.clear()
+
+    def _do_what_is_due(self) -> None:
+        if self._is_failing:
+            self._cure()
+            return
+        self._sync_due = None
+        try:
+            self._engine.sync()
+        except Unavailable as error:
+            self._fail(error, [])
+
+    # -- failing ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: Unavailable, appends: list[Append]) -> None:
+        """Say which ledgers are given up, then tell everybody who waited; a cure is tried a while later."""
+        if not self._is_failing:
+            log.error("wal.failed", error=error.message, ledgers=len(self._engine.abandoned))
+            self._is_failing = True
+            self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
+        self._sync_due = None
+        fresh = self._engine.abandoned - self._abandoned
+        self._abandoned |= fresh
+        self._listener.failed(error, fresh)
+        self._listener.finished(appends, error)
+
+    def _cure(self) -> None:
+        if self._engine.cure():
+            self._is_failing = False
+            log.info("wal.cured", generation=self._engine.table.newest)
+            self._listener.cured()
+            self._pass_on_closed()
+        else:
+            self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
+            failure = self._engine.failure
+            assert failure is not None
+            self._listener.failed(failure, set())
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        try:
+            if not self._is_failing:
+                self._engine.close()
+        except Unavailable as error:
+            self._fail(error, [])
+        self._pass_on_closed()
+
+    def _refuse_everything(self, failure: Unavailable) -> None:
+        """A mistake of ours: nothing is written any more, and everybody is told."""
+        self._engine.failure = failure
+        self._listener.failed(failure, set(self._engine.abandoned))
+        while True:
+            mail = self._kept.pop() if self._kept else self._mail.get()
+            if mail is None:
+                return
+            if callable(mail):
+                mail()
+            else:
+                self._listener.finished([mail], failure)
+
+
+def _size(append: Append) -> int:
+    return len(append[0][4]) if append[0] is not None else 0
