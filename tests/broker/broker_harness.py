@@ -114,7 +114,9 @@ class Door:
                 found += list(zip(batch.offsets.tolist(), batch.payloads, strict=True))
             offset = fetched.next_offset
 
-    async def subscribe(self, name: str = "billing", consumer: str = "a", start: Position = EARLIEST, partition: int = 0):
+    async def subscribe(
+        self, name: str = "billing", consumer: str = "a", start: Position = EARLIEST, partition: int = 0
+    ):
         sink = Collector()
         sink.consumer = await self.broker.subscribe(
             ANONYMOUS, self.topic, partition, name, consumer, SubscriptionType.EXCLUSIVE, start, sink

@@ -378,3 +378,30 @@ async def test_files_of_deleted_topics_are_given_back_while_others_keep_theirs(t
         assert await Door(broker).read_all() == [(0, b"kept")]
         place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert place.position == 1
+
+
+async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_path):
+    small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
+    async with open_broker(tmp_path, wal=small, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        retrying, other = await door.producer(), await door.producer()
+        await door.publish(retrying, [b"once"], sequence=0)
+        for n in range(60):
+            await door.publish(other, [b"x" * 1000], sequence=n)
+        await consumer.wait_for(61)
+        await consumer.ack((0, 61))
+        (partition,) = broker._partitions
+        partition.state.snapshot()
+        broker._writer.release(partition.stream.ledger_ids[-1], below_offset=50, state_ledger=partition.state.ledger_id)
+        await consumer.ack((0, 61))
+        assert len(await broker._writer.trim()) >= 2
+    async with open_broker(tmp_path, wal=small) as broker:
+        door = Door(broker)
+        again = await door.producer(producer_id=retrying.producer_id, epoch=retrying.producer_epoch)
+        answer = await door.publish(again, [b"once"], sequence=0)
+        assert (answer.base_offset, answer.duplicate) == (0, True)
+        assert (await door.publish(again, [b"next"], sequence=1)).base_offset == 61
+        fetched = await door.fetch()
+        assert 0 < fetched.start_offset <= 50

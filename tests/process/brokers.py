@@ -24,7 +24,9 @@ def free_port() -> int:
 class BrokerProcess:
     """One `danube serve`. Its log goes to `<directory>.log`, which a failing test shows."""
 
-    def __init__(self, directory: Path, port: int | None = None, before_start: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, directory: Path, port: int | None = None, before_start: Callable[[], None] | None = None
+    ) -> None:
         self.directory = directory
         self.port = port or free_port()
         self.log = directory.with_suffix(".log")

@@ -17,6 +17,7 @@ from pydanube.codec.wal import RecordKind
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.log import PartitionLog
 from pydanube.core.producers import ProducerTable
+from pydanube.model.errors import Corrupt
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
@@ -74,10 +75,18 @@ class Opening:
         last_time = max((one.last_time for one in written), default=0)
         return Recovered(PartitionLog(end, producers, last_time), stream, _cursors(starts, snapshot, changes), state)
 
-    async def _ledger_start(self, ledger_id: int) -> LedgerStart:
-        entries = await self._writer.read_entries(ledger_id)
-        body = next(body for _, kind, body in entries if kind == RecordKind.LEDGER_START)
-        return decode(body, LedgerStart)
+    async def _ledger_start(self, ledger: LedgerSummary, snapshot: Snapshot | None) -> LedgerStart | Snapshot:
+        """What the ledger began with; once that was trimmed, the snapshot that had to be synced before."""
+        if ledger.first_entry == 0:
+            entries = await self._writer.read_entries(ledger.ledger_id)
+            body = next(body for _, kind, body in entries if kind == RecordKind.LEDGER_START)
+            return decode(body, LedgerStart)
+        if snapshot is None:
+            raise Corrupt(
+                f"ledger {ledger.ledger_id} was trimmed and the partition's state has no snapshot: "
+                f"put back a copy of the log, or delete the topic"
+            )
+        return snapshot
 
     async def _state(self, state_ids: list[int]) -> tuple[Snapshot | None, list[CursorChange]]:
         """From the newest ledger whose snapshot was stored; a crash may have come before the newest had one."""
@@ -96,7 +105,7 @@ class Opening:
         if not written:
             return table, 0
         last = written[-1]
-        base: LedgerStart | Snapshot = await self._ledger_start(last.ledger_id)
+        base = await self._ledger_start(last, snapshot)
         end = max(last.end_offset, base.next_offset)
         if snapshot is not None and snapshot.next_offset > base.next_offset:
             base = snapshot
