@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,7 +90,7 @@ class TestAcks:
 def test_merged_ranges_hold_the_same_offsets_and_do_not_touch(ranges: list[tuple[int, int]]) -> None:
     result = merged(ranges)
     assert offsets(result) == offsets(ranges)
-    assert all(before[1] < after[0] for before, after in zip(result, result[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in pairwise(result))
 
 
 class TestCredit:

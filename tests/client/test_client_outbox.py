@@ -1,4 +1,4 @@
-"""The outbox against a broker that forgets, refuses and disappears: every message at most once, in order, and answered."""
+"""The outbox against a broker that forgets, refuses and disappears: each message at most once, in order, answered."""
 
 from __future__ import annotations
 

@@ -6,14 +6,13 @@ connection ends before the answer, Unavailable says so, and looking tells what h
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TypeVar
 
 import msgspec
 
 from pydanube.codec.native import requests
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
-from pydanube.model.positions import LATEST, Position
+from pydanube.model.positions import LATEST
 from pydanube.model.topics import (
     AckLevel,
     BrokerDescription,
@@ -26,10 +25,9 @@ from pydanube.model.topics import (
 
 from .lifecycle import Openable
 from .routing import Brokers
-from .wire import broker_description, subscription_description, topic_description, wire_start
+from .wire import AnyPosition, broker_description, subscription_description, topic_description, wire_start
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
-AnyPosition = str | int | datetime | Position
 
 
 class Admin(Openable):

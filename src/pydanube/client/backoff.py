@@ -7,7 +7,7 @@ come back in one moment, and none of them comes back at once.
 from __future__ import annotations
 
 from random import Random
-from typing import Final
+from typing import Final, Self
 
 FIRST_SECONDS: Final = 0.05
 LONGEST_SECONDS: Final = 2.0
@@ -23,6 +23,12 @@ class Backoff:
         self._first = first
         self._longest = longest
         self._step = first
+
+    @classmethod
+    def within(cls, timeout: float, random: Random) -> Self:
+        """Waits that leave several tries within `timeout` seconds, however long it has been failing before."""
+        longest = min(LONGEST_SECONDS, timeout / 5)
+        return cls(random, min(FIRST_SECONDS, longest), longest)
 
     def next(self) -> float:
         """Seconds to wait now."""

@@ -17,26 +17,25 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
 from datetime import datetime
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
-from pydanube.model.errors import Refused
+from pydanube.model.errors import Full
 
 from .client import DEFAULT_URL, Client
-from .consumer import Consumer, check_ackable
+from .consumer import Consumer, acks_of, record_ack, record_ack_cumulative
 from .lifecycle import Openable
+from .loop_thread import LoopThread
 from .message import Message, ReceivedBatch
 from .producer import Producer
 from .reader import Reader
 from .rows import Attributes
 from .stream import Stream
+from .wire import AnyPosition
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,49 +44,6 @@ StreamT = TypeVar("StreamT", bound=Stream)
 FormT = TypeVar("FormT")
 
 _NO_MESSAGES: Final[Iterator[Message]] = iter(())
-
-
-class LoopThread:
-    """An event loop in a thread of its own, from `start` to `stop`."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        loop = self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="pydanube-client", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Nothing may run there any more. The thread is gone on return."""
-        loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None:
-            self._loop = self._thread = None
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait. An interrupted wait (Ctrl-C) cancels it."""
-        loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
-            coroutine.close()
-            raise Refused("this client is not open: use it inside its `with` block")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        """Run it there, after whatever was asked for before."""
-        loop = self._loop
-        if loop is None:
-            raise Refused("this client is not open: use it inside its `with` block")
-        loop.call_soon_threadsafe(callback)
 
 
 def _blocking(
@@ -169,13 +125,21 @@ class BlockingProducer(Blocking[Producer]):
     ) -> None:
         """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
         size = len(payload)
-        if not self._inner.has_room(len(self._queued) + 1, self._queued_bytes + size):
-            raise self._inner.queue_full()
+        if not self._has_room(size):
+            raise Full("the producer's queue is full: wait with flush(), use send(), or raise its limits")
         self._queued.append((payload, key, attributes, publish_time))
         self._queued_bytes += size
         if not self._planned:
             self._planned = True
             self._thread.soon(self._send_queued)
+
+    def _has_room(self, size: int) -> bool:
+        """Both queues count; the other one is read from this thread, which is good enough for a limit."""
+        held, settings = self._inner._room, self._inner._settings
+        return (
+            held.messages + len(self._queued) < settings.queue_messages
+            and held.bytes + self._queued_bytes + size <= settings.queue_bytes
+        )
 
     def _hand_over(self) -> None:
         if self._queued:
@@ -186,7 +150,7 @@ class BlockingProducer(Blocking[Producer]):
         while self._queued:
             payload, key, attributes, publish_time = self._queued.popleft()
             self._queued_bytes = max(0, self._queued_bytes - len(payload))
-            self._inner.send_admitted(payload, key, attributes, publish_time)
+            self._inner._send_admitted(payload, key, attributes, publish_time)
 
 
 class BlockingStream(Blocking[StreamT]):
@@ -204,7 +168,7 @@ class BlockingStream(Blocking[StreamT]):
     def __next__(self) -> Message:
         message = next(self._messages, None)
         while message is None:
-            batch = self._thread.call(self._inner.next_batch())
+            batch = self._thread.call(self._inner._next_batch())
             if batch is None:
                 self._forget_batch()
                 raise StopIteration
@@ -234,7 +198,7 @@ class BlockingStream(Blocking[StreamT]):
             if self._batch is not None and self._given < len(self._batch):
                 yield self.receive_batch()
                 continue
-            batch = self._thread.call(self._inner.next_batch())
+            batch = self._thread.call(self._inner._next_batch())
             if batch is None:
                 return
             yield batch
@@ -279,14 +243,14 @@ class BlockingConsumer(BlockingStream[Consumer]):
         """See `Consumer.ack_cumulative`."""
         self._ack(received, cumulative=True)
 
-    def seek(self, *args: Any, **kwargs: Any) -> None:
+    def seek(self, position: AnyPosition) -> None:
         """See `Consumer.seek`."""
         self._hand_over()
-        self._thread.call(self._inner.seek(*args, **kwargs))
+        self._thread.call(self._inner.seek(position))
         self._forget_batch()
 
     def _ack(self, received: Message | ReceivedBatch, cumulative: bool) -> None:
-        check_ackable(received)
+        acks_of(received)
         self._acked.append((cumulative, received))
         if not self._planned:
             self._planned = True
@@ -300,10 +264,7 @@ class BlockingConsumer(BlockingStream[Consumer]):
         self._planned = False
         while self._acked:
             cumulative, received = self._acked.popleft()
-            if cumulative:
-                self._inner.record_ack_cumulative(received)
-            else:
-                self._inner.record_ack(received)
+            (record_ack_cumulative if cumulative else record_ack)(received)
 
 
 class BlockingReader(BlockingStream[Reader]):

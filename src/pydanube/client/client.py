@@ -23,13 +23,14 @@ from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.randomness import seeded
 
 from .address import parse_addresses
-from .admin import Admin, AnyPosition
+from .admin import Admin
 from .consumer import Consumer
 from .lifecycle import Openable
 from .producer import Producer
 from .reader import FETCH_BYTES, Reader
 from .routing import Brokers
 from .settings import ConsumerSettings, ProducerSettings, check_number
+from .wire import AnyPosition
 
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 

@@ -25,7 +25,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from copy import copy
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.version import __version__
 
 from .address import Address
+from .answers import AckAnswer, Answer, Answerable, DeliveryListener, Fetched, PublishListener, fail
 
 HANDSHAKE_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 30.0
@@ -50,76 +51,6 @@ _CORRELATIONS: Final = 0xFFFFFFFF
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 T = TypeVar("T")
-
-
-class PublishListener(Protocol):
-    """Who hears what became of a batch; `ticket` is whatever it gave when it was sent."""
-
-    def published(self, ticket: object, base_offset: int, duplicate: bool) -> None: ...
-    def refused(self, ticket: object, error: DanubeError) -> None: ...
-
-
-class DeliveryListener(Protocol):
-    """Who gets what the broker pushes to one consumer."""
-
-    def delivered(self, head: frames.DeliverHead, batch: memoryview) -> None: ...
-    def closed(self, error: DanubeError) -> None: ...
-
-
-class Fetched(NamedTuple):
-    """FETCHED, read. `body` holds whole batches, each padded to 64."""
-
-    next_offset: int
-    start_offset: int
-    end_offset: int
-    body: memoryview
-
-
-class _Answerable(Protocol):
-    """Whoever waits for a RESPONSE or an ERROR."""
-
-    def succeed(self, head: memoryview) -> None: ...
-    def fail(self, error: DanubeError) -> None: ...
-
-
-class _Acked:
-    """An ACK that asked to hear when it is synced."""
-
-    __slots__ = ("on_done",)
-
-    def __init__(self, on_done: Callable[[DanubeError | None], None]) -> None:
-        self.on_done = on_done
-
-    def succeed(self, head: memoryview) -> None:
-        requests.decode(head, requests.Done)
-        self.on_done(None)
-
-    def fail(self, error: DanubeError) -> None:
-        self.on_done(error)
-
-
-class _Asked(Generic[StructT]):
-    """A request that waits for its answer."""
-
-    __slots__ = ("answer", "kind", "on_answer")
-
-    def __init__(
-        self, answer: asyncio.Future[StructT], kind: type[StructT], on_answer: Callable[[StructT], None] | None
-    ) -> None:
-        self.answer = answer
-        self.kind = kind
-        self.on_answer = on_answer
-
-    def succeed(self, head: memoryview) -> None:
-        if self.answer.done():  # nobody waits any longer
-            return
-        value = requests.decode(head, self.kind)
-        if self.on_answer is not None:
-            self.on_answer(value)
-        self.answer.set_result(value)
-
-    def fail(self, error: DanubeError) -> None:
-        _fail(self.answer, error)
 
 
 class Connection:
@@ -137,7 +68,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._greeted: asyncio.Future[requests.Welcome] = self._loop.create_future()
         self._correlation = 0
-        self._asked: dict[int, _Answerable] = {}
+        self._asked: dict[int, Answerable] = {}
         self._fetches: dict[int, asyncio.Future[Fetched]] = {}
         self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
         self._consumers: dict[int, DeliveryListener] = {}
@@ -206,7 +137,7 @@ class Connection:
         """Ask and wait. `on_answer` sees the answer before the next frame is read. Cancelled, the answer is ignored."""
         waiting: asyncio.Future[StructT] = self._loop.create_future()
         correlation = self._next_correlation()
-        self._asked[correlation] = _Asked(waiting, answer, on_answer)
+        self._asked[correlation] = Answer(waiting, answer, on_answer)
         self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
         return await self._answer(waiting, timeout, type(request).__name__)
 
@@ -266,7 +197,7 @@ class Connection:
         correlation = 0
         if on_done is not None:
             correlation = self._next_correlation()
-            self._asked[correlation] = _Acked(on_done)
+            self._asked[correlation] = AckAnswer(on_done)
         flags = frames.FLAG_CUMULATIVE if cumulative else 0
         self._framed.send(frames.encode(Kind.ACK, frames.encode_ack_head(handle, ranges), correlation, flags))
 
@@ -310,13 +241,13 @@ class Connection:
         self.lost = self._reason or Unavailable(
             f"connection to {self.address} was lost" + (f": {error}" if error is not None else "")
         )
-        _fail(self._greeted, self.lost)
+        fail(self._greeted, self.lost)
         asked, self._asked = self._asked, {}
         for one in asked.values():
             one.fail(self.lost)
         fetches, self._fetches = self._fetches, {}
         for fetch in fetches.values():
-            _fail(fetch, self.lost)
+            fail(fetch, self.lost)
         self._publishes.clear()
         self._consumers.clear()
         self._waiting_for_room.clear()
@@ -355,7 +286,7 @@ class Connection:
         error = requests.decode(frame.head, requests.Failure).error()
         if not self._greeted.done():
             self._reason = error
-            _fail(self._greeted, error)
+            fail(self._greeted, error)
         elif frame.correlation == 0:
             self._reason = Unavailable(f"broker at {self.address} ended the connection: {error}")
         elif (entry := self._publish_answered(frame.correlation)) is not None:
@@ -364,7 +295,7 @@ class Connection:
         elif (asked := self._asked.pop(frame.correlation, None)) is not None:
             asked.fail(error)
         elif (fetch := self._fetches.pop(frame.correlation, None)) is not None:
-            _fail(fetch, error)
+            fail(fetch, error)
 
     def _announced(self, frame: Frame) -> None:
         match frame.kind:
@@ -375,7 +306,7 @@ class Connection:
                 if frame.head:
                     error = requests.decode(frame.head, requests.Failure).error()
                     self._reason = error
-                    _fail(self._greeted, error)
+                    fail(self._greeted, error)
             case Kind.CONSUMER_CLOSED:
                 failure = requests.decode(frame.head, requests.Failure)
                 listener = self._consumers.pop(failure.handle, None)
@@ -413,10 +344,5 @@ class Connection:
                 return number
 
 
-def _fail(waiting: asyncio.Future[T], error: DanubeError) -> None:
-    if not waiting.done():
-        waiting.set_exception(copy(error))  # a raised error collects tracebacks: everyone gets their own
-
-
 def _give_up(waiting: asyncio.Future[T], what: str, address: Address, timeout: float) -> None:
-    _fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))
+    fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))

@@ -70,8 +70,8 @@ class Lane:
         settings: ProducerSettings,
     ) -> None:
         self.outbox = outbox
-        self.hurried = False
-        """Somebody waits in flush: nothing lingers."""
+        self.hurried = 0
+        """How many wait in flush: nothing lingers then."""
         self._brokers = brokers
         self._tasks = tasks
         self._host = host
@@ -80,7 +80,7 @@ class Lane:
         self._identity = identity
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._backoff = Backoff(brokers.random)
+        self._backoff = Backoff.within(settings.timeout, brokers.random)
         self._connection: Connection | None = None
         self._handle = 0
         self._opening: asyncio.Task[None] | None = None
@@ -174,23 +174,21 @@ class Lane:
         """Send what may be sent now, and arrange for the rest."""
         self._planned = False
         connection, outbox = self._connection, self.outbox
-        if connection is None:
-            if outbox.broken and outbox.renewable:
+        if outbox.broken and outbox.renewable:
+            if outbox.has_work:
                 self._host.renew()
-            elif self._opening is None and outbox.has_work:
+        elif connection is None:
+            if self._opening is None and outbox.has_work:
                 self._opening = self._tasks.spawn(self._reopen(), f"open producer {self._topic}[{self._partition}]")
                 self._opening.add_done_callback(self._reopened)
-            return
-        if connection.lost is not None:
-            return
-        if outbox.refusal is not None:
+        elif connection.lost is not None:
+            return  # about to be told
+        elif outbox.refusal is not None:
             self._retry_later()
-            return
-        self._send(connection)
-        if outbox.broken and outbox.renewable:
-            self._host.renew()
-        if outbox.filling and outbox.flights and self._linger is None:
-            self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
+        else:
+            self._send(connection)
+            if outbox.filling and outbox.flights and self._linger is None:
+                self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
 
     def _send(self, connection: Connection) -> None:
         outbox, window = self.outbox, self._settings.in_flight_batches
@@ -241,7 +239,7 @@ class Lane:
 
     def _retry(self) -> None:
         self._retrying = None
-        if self._misrouted:
+        if self._misrouted or (self._connection is not None and self._connection.going_away):
             self._misrouted = False
             self.detach()
         elif self.outbox.refusal is not None:

@@ -21,25 +21,20 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import datetime
 
-from pydanube.model.errors import DanubeError, Full, Invalid
+from pydanube.model.errors import DanubeError, Full
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
-from pydanube.runtime.tasks import Tasks
 
-from .backoff import Backoff
 from .intake import ANY_PARTITION, Piece, cut
-from .lane import Identity, Lane
+from .lane import Lane
 from .lifecycle import Openable
-from .outbox import Outbox
 from .partitioning import Partitioner
+from .publisher import Publisher
 from .receipts import Placed, Receipt, Receipts
-from .room import Room
-from .routing import Brokers, worth_retrying
-from .rows import ROW_BYTES, Attributes, Rows, attributes_size, checked_payload
+from .routing import Brokers
+from .rows import ROW_BYTES, Attributes, attributes_size, checked_payload
 from .settings import ProducerSettings
-
-TICK_SECONDS_MAX = 0.25
 
 
 class Producer(Openable):
@@ -51,23 +46,15 @@ class Producer(Openable):
         super().__init__()
         self.topic = str(TopicName.parse(topic))
         self.name = settings.name
-        self.frozen = False
         self._brokers = brokers
+        self._clock = brokers.clock
         self._settings = settings
         self._create_topic = create_topic
-        self._clock = brokers.clock
-        self._tasks = Tasks()
-        self._identity = Identity(settings.name)
+        self._publisher = Publisher(brokers, self.topic, settings)
+        self._room = self._publisher.room
         self._lanes: list[Lane] = []
         self._partitioner = Partitioner(1)
         self._sticky = False
-        self._room = Room(settings.queue_messages, settings.queue_bytes)
-        self._progress = asyncio.Event()
-        self._renewing: asyncio.Task[None] | None = None
-        self._final: DanubeError | None = None
-        self._failed_messages = 0
-        self._failure: DanubeError | None = None
-        self._tick_timer: asyncio.TimerHandle | None = None
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +74,7 @@ class Producer(Openable):
         if not self._room.take_nowait(1, size):
             await self._wait_for_room(1, size)
         waiter: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        self._add(payload, key, attributes, self._time(publish_time), size, waiter)
+        self._add(payload, key, attributes, publish_time, size, waiter)
         placed = await waiter
         return Receipt(self.topic, placed.partition, placed.start, placed.duplicate)
 
@@ -102,8 +89,11 @@ class Producer(Openable):
         """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
         payload, size = self._checked(payload, key, attributes)
         if not self._room.take_nowait(1, size):
-            raise self.queue_full()
-        self._add(payload, key, attributes, self._time(publish_time), size, None)
+            raise Full(
+                f"the producer's queue holds {self._room.messages} messages of {self._room.bytes} bytes: "
+                f"wait with flush(), use send(), or raise queue_messages or queue_bytes"
+            )
+        self._add(payload, key, attributes, publish_time, size, None)
 
     async def send_many(
         self,
@@ -125,7 +115,7 @@ class Producer(Openable):
             placements = []
             pieces = _noting(pieces, placements)
         try:
-            await self._add_many(pieces, self._time(publish_time), waiters)
+            await self._add_many(pieces, publish_time, waiters)
             if len(waiters) > 1:
                 await asyncio.wait(waiters)
             placed = [await waiter for waiter in waiters]
@@ -149,7 +139,7 @@ class Producer(Openable):
         The way to the highest throughput: nothing is waited for while the queue has room. Cancelled, those queued so
         far are published.
         """
-        await self._add_many(self._cut(payloads, keys, attributes), self._time(publish_time), None)
+        await self._add_many(self._cut(payloads, keys, attributes), publish_time, None)
         await asyncio.sleep(0)
 
     async def flush(self) -> None:
@@ -158,24 +148,7 @@ class Producer(Openable):
         Raises if a message queued by `send_nowait` or `queue_many` failed since the last flush. Cancelled, nothing is
         undone.
         """
-        targets = [(lane.outbox, lane.outbox.added) for lane in self._lanes]
-        for lane in self._lanes:
-            lane.hurried = True
-            lane.pump()
-        try:
-            while any(outbox.settled < target for outbox, target in targets):
-                self._progress.clear()
-                await self._progress.wait()
-        finally:
-            for lane in self._lanes:
-                lane.hurried = False
-        failed, failure = self._failed_messages, self._failure
-        self._failed_messages, self._failure = 0, None
-        if failure is not None:
-            raised = copy(failure)
-            raised.message = f"{failed} queued messages were not published; the first: {failure.message}"
-            raised.args = (raised.message,)
-            raise raised from failure
+        await self._publisher.flush()
 
     # -- adding ------------------------------------------------------------------------------------------------------
 
@@ -184,21 +157,23 @@ class Producer(Openable):
         payload: bytes,
         key: str | None,
         attributes: Attributes | None,
-        time_us: int,
+        publish_time: datetime | None,
         size: int,
         waiter: asyncio.Future[Placed] | None,
     ) -> None:
         lane = self._unkeyed_lane() if key is None else self._lanes[self._partitioner.of_key(key)]
+        time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
         if lane.outbox.add(payload, key, attributes, time_us, size, self._clock.monotonic(), waiter):
             lane.pump()
         else:
             lane.plan()
 
     async def _add_many(
-        self, pieces: Iterator[Piece], time_us: int, waiters: list[asyncio.Future[Placed]] | None
+        self, pieces: Iterator[Piece], publish_time: datetime | None, waiters: list[asyncio.Future[Placed]] | None
     ) -> None:
         """Add each piece once there is room for it."""
         loop = asyncio.get_running_loop()
+        time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
         for piece in pieces:
             if not self._room.take_nowait(len(piece.payloads), piece.size):
                 await self._wait_for_room(len(piece.payloads), piece.size)
@@ -207,9 +182,8 @@ class Producer(Openable):
                 waiter = loop.create_future()
                 waiters.append(waiter)
             lane = self._unkeyed_lane() if piece.partition == ANY_PARTITION else self._lanes[piece.partition]
-            if lane.outbox.add_many(
-                piece.payloads, piece.keys, piece.attributes, time_us, piece.size, self._clock.monotonic(), waiter
-            ):
+            now = self._clock.monotonic()
+            if lane.outbox.add_many(piece.payloads, piece.keys, piece.attributes, time_us, piece.size, now, waiter):
                 lane.pump()
             else:
                 lane.plan()
@@ -248,11 +222,8 @@ class Producer(Openable):
     def _check_ready(self) -> None:
         if self._closed or not self._opened:
             self._check_open()
-        if self._final is not None:
-            raise copy(self._final)
-
-    def _time(self, publish_time: datetime | None) -> int:
-        return self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
+        if self._publisher.final is not None:
+            raise copy(self._publisher.final)
 
     async def _wait_for_room(self, count: int, size: int) -> None:
         await self._room.take(count, size)
@@ -262,145 +233,32 @@ class Producer(Openable):
             self._room.release(count, size)
             raise
 
-    # -- for the blocking form, whose queue counts as part of this one -------------------------------------------------
-
-    def has_room(self, messages: int, size: int) -> bool:
-        """Whether so much more would fit the queue. May be asked from another thread: an estimate then."""
-        held, settings = self._room, self._settings
-        return held.messages + messages <= settings.queue_messages and held.bytes + size <= settings.queue_bytes
-
-    def queue_full(self) -> Full:
-        return Full(
-            f"the producer's queue holds {self._room.messages} messages of {self._room.bytes} bytes: "
-            f"wait with flush(), use send(), or raise queue_messages or queue_bytes"
-        )
-
-    def send_admitted(
+    def _send_admitted(
         self, payload: bytes, key: str | None, attributes: Attributes | None, publish_time: datetime | None
     ) -> None:
-        """Queue one message that was admitted by `has_room`. What is wrong with it is told by `flush`."""
+        """Queue one message that the blocking form has made room for. What is wrong with it is told by `flush`."""
         try:
             payload, size = self._checked(payload, key, attributes)
         except DanubeError as error:
-            self._note_failure(error, 1)
+            self._publisher.note_failure(error, 1)
             return
         self._room.force(1, size)
-        self._add(payload, key, attributes, self._time(publish_time), size, None)
-
-    # -- settling ----------------------------------------------------------------------------------------------------
-
-    def _settled(
-        self, partition: int, rows: Rows, base_offset: int, duplicate: bool, error: DanubeError | None
-    ) -> None:
-        awaited = 0
-        for waiter, start, count in rows.waiters:
-            awaited += count
-            assert isinstance(waiter, asyncio.Future)
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(Placed(partition, base_offset + start, count, duplicate))
-            else:
-                waiter.set_exception(copy(error))
-        if error is not None and awaited < len(rows):
-            self._note_failure(error, len(rows) - awaited)
-        self._room.release(len(rows), rows.size)
-
-    def _note_failure(self, error: DanubeError, messages: int) -> None:
-        """For the next flush to raise: nobody else waits for these."""
-        self._failed_messages += messages
-        self._failure = self._failure or error
-
-    def progressed(self) -> None:
-        self._progress.set()
-
-    # -- identity ----------------------------------------------------------------------------------------------------
-
-    def fenced(self, error: DanubeError) -> None:
-        """Another producer of this name took over. Everything not answered has failed, now and from now on."""
-        if self._final is None:
-            self._final = error
-            for lane in self._lanes:
-                lane.detach()
-                lane.outbox.fail_all(lambda: copy(error))
-            self._room.release(0, 0)
-            self.progressed()
-
-    def renew(self) -> None:
-        if self._renewing is None and self._final is None and not self._closed:
-            self._renewing = self._tasks.spawn(self._renew(), f"renew producer {self.topic}")
-
-    async def _renew(self) -> None:
-        """Take a new identity once nothing of the old one is on its way. Cancelled, the producer is being closed."""
-        self.frozen = True
-        backoff = Backoff(self._brokers.random)
-        while not all(lane.outbox.renewable for lane in self._lanes):
-            self._progress.clear()
-            await self._progress.wait()
-        for lane in self._lanes:
-            lane.detach()
-        self._identity.producer_id = self._identity.producer_epoch = 0
-        while True:
-            try:
-                await self._lanes[0].open()
-                break
-            except DanubeError as error:
-                if not worth_retrying(error):
-                    self.fenced(error)
-                    return
-                self._brokers.moved(self.topic)
-            await self._clock.sleep(backoff.next())
-        for lane in self._lanes:
-            lane.outbox.renew(self._identity.producer_id, self._identity.producer_epoch)
-        self.frozen = False
-        self._renewing = None
-        for lane in self._lanes:
-            lane.pump()
+        self._add(payload, key, attributes, publish_time, size, None)
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         route = await self._brokers.retrying(lambda: self._brokers.route(self.topic, create=self._create_topic))
-        settings, count = self._settings, len(route.partitions)
+        count = len(route.partitions)
         self._partitioner = Partitioner(count, self._brokers.random.randrange(count))
-        for partition in range(count):
-            self._lanes.append(self._lane(partition, settings))
-        await self._open_lane(0)
-        await asyncio.gather(*(self._open_lane(partition) for partition in range(1, count)))
-        for lane in self._lanes:
-            lane.outbox.renew(self._identity.producer_id, self._identity.producer_epoch)
-        self._tick()
-
-    def _lane(self, partition: int, settings: ProducerSettings) -> Lane:
-        def settled(rows: Rows, base_offset: int, duplicate: bool, error: DanubeError | None) -> None:
-            self._settled(partition, rows, base_offset, duplicate, error)
-
-        outbox = Outbox(settings.batch_messages, settings.batch_bytes, settings.name, settings.codec, settled)
-        return Lane(self._brokers, self._tasks, self, self.topic, partition, self._identity, outbox, settings)
-
-    async def _open_lane(self, partition: int) -> None:
-        await self._brokers.retrying(self._lanes[partition].open, self.topic, partition)
-
-    def _tick(self) -> None:
-        period = min(TICK_SECONDS_MAX, self._settings.timeout / 4)
-        now = self._clock.monotonic()
-        for lane in self._lanes:
-            if lane.outbox.has_work:
-                lane.tick(now)
-        self._tick_timer = asyncio.get_running_loop().call_later(period, self._tick)
+        await self._publisher.open(count)
+        self._lanes = self._publisher.lanes
 
     async def _finish(self) -> None:
-        await self.flush()
+        await self._publisher.flush()
 
     async def _end(self) -> None:
-        if self._tick_timer is not None:
-            self._tick_timer.cancel()
-        await self._tasks.close()
-        await asyncio.gather(*(lane.close() for lane in self._lanes))
-        closed = Invalid("the producer was closed before this message was published")
-        for lane in self._lanes:
-            lane.outbox.fail_all(lambda: copy(closed))
-        self._room.release(0, 0)
+        await self._publisher.close()
 
 
 def _noting(pieces: Iterator[Piece], placements: list[Sequence[int]]) -> Iterator[Piece]:

@@ -8,7 +8,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from typing import Final
 
 from pydanube.codec.batch import HEADER_BYTES, Batch, read_header
@@ -16,16 +15,15 @@ from pydanube.codec.native import requests
 from pydanube.model.errors import Corrupt, DanubeError, NotOwner
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, MIB
 from pydanube.model.names import TopicName
-from pydanube.model.positions import Position
 from pydanube.runtime.tasks import Tasks
 
+from .answers import Fetched
 from .backoff import Backoff
-from .connection import Fetched
 from .message import Message, ReceivedBatch
 from .routing import Brokers, worth_retrying
 from .settings import check_count
 from .stream import Stream
-from .wire import wire_start
+from .wire import AnyPosition, wire_start
 
 READ_AHEAD_FETCHES: Final = 2
 FETCH_BYTES: Final = 1 * MIB
@@ -43,8 +41,8 @@ class Reader(Stream):
         brokers: Brokers,
         topic: str,
         partition: int,
-        start: str | int | datetime | Position,
-        end: str | int | datetime | Position | None,
+        start: AnyPosition,
+        end: AnyPosition | None,
         fetch_bytes: int,
     ) -> None:
         super().__init__(brokers.clock)
@@ -65,9 +63,9 @@ class Reader(Stream):
         self._held: list[int] = []
         self._room = asyncio.Event()
 
-    async def next_batch(self) -> ReceivedBatch | None:
+    async def _next_batch(self) -> ReceivedBatch | None:
         await self._open_if_needed()
-        return await super().next_batch()
+        return await super()._next_batch()
 
     async def _next(self) -> Message | None:
         await self._open_if_needed()
@@ -109,12 +107,11 @@ class Reader(Stream):
                 continue
             except DanubeError as error:
                 if not worth_retrying(error):
-                    self._fail(error)
+                    self._queue.fail(error)
                     return
                 self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
             await self._brokers.clock.sleep(backoff.next())
-        self._ended = True
-        self._wake()
+        self._queue.end()
 
     async def _fetch(self) -> Fetched:
         connection = await self._brokers.owner(self.topic, self.partition)
@@ -135,7 +132,7 @@ class Reader(Stream):
         if batches:
             self._held.append(len(batches))
             for received in batches:
-                self._put(received)
+                self._queue.put(received)
 
     def _wanted(self, batch: Batch) -> ReceivedBatch | None:
         """The rows of a batch in [next_offset, stop_offset)."""
@@ -158,12 +155,11 @@ class Reader(Stream):
             self._room.set()
 
     async def _finish(self) -> None:
-        self._wake()
+        self._queue.wake()
 
     async def _end(self) -> None:
         await self._tasks.close()
-        self._discard(lambda _: True)
-        self._wake()
+        self._queue.close()
 
 
 def split_batches(body: memoryview) -> list[Batch]:

@@ -171,7 +171,7 @@ class Brokers:
     async def retrying(self, attempt: Callable[[], Awaitable[T]], topic: str = "", partition: int = -1) -> T:
         """Attempt until it works, is refused for good, or `timeout` has passed. Cancelled, it stops trying."""
         deadline = self.clock.monotonic() + self.timeout
-        backoff = Backoff(self.random)
+        backoff = Backoff.within(self.timeout, self.random)
         hops = 0
         while True:
             try:

@@ -41,15 +41,15 @@ RANGES_PER_FRAME: Final = 10_000
 class Receiver(Protocol):
     """The consumer, as a source sees it."""
 
-    def source_delivered(self, batch: ReceivedBatch) -> None: ...
-    def source_restarted(self, source: Source) -> None:
+    def delivered(self, batch: ReceivedBatch) -> None: ...
+    def restarted(self, source: Source) -> None:
         """What it delivered and nobody took will come again."""
 
-    def source_failed(self, source: Source, error: DanubeError) -> None: ...
-    def source_dirty(self, source: Source) -> None:
+    def failed(self, source: Source, error: DanubeError) -> None: ...
+    def dirty(self, source: Source) -> None:
         """It has acks to send."""
 
-    def source_confirmed(self) -> None: ...
+    def confirmed(self) -> None: ...
 
 
 class Source:
@@ -126,7 +126,7 @@ class Source:
                     continue
                 except DanubeError as error:
                     if not worth_retrying(error):
-                        self._receiver.source_failed(self, error)
+                        self._receiver.failed(self, error)
                         return
                     self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
                 await self._brokers.clock.sleep(self._backoff.next())
@@ -147,24 +147,22 @@ class Source:
             )
             return
         rows = rows_of(head.ranges, opened.count)
-        self._receiver.source_delivered(
-            ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries)
-        )
+        self._receiver.delivered(ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries))
 
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away, or what it sends cannot be used."""
         self._let_go()
-        self._receiver.source_restarted(self)
+        self._receiver.restarted(self)
         if worth_retrying(error):
             self._brokers.moved(self.topic)
             self.reattach()
         else:
-            self._receiver.source_failed(self, error)
+            self._receiver.failed(self, error)
 
     def _lost(self, error: DanubeError) -> None:
         log.debug("consumer.connection_lost", topic=self.topic, partition=self.partition, error=error.message)
         self._connection = None
-        self._receiver.source_restarted(self)
+        self._receiver.restarted(self)
         self.reattach()
 
     # -- credit and acks ---------------------------------------------------------------------------------------------
@@ -191,7 +189,7 @@ class Source:
         self._confirming = 0
 
     def _dirty(self) -> None:
-        self._receiver.source_dirty(self)
+        self._receiver.dirty(self)
 
     def send_acks(self, confirm: bool = False) -> None:
         """Send what was gathered, now or through the next session. The broker is asked to confirm now and then."""
@@ -227,7 +225,7 @@ class Source:
         if error is not None:
             self.ack_failure = self.ack_failure or error
         acks.confirm(number)
-        self._receiver.source_confirmed()
+        self._receiver.confirmed()
 
     async def _ack_again(self, acks: Acks) -> None:
         await self._brokers.clock.sleep(self._backoff.next())

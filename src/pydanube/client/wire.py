@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from pydanube.codec.native import requests
 from pydanube.model.positions import Position
 from pydanube.model.topics import (
@@ -15,8 +17,11 @@ from pydanube.model.topics import (
     TopicDescription,
 )
 
+AnyPosition = str | int | datetime | Position
+"""What a user may write for a position: see `model.positions`."""
 
-def wire_start(position: object) -> requests.Start:
+
+def wire_start(position: AnyPosition) -> requests.Start:
     parsed = Position.parse(position)
     return requests.Start(parsed.kind, parsed.value)
 

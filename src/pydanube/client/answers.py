@@ -1,0 +1,91 @@
+"""Who waits for what on a connection: the listeners it calls, and the answers it owes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from copy import copy
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from pydanube.codec.native import frames, requests
+from pydanube.model.errors import DanubeError
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+class PublishListener(Protocol):
+    """Who hears what became of a batch; `ticket` is whatever it gave when it was sent."""
+
+    def published(self, ticket: object, base_offset: int, duplicate: bool) -> None: ...
+    def refused(self, ticket: object, error: DanubeError) -> None: ...
+
+
+class DeliveryListener(Protocol):
+    """Who gets what the broker pushes to one consumer."""
+
+    def delivered(self, head: frames.DeliverHead, batch: memoryview) -> None: ...
+    def closed(self, error: DanubeError) -> None: ...
+
+
+class Fetched(NamedTuple):
+    """FETCHED, read. `body` holds whole batches, each padded to 64."""
+
+    next_offset: int
+    start_offset: int
+    end_offset: int
+    body: memoryview
+
+
+class Answerable(Protocol):
+    """Whoever waits for a RESPONSE or an ERROR."""
+
+    def succeed(self, head: memoryview) -> None: ...
+    def fail(self, error: DanubeError) -> None: ...
+
+
+class AckAnswer:
+    """An ACK that asked to hear when it is synced."""
+
+    __slots__ = ("on_done",)
+
+    def __init__(self, on_done: Callable[[DanubeError | None], None]) -> None:
+        self.on_done = on_done
+
+    def succeed(self, head: memoryview) -> None:
+        requests.decode(head, requests.Done)
+        self.on_done(None)
+
+    def fail(self, error: DanubeError) -> None:
+        self.on_done(error)
+
+
+class Answer(Generic[StructT]):
+    """A request that waits for its answer."""
+
+    __slots__ = ("answer", "kind", "on_answer")
+
+    def __init__(
+        self, answer: asyncio.Future[StructT], kind: type[StructT], on_answer: Callable[[StructT], None] | None
+    ) -> None:
+        self.answer = answer
+        self.kind = kind
+        self.on_answer = on_answer
+
+    def succeed(self, head: memoryview) -> None:
+        if self.answer.done():  # nobody waits any longer
+            return
+        value = requests.decode(head, self.kind)
+        if self.on_answer is not None:
+            self.on_answer(value)
+        self.answer.set_result(value)
+
+    def fail(self, error: DanubeError) -> None:
+        fail(self.answer, error)
+
+
+def fail(waiting: asyncio.Future[T], error: DanubeError) -> None:
+    if not waiting.done():
+        waiting.set_exception(copy(error))  # a raised error collects tracebacks: everyone gets their own

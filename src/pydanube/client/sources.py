@@ -1,0 +1,251 @@
+"""What works behind a consumer: a source for every partition of its topics, and the acks they send together.
+
+Invariants
+    the prefetch limits hold over all sources together (each has a small share of its own, however many there are)
+    topics that a pattern finds later are read from their beginning: what came in before they were found counts too
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, Protocol
+
+from pydanube.codec.native import requests
+from pydanube.model.errors import DanubeError, NotFound, Unavailable
+from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .acks import Acks
+from .credit import Credit
+from .message import ReceivedBatch
+from .routing import Brokers, worth_retrying
+from .settings import ConsumerSettings
+from .source import Source
+
+log = get_logger(__name__)
+
+SHARE_MESSAGES_MIN: Final = 100
+SHARE_BYTES_MIN: Final = 64 * 1024
+
+
+def is_pattern(topic: str) -> bool:
+    return any(character in topic for character in "*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a consumer asked for."""
+
+    names: Sequence[str]
+    patterns: Sequence[str]
+    subscription: str
+    type: SubscriptionType
+    start: requests.Start
+    consumer: str
+    create_topic: bool
+
+
+class Queue(Protocol):
+    """Where received batches go: the consumer's stream."""
+
+    def put(self, batch: ReceivedBatch) -> None: ...
+    def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> None: ...
+    def fail(self, error: DanubeError) -> None: ...
+
+
+class Sources:
+    """Every partition that one consumer receives from."""
+
+    def __init__(self, brokers: Brokers, wish: Wish, settings: ConsumerSettings, queue: Queue) -> None:
+        self._brokers = brokers
+        self._wish = wish
+        self._settings = settings
+        self._queue = queue
+        self._tasks = Tasks()
+        self._sources: dict[tuple[str, int], Source] = {}
+        self._dirty: list[Source] = []
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._progress = asyncio.Event()
+        self._steering = asyncio.Lock()
+        self._failure: DanubeError | None = None
+        self._closed = False
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({topic for topic, _ in self._sources})
+
+    async def open(self) -> None:
+        """Attach to everything; raises what the first refusal says. Cancelled: to be closed."""
+        topics = list(self._wish.names)
+        if self._wish.patterns:
+            topics += [topic for topic in await self._matching() if topic not in topics]
+        await self._attach_to(topics, self._wish.start)
+        if self._wish.patterns:
+            self._tasks.spawn(self._watch(), f"watch topics for {self._wish.subscription}")
+
+    async def close(self) -> None:
+        """Let go of everything; acks that can still leave do."""
+        self._closed = True
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._send_acks()
+        await self._tasks.close()
+        await asyncio.gather(*(source.detach() for source in self._sources.values()))
+
+    def taken(self, batch: ReceivedBatch) -> bool:
+        """The user begins with this batch; True when that gave a broker new credit."""
+        source = self._sources.get((batch.topic, batch.partition))
+        return source is not None and source.acks is batch.acks and source.taken(batch)
+
+    async def seek(self, position: requests.Start) -> None:
+        async with self._steering:
+            sources = list(self._sources.values())
+            await asyncio.gather(*(source.detach() for source in sources))
+            for source in sources:
+                self.restarted(source)
+            try:
+                for topic in self.topics:
+                    request = requests.Seek(topic=topic, subscription=self._wish.subscription, position=position)
+                    await self._brokers.call(request, requests.Done)
+                for source in sources:
+                    source.forget_acks()
+            finally:
+                for source in sources:
+                    source.reattach()
+
+    # -- acks --------------------------------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Wait until every ack so far is durable."""
+        waiting: list[tuple[Source, Acks, int]] = []
+        for source in self._sources.values():
+            source.send_acks(confirm=True)
+            waiting.append((source, source.acks, source.acks.sent_number + source.acks.dirty))
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                while waiting := [one for one in waiting if self._unconfirmed(*one)]:
+                    self._progress.clear()
+                    await self._progress.wait()
+                    for source, _, _ in waiting:
+                        source.send_acks(confirm=True)
+        except TimeoutError:
+            raise Unavailable(f"acks were not confirmed within {self._settings.timeout:g} s") from None
+        for source in self._sources.values():
+            failure, source.ack_failure = source.ack_failure, None
+            if failure is not None:
+                raise failure
+
+    def _unconfirmed(self, source: Source, acks: Acks, number: int) -> bool:
+        if self._failure is not None:
+            raise copy(self._failure)
+        present = self._sources.get((source.topic, source.partition)) is source and source.acks is acks
+        return present and acks.confirmed_number < number
+
+    def dirty(self, source: Source) -> None:
+        self._dirty.append(source)
+        if self._ack_timer is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._ack_timer = loop.call_later(self._settings.ack_linger_ms / 1_000, self._send_acks)
+
+    def confirmed(self) -> None:
+        self._progress.set()
+
+    def _send_acks(self) -> None:
+        self._ack_timer = None
+        dirty, self._dirty = self._dirty, []
+        for source in dirty:
+            source.send_acks()
+
+    # -- what sources tell -------------------------------------------------------------------------------------------
+
+    def delivered(self, batch: ReceivedBatch) -> None:
+        self._queue.put(batch)
+
+    def restarted(self, source: Source) -> None:
+        self._queue.discard(lambda batch: batch.acks is source.acks)
+
+    def failed(self, source: Source, error: DanubeError) -> None:
+        if isinstance(error, NotFound) and source.topic not in self._wish.names:
+            self._sources.pop((source.topic, source.partition), None)  # found by a pattern, deleted since
+        else:
+            self._failure = self._failure or error
+            self._queue.fail(error)
+        self._progress.set()
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def _attach_to(self, topics: Sequence[str], start: requests.Start) -> None:
+        """Attach to every partition of these topics, or to none."""
+        added: list[Source] = []
+        for topic in topics:
+            added += await self._sources_of(topic, start)
+        for source in added:
+            self._sources[source.topic, source.partition] = source
+        self._share_prefetch()
+        try:
+            await asyncio.gather(
+                *(self._brokers.retrying(source.attach, source.topic, source.partition) for source in added)
+            )
+        except BaseException:
+            for source in added:
+                self._sources.pop((source.topic, source.partition), None)
+                await source.detach()
+            raise
+
+    async def _sources_of(self, topic: str, start: requests.Start) -> list[Source]:
+        wish = self._wish
+        create = wish.create_topic and topic in wish.names
+        route = await self._brokers.retrying(lambda: self._brokers.route(topic, create))
+        subscriptions = [
+            requests.Subscribe(
+                topic=topic,
+                partition=partition,
+                subscription=wish.subscription,
+                consumer=wish.consumer,
+                type=str(wish.type),
+                start=start,
+            )
+            for partition in range(len(route.partitions))
+        ]
+        return [Source(self._brokers, self._tasks, self, one, Credit(1, 1)) for one in subscriptions]
+
+    def _share_prefetch(self) -> None:
+        count, settings = max(len(self._sources), 1), self._settings
+        messages = min(max(settings.prefetch_messages // count, SHARE_MESSAGES_MIN), settings.prefetch_messages)
+        size = min(max(settings.prefetch_bytes // count, SHARE_BYTES_MIN), settings.prefetch_bytes)
+        for source in self._sources.values():
+            source.credit.aim(messages, size)
+
+    async def _matching(self) -> list[str]:
+        """The topics that the patterns mean now."""
+        found: set[str] = set()
+        for pattern in self._wish.patterns:
+            namespace = pattern.split("/")[1]
+            request = requests.ListTopics(namespace="" if is_pattern(namespace) else namespace)
+            listed = await self._brokers.call(request, requests.Names)
+            found.update(topic for topic in listed.names if fnmatchcase(topic, pattern))
+        return sorted(found)
+
+    async def _watch(self) -> None:
+        """Look for new topics, for ever. Cancelled, the consumer is being closed."""
+        while True:
+            await self._brokers.clock.sleep(self._settings.refresh_seconds)
+            try:
+                present = {topic for topic, _ in self._sources}
+                for topic in await self._matching():
+                    if topic not in present:
+                        async with self._steering:
+                            await self._attach_to([topic], requests.Start("earliest"))
+            except NotFound:
+                continue  # deleted between being listed and being attached to
+            except DanubeError as error:
+                if not worth_retrying(error):
+                    self._failure = self._failure or error
+                    self._queue.fail(error)
+                    return
+                log.warning("consumer.refresh_failed", subscription=self._wish.subscription, error=error.message)

@@ -1,0 +1,60 @@
+"""A broker on the test's own loop, and clients for it. Every test also checks that nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from flaky_wire import Wire, wired_broker
+
+import pydanube
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    async with pydanube.testing.broker(tmp_path / "data") as url:
+        yield url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[pydanube.Client]:
+    async with pydanube.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
+    async with wired_broker(tmp_path / "data") as wire:
+        yield wire
+
+
+def client_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("pydanube-client")]
+
+
+def of_client(context: dict[str, object]) -> bool:
+    """The broker runs on the same loop; what it does wrong is for its own tests."""
+    error = context.get("exception")
+    text = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else ""
+    return "pydanube/client/" in text or "never retrieved" in str(context.get("message"))
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_behind() -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    problems: list[str] = []
+    loop.set_exception_handler(lambda _loop, context: problems.append(str(context)) if of_client(context) else None)
+    before = asyncio.all_tasks()
+    yield
+    mine = asyncio.current_task()
+    left = asyncio.all_tasks() - before - {mine}
+    if left:  # a test's own servers may need a moment to notice that their peer is gone
+        await asyncio.wait(left, timeout=0.5)
+    names = [task.get_name() for task in left if not task.done()]
+    assert names == [], f"tasks left behind: {names}"
+    assert client_threads() == []
+    assert problems == []

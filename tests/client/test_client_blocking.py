@@ -1,0 +1,187 @@
+"""The blocking client: the same surface, one thread, gone afterwards."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+import pydanube
+from pydanube import (
+    BlockingClient,
+    BlockingConsumer,
+    BlockingProducer,
+    BlockingReader,
+    Client,
+    Consumer,
+    Full,
+    Invalid,
+    NotFound,
+    Producer,
+    Reader,
+    Receipt,
+    Refused,
+    Unavailable,
+    testing,
+)
+
+TOPIC = "/default/orders"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with testing.broker_thread() as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[BlockingClient]:
+    with pydanube.connect_blocking(url) as client:
+        for topic in client.list_topics():
+            client.delete_topic(topic)
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No loop of our own here: only threads are counted."""
+    yield
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "pydanube-client"]
+
+
+def test_publish_and_receive(client: BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=2)
+    with client.producer(TOPIC) as producer:
+        assert isinstance(producer.send(b"one", key="a", attributes={"k": "v"}), Receipt)
+        assert len(producer.send_many([b"%d" % number for number in range(1_000)])) == 1_000
+    with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        for message in islice(consumer, 1_001):
+            consumer.ack(message)
+    assert [place.lag for place in client.describe_subscription(TOPIC, "billing").partitions] == [0, 0]
+
+
+def test_queued_sends_and_flush(client: BlockingClient) -> None:
+    with client.producer(TOPIC, queue_messages=1_000) as producer:
+        for number in range(500):
+            producer.send_nowait(b"%d" % number)
+        producer.queue_many([b"x"] * 100)
+        producer.flush()
+        assert client.partitions(TOPIC)[0].end_offset == 600
+        with pytest.raises(Full):
+            fill(producer)
+        producer.flush()
+        producer.send_nowait(b"x", key=5)  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match="1 queued message"):
+            producer.flush()
+    with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        payloads = [message.payload for message in reader]
+    assert payloads[:500] == [b"%d" % number for number in range(500)]
+
+
+def fill(producer: BlockingProducer) -> None:
+    for _ in range(1_000_000):
+        producer.send_nowait(bytes(1_000))
+
+
+def test_messages_batches_and_timeouts(client: BlockingClient) -> None:
+    with client.producer(TOPIC, batch_messages=100) as producer:
+        producer.send_many([b"%d" % number for number in range(300)])
+    with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        assert consumer.receive(timeout=5).offset == 0
+        assert next(consumer).offset == 1
+        rest = consumer.receive_batch(timeout=5)
+        assert rest.offsets.tolist() == list(range(2, 100))
+        assert consumer.receive_batch(timeout=5).offsets[0] == 100
+        consumer.ack_cumulative(consumer.receive_batch(timeout=5))
+        consumer.flush()
+        assert client.describe_subscription(TOPIC, "billing").partitions[0].position == 300
+        with pytest.raises(TimeoutError):
+            consumer.receive(timeout=0.02)
+        consumer.seek(250)
+        assert [len(batch) for batch in take(consumer.batches(), 1)] == [50]
+        with pytest.raises(Invalid):
+            consumer.ack(b"not received")  # type: ignore[arg-type]
+    with client.reader(TOPIC, start=290, end="latest") as reader:
+        assert [len(batch) for batch in reader.batches()] == [10]
+    reader = client.reader(TOPIC, start=299, end="latest")
+    assert [message.payload for message in reader] == [b"299"]
+    reader.close()
+
+
+def take(batches: Iterator[pydanube.ReceivedBatch], count: int) -> list[pydanube.ReceivedBatch]:
+    return [next(batches) for _ in range(count)]
+
+
+def test_errors_are_the_same(client: BlockingClient) -> None:
+    with pytest.raises(NotFound):
+        client.describe_topic("/default/nowhere")
+    with pytest.raises(Invalid):
+        client.producer("no name")
+    with pytest.raises(ZeroDivisionError), client.producer(TOPIC):
+        raise ZeroDivisionError
+
+
+def test_it_may_be_used_from_several_threads(client: BlockingClient) -> None:
+    with client.producer(TOPIC) as producer:
+
+        def work() -> None:
+            for _ in range(50):
+                producer.send(b"x")
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert client.partitions(TOPIC)[0].end_offset == 200
+
+
+def test_what_is_left_open_is_closed_with_the_client(url: str) -> None:
+    with pydanube.connect_blocking(url) as client:
+        producer = client.producer(TOPIC).open()
+        producer.send_nowait(b"queued")
+    with pytest.raises(Refused):
+        producer.send(b"x")
+
+
+def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
+    with pytest.raises(Unavailable), pydanube.connect_blocking("danube://127.0.0.1:1", timeout=0.1):
+        pass
+    with pytest.raises(Refused, match="not open"):
+        pydanube.connect_blocking("danube://127.0.0.1:1").list_topics()
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "blocking"),
+    [(Client, BlockingClient), (Producer, BlockingProducer), (Consumer, BlockingConsumer), (Reader, BlockingReader)],
+)
+def test_the_surface_is_the_same(asynchronous: type, blocking: type) -> None:
+    """Every public method of the async form is there, with the same parameters."""
+    for name, method in inspect.getmembers(asynchronous, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        wanted = list(inspect.signature(method).parameters)
+        assert list(inspect.signature(getattr(blocking, name)).parameters) == wanted, name
+
+
+def test_importing_the_package_is_light_and_everything_in_it_can_be_had() -> None:
+    program = """
+import sys, pydanube
+heavy = {"numpy", "msgspec", "asyncio", "structlog", "lz4", "zstandard", "pydanube.client"} & set(sys.modules)
+assert not heavy, heavy
+for name in pydanube.__all__:
+    getattr(pydanube, name)
+assert pydanube.testing.broker
+try:
+    pydanube.nothing
+except AttributeError as error:
+    assert "nothing" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,173 @@
+"""Reading by offset, without a subscription; and administration."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from flaky_wire import until
+
+import pydanube
+from pydanube import AlreadyExists, Client, Invalid, NotFound, Refused
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+
+TOPIC = "/default/orders"
+
+
+async def publish(client: Client, count: int, batch: int = 10, topic: str = TOPIC) -> None:
+    async with client.producer(topic, batch_messages=batch) as producer:
+        await producer.send_many([b"%d" % number for number in range(count)])
+
+
+class TestReader:
+    async def test_reads_from_an_offset_in_the_middle_of_a_batch(self, client: Client) -> None:
+        await publish(client, 50)
+        async with client.reader(TOPIC, start=17, end="latest") as reader:
+            messages = [message async for message in reader]
+        assert [message.offset for message in messages] == list(range(17, 50))
+        assert messages[0].payload == b"17"
+        assert messages[0].topic == TOPIC
+
+    async def test_stops_before_an_offset_in_the_middle_of_a_batch(self, client: Client) -> None:
+        await publish(client, 50)
+        async with client.reader(TOPIC, start="earliest", end=23) as reader:
+            assert [message.offset async for message in reader] == list(range(23))
+            with pytest.raises(Refused, match="end"):
+                await reader.receive()
+
+    async def test_of_an_empty_range_ends_at_once(self, client: Client) -> None:
+        await publish(client, 5)
+        async with client.reader(TOPIC, start="latest", end="latest") as reader:
+            assert [message async for message in reader] == []
+            assert [batch async for batch in reader.batches()] == []
+
+    async def test_waits_for_new_messages_without_an_end(self, client: Client) -> None:
+        await publish(client, 5)
+        async with client.reader(TOPIC, start="latest") as reader:
+            waiting = asyncio.get_running_loop().create_task(reader.receive(timeout=10))
+            await asyncio.sleep(0)
+            await publish(client, 1)
+            assert (await waiting).offset == 5
+            with pytest.raises(TimeoutError):
+                await reader.receive(timeout=0.02)
+
+    async def test_reads_batches(self, client: Client) -> None:
+        await publish(client, 95)
+        async with client.reader(TOPIC, start=3, end="latest") as reader:
+            sizes = [len(batch) async for batch in reader.batches()]
+        assert sizes == [7, *[10] * 8, 5]
+
+    async def test_reads_much_more_than_it_holds_ahead(self, client: Client) -> None:
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([bytes(1_000)] * 3_000)
+        async with client.reader(TOPIC, start="earliest", end="latest", fetch_bytes=10_000) as reader:
+            assert [message.offset async for message in reader] == list(range(3_000))
+
+    async def test_of_one_partition_sees_that_partition_only(self, client: Client) -> None:
+        await client.create_topic(TOPIC, partitions=2)
+        async with client.producer(TOPIC) as producer:
+            receipts = await producer.send_many([b"x"] * 20, keys=[f"k{number}" for number in range(20)])
+        for partition in (0, 1):
+            async with client.reader(TOPIC, partition=partition, start="earliest", end="latest") as reader:
+                count = sum([1 async for _ in reader])
+            assert count == sum(receipt.partition == partition for receipt in receipts)
+
+    async def test_starts_at_a_time(self, client: Client) -> None:
+        await publish(client, 5)
+        middle = datetime.now(UTC) + timedelta(milliseconds=1)
+        await until(lambda: datetime.now(UTC) > middle)
+        await publish(client, 5)
+        async with client.reader(TOPIC, start=middle, end="latest") as reader:
+            assert [message.offset async for message in reader] == list(range(5, 10))
+        assert await client.find_offset(TOPIC, 0, middle) == 5
+        assert await client.find_offset(TOPIC, 0, middle.isoformat()) == 5
+
+    async def test_opens_itself_when_it_is_read_from(self, client: Client) -> None:
+        await publish(client, 5)
+        reader = client.reader(TOPIC, start="earliest", end="latest")
+        assert [message.offset async for message in reader] == list(range(5))
+        await reader.close()
+        other = client.reader(TOPIC, start="earliest")
+        assert (await other.receive_batch(timeout=5)).offsets[0] == 0
+        # closed with the client
+
+    async def test_of_nothing_is_refused_by_name(self, client: Client) -> None:
+        with pytest.raises(NotFound, match="nowhere"):
+            async with client.reader("/default/nowhere"):
+                pass
+        await client.create_topic(TOPIC)
+        for wrong in ({"partition": -1}, {"fetch_bytes": 0}, {"start": "soon"}, {"end": -1}):
+            with pytest.raises(Invalid):
+                client.reader(TOPIC, **wrong)  # type: ignore[arg-type]
+
+
+class TestAdministration:
+    async def test_topics(self, client: Client) -> None:
+        await client.create_topic(TOPIC, partitions=3)
+        await client.create_topic("/default/plain", ack_level="written")
+        assert await client.list_topics() == ["/default/orders", "/default/plain"]
+        described = await client.describe_topic(TOPIC)
+        assert (described.name, described.config) == (TOPIC, TopicConfig(3, True, AckLevel.DURABLE))
+        assert [partition.index for partition in await client.partitions(TOPIC)] == [0, 1, 2]
+        plain = await client.describe_topic("/default/plain")
+        assert plain.config == TopicConfig(0, True, AckLevel.WRITTEN)
+        assert [(one.start_offset, one.end_offset, one.health) for one in plain.partitions] == [(0, 0, "ok")]
+        with pytest.raises(AlreadyExists, match="orders"):
+            await client.create_topic(TOPIC)
+        await client.delete_topic(TOPIC)
+        with pytest.raises(NotFound, match="orders"):
+            await client.delete_topic(TOPIC)
+        with pytest.raises(NotFound):
+            await client.describe_topic(TOPIC)
+        for wrong in ({"partitions": -1}, {"ack_level": "often"}):
+            with pytest.raises(Invalid):
+                await client.create_topic(TOPIC, **wrong)  # type: ignore[arg-type]
+
+    async def test_namespaces(self, client: Client) -> None:
+        await client.create_namespace("shop")
+        assert await client.list_namespaces() == ["default", "shop"]
+        await client.create_topic("/shop/orders")
+        assert await client.list_topics("shop") == ["/shop/orders"]
+        assert await client.list_topics("default") == []
+        with pytest.raises(Refused):
+            await client.delete_namespace("shop")
+        await client.delete_topic("/shop/orders")
+        await client.delete_namespace("shop")
+        assert await client.list_namespaces() == ["default"]
+        with pytest.raises(Invalid):
+            await client.create_namespace("a/b")
+
+    async def test_subscriptions(self, client: Client) -> None:
+        await publish(client, 10)
+        await client.create_subscription(TOPIC, "billing", start="earliest")
+        with pytest.raises(AlreadyExists):
+            await client.create_subscription(TOPIC, "billing")
+        assert await client.list_subscriptions(TOPIC) == ["billing"]
+        described = await client.describe_subscription(TOPIC, "billing")
+        assert (described.topic, described.name, described.type) == (TOPIC, "billing", SubscriptionType.EXCLUSIVE)
+        assert [(one.position, one.lag) for one in described.partitions] == [(0, 10)]
+        await client.seek(TOPIC, "billing", 4, partition=0)
+        assert (await client.describe_subscription(TOPIC, "billing")).partitions[0].position == 4
+        async with client.consumer(TOPIC, subscription="billing") as consumer:
+            assert (await consumer.receive(timeout=5)).offset == 4
+        await client.delete_subscription(TOPIC, "billing")
+        assert await client.list_subscriptions(TOPIC) == []
+        with pytest.raises(NotFound):
+            await client.describe_subscription(TOPIC, "billing")
+
+    async def test_offsets_and_the_broker(self, client: Client) -> None:
+        await publish(client, 10)
+        assert await client.find_offset(TOPIC, position="earliest") == 0
+        assert await client.find_offset(TOPIC) == 10
+        broker = await client.describe_broker()
+        assert (broker.version, broker.state) == (pydanube.__version__, "ok")
+
+    async def test_a_client_that_is_not_open_says_so(self, url: str) -> None:
+        client = pydanube.connect(url)
+        with pytest.raises(Refused, match="not open"):
+            await client.list_topics()
+        async with client:
+            assert await client.list_topics() == []
+        with pytest.raises(Refused, match="closed"):
+            await client.list_topics()

@@ -1,0 +1,366 @@
+"""What a client does when the wire breaks, the broker goes away, or somebody else owns the partition."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+from flaky_wire import Wire, until, wired_broker
+
+import pydanube
+from pydanube import Unavailable, testing
+from pydanube.client.address import Address
+from pydanube.client.connection import Connection
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Kind
+from pydanube.model.errors import DanubeError, NotOwner
+from pydanube.runtime import network
+from pydanube.runtime.clock import SystemClock
+
+TOPIC = "/default/orders"
+
+
+async def stored(client: pydanube.Client, partition: int = 0) -> list[bytes]:
+    async with client.reader(TOPIC, partition=partition, start="earliest", end="latest") as reader:
+        return [message.payload async for message in reader]
+
+
+class TestProducers:
+    async def test_a_lost_answer_is_asked_for_again_and_stores_nothing_twice(self, wire: Wire) -> None:
+        async with pydanube.connect(wire.url) as client, client.producer(TOPIC) as producer:
+            await producer.send(b"first")
+            wire.answers_flow = False
+            sending = asyncio.get_running_loop().create_task(producer.send_many([b"a", b"b", b"c"]))
+            await broker_end(wire, 4)
+            wire.cut()
+            wire.answers_flow = True
+            receipts = await sending
+            assert [(receipt.offset, receipt.duplicate) for receipt in receipts] == [(1, True), (2, True), (3, True)]
+            assert (await producer.send(b"last")).offset == 4
+            assert await stored(client) == [b"first", b"a", b"b", b"c", b"last"]
+
+    async def test_a_wire_that_breaks_all_the_time_loses_and_doubles_nothing(self, wire: Wire) -> None:
+        random = Random(11)
+        sent: list[bytes] = []
+        async with pydanube.connect(wire.url) as client, client.producer(TOPIC, batch_messages=20) as producer:
+            breaking = asyncio.get_running_loop().create_task(break_now_and_then(wire, random))
+            numbers = count()
+            for _ in range(60):
+                payloads = [b"%d" % next(numbers) for _ in range(random.randint(1, 60))]
+                sent += payloads
+                await producer.send_many(payloads)
+                await asyncio.sleep(random.random() * 0.01)
+            breaking.cancel()
+            await asyncio.gather(breaking, return_exceptions=True)
+            wire.answers_flow = True
+            await producer.flush()
+            assert await stored(client) == sent
+        assert wire.connections > 3
+
+    async def test_messages_wait_for_the_broker_until_their_time_is_up(self, wire: Wire) -> None:
+        async with (
+            pydanube.connect(wire.url) as client,
+            client.producer(TOPIC, timeout=0.3) as producer,
+        ):
+            await producer.send(b"before")
+            wire.open_for_new = False
+            wire.cut()
+            with pytest.raises(Unavailable, match=r"0\.3 s"):
+                await producer.send(b"lost to time")
+            producer.send_nowait(b"queued and lost")
+            with pytest.raises(Unavailable, match="1 queued message"):
+                await producer.flush()
+            wire.open_for_new = True
+            assert (await producer.send(b"after")).offset == 1
+            assert await stored(client) == [b"before", b"after"]
+
+    async def test_a_batch_given_up_does_not_block_those_after_it(self, wire: Wire) -> None:
+        """Its answer never came, so it may be stored: the producer goes on under a new identity."""
+        async with pydanube.connect(wire.url) as client, client.producer(TOPIC, timeout=0.4) as producer:
+            await producer.send(b"before")
+            wire.answers_flow = False
+            with pytest.raises(Unavailable):
+                await producer.send(b"perhaps")
+            wire.cut()
+            wire.answers_flow = True
+            await producer.send(b"after")
+            found = await stored(client)
+            assert found in ([b"before", b"perhaps", b"after"], [b"before", b"after"])
+
+    async def test_a_broker_that_restarts_is_found_again(self, tmp_path: Path) -> None:
+        port = free_port()
+        broker = testing.broker(tmp_path, server_port=port)
+        url = await broker.__aenter__()
+        async with pydanube.connect(url) as client, client.producer(TOPIC) as producer:
+            await producer.send(b"one")
+            async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+                first = await consumer.receive(timeout=5)
+                await consumer.ack(first)
+                await consumer.flush()
+                await broker.__aexit__(None, None, None)
+                sending = asyncio.get_running_loop().create_task(producer.send(b"two"))
+                broker = testing.broker(tmp_path, server_port=port)
+                await broker.__aenter__()
+                assert (await sending).offset == 1
+                second = await consumer.receive(timeout=10)
+                assert (second.offset, second.payload) == (1, b"two")
+                await consumer.ack(second)
+        await broker.__aexit__(None, None, None)
+
+
+class TestConsumers:
+    async def test_what_was_not_acked_comes_again_after_a_break(self, wire: Wire) -> None:
+        async with pydanube.connect(wire.url) as client:
+            async with client.producer(TOPIC) as producer:
+                await producer.send_many([b"%d" % number for number in range(10)])
+            async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+                messages = [await consumer.receive(timeout=5) for _ in range(6)]
+                await consumer.ack(messages[0])
+                await consumer.ack(messages[2])
+                await consumer.flush()
+                connections = wire.connections
+                wire.cut()
+                await until(lambda: wire.connections > connections)
+                again = [await consumer.receive(timeout=5) for _ in range(8)]
+                assert [message.offset for message in again] == [1, 3, 4, 5, 6, 7, 8, 9]
+
+    async def test_acks_of_an_older_session_count(self, wire: Wire) -> None:
+        async with pydanube.connect(wire.url) as client:
+            async with client.producer(TOPIC) as producer:
+                await producer.send_many([b"%d" % number for number in range(10)])
+            async with client.consumer(
+                TOPIC, subscription="billing", start="earliest", ack_linger_ms=60_000
+            ) as consumer:
+                batch = await consumer.receive_batch(timeout=5)
+                connections = wire.connections
+                wire.cut()
+                await consumer.ack(batch)
+                await until(lambda: wire.connections > connections)
+                await consumer.flush()
+            described = await client.describe_subscription(TOPIC, "billing")
+            assert described.partitions[0].position == 10
+
+    async def test_acks_whose_answer_was_lost_are_sent_again_before_anything_is_delivered(self, wire: Wire) -> None:
+        async with pydanube.connect(wire.url) as client:
+            async with client.producer(TOPIC) as producer:
+                await producer.send_many([b"%d" % number for number in range(10)])
+            async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+                batch = await consumer.receive_batch(timeout=5)
+                wire.answers_flow = False
+                await consumer.ack(batch)
+                flushing = asyncio.get_running_loop().create_task(consumer.flush())
+                await asyncio.sleep(0.02)
+                assert not flushing.done()
+                wire.cut()
+                wire.answers_flow = True
+                await flushing
+                with pytest.raises(TimeoutError):
+                    await consumer.receive(timeout=0.1)
+
+    async def test_everything_arrives_at_least_once_over_a_wire_that_breaks_all_the_time(self, wire: Wire) -> None:
+        total = 2_000
+        async with pydanube.connect(wire.url) as client:
+            async with client.producer(TOPIC, batch_messages=25) as producer:
+                await producer.send_many([b"%d" % number for number in range(total)])
+            breaking = asyncio.get_running_loop().create_task(break_now_and_then(wire, Random(5)))
+            acked: set[int] = set()
+            last = -1
+            async with client.consumer(
+                TOPIC, subscription="billing", start="earliest", prefetch_messages=200
+            ) as consumer:
+                async with asyncio.timeout(30):
+                    async for message in consumer:
+                        assert message.payload == b"%d" % message.offset
+                        assert message.offset <= last + 1, "a gap"
+                        last = max(last, message.offset)
+                        acked.add(message.offset)
+                        await consumer.ack(message)
+                        if message.offset % 50 == 0:
+                            await asyncio.sleep(0.002)
+                        if len(acked) == total:
+                            break
+                breaking.cancel()
+                await asyncio.gather(breaking, return_exceptions=True)
+                wire.answers_flow = True
+                await consumer.flush()
+            described = await client.describe_subscription(TOPIC, "billing")
+            assert described.partitions[0].position == total
+
+    async def test_a_reader_goes_on_at_the_next_offset(self, wire: Wire) -> None:
+        async with pydanube.connect(wire.url) as client:
+            async with client.producer(TOPIC, batch_messages=10) as producer:
+                await producer.send_many([bytes(500)] * 1_000)
+            seen: list[int] = []
+            async with client.reader(TOPIC, start="earliest", end="latest", fetch_bytes=20_000) as reader:
+                async for message in reader:
+                    seen.append(message.offset)
+                    if message.offset % 200 == 150:
+                        wire.cut()
+            assert seen == list(range(1_000))
+
+
+class TestConnections:
+    async def test_nobody_there_is_unavailable_after_the_timeout(self) -> None:
+        url = f"danube://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+        with pytest.raises(Unavailable, match=r"(?s)no broker can be reached.*127\.0\.0\.1"):
+            async with pydanube.connect(url, timeout=0.2):
+                pass
+
+    async def test_the_second_address_serves_when_the_first_is_down(self, url: str) -> None:
+        both = f"danube://127.0.0.1:{free_port()},{url.removeprefix('danube://')}"
+        async with pydanube.connect(both) as client, client.producer(TOPIC) as producer:
+            await producer.send(b"x")
+
+    async def test_an_advertised_address_that_cannot_be_reached_falls_back_to_the_listed_one(
+        self, tmp_path: Path
+    ) -> None:
+        async with (
+            testing.broker(tmp_path, server_advertised=f"127.0.0.1:{free_port()}") as url,
+            pydanube.connect(url) as client,
+            client.producer(TOPIC) as producer,
+        ):
+            await producer.send(b"x")
+            async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+                assert (await consumer.receive(timeout=5)).payload == b"x"
+
+    async def test_not_owner_is_followed(self, url: str) -> None:
+        async with (
+            signpost(url) as sign,
+            pydanube.connect(f"danube://{sign},{url.removeprefix('danube://')}") as client,
+            client.producer(TOPIC) as producer,
+        ):
+            assert (await producer.send(b"x")).offset == 0
+            async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+                assert (await consumer.receive(timeout=5)).payload == b"x"
+            async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+                assert [message.payload async for message in reader] == [b"x"]
+
+    async def test_a_port_that_speaks_something_else_is_unavailable(self) -> None:
+        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(8)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+            await writer.drain()
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(Unavailable, match="cannot be read"):
+                await Connection.open(Address("127.0.0.1", port), SystemClock())
+
+    async def test_a_port_that_says_nothing_is_unavailable_in_time(self) -> None:
+        async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(Unavailable, match="greet"):
+                await Connection.open(Address("127.0.0.1", port), SystemClock(), timeout=0.05)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await Connection.open(Address("127.0.0.1", port), SystemClock(), timeout=5)
+
+    async def test_a_broker_that_falls_silent_is_given_up(self, tmp_path: Path) -> None:
+        async with (
+            wired_broker(tmp_path, limits_keep_alive_ms=100) as wire,
+            pydanube.connect(wire.url) as client,
+        ):
+            connections = wire.connections
+            wire.answers_flow = False
+            asking = asyncio.get_running_loop().create_task(client.list_topics())
+            await until(lambda: wire.connections > connections)
+            wire.answers_flow = True
+            wire.cut()
+            assert await asking == []
+
+    async def test_opening_can_be_cancelled(self, url: str) -> None:
+        for _ in range(5):
+            task = asyncio.get_running_loop().create_task(pydanube.connect(url).open())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def broker_end(wire: Wire, end: int) -> None:
+    """Until the broker has stored so much, asked around the wire."""
+    async with pydanube.connect(f"danube://127.0.0.1:{wire.target}") as direct:
+
+        async def there() -> bool:
+            return (await direct.partitions(TOPIC))[0].end_offset >= end
+
+        await until(there)
+
+
+async def break_now_and_then(wire: Wire, random: Random) -> None:
+    while True:
+        await asyncio.sleep(random.random() * 0.05)
+        wire.answers_flow = random.random() < 0.5
+        await asyncio.sleep(random.random() * 0.03)
+        wire.cut()
+        wire.answers_flow = True
+        await asyncio.sleep(0.1)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Signpost:
+    """A broker that owns nothing: it says so, and names who does."""
+
+    def __init__(self, framed: network.FramedConnection, owner: str) -> None:
+        self.framed = framed
+        self.owner = owner
+
+    def frame_received(self, frame: memoryview) -> None:
+        if bytes(frame[: len(frames.PREAMBLE)]) == frames.PREAMBLE:
+            self.framed.frame_length = frames.frame_length
+            return
+        received = frames.decode(frame)
+        if received.kind is Kind.HELLO:
+            self.answer(Kind.WELCOME, requests.Welcome(version=1, broker="signpost"), received.correlation)
+        elif received.kind is Kind.REQUEST and isinstance(
+            asked := requests.decode_request(received.head), requests.Lookup
+        ):
+            here = requests.PartitionRoute(0, self.address)
+            route = requests.Route(asked.topic, 1, False, True, "durable", [here])
+            self.answer(Kind.RESPONSE, route, received.correlation)
+        elif received.correlation:
+            failure = requests.Failure.of(NotOwner("not mine", self.owner))
+            self.answer(Kind.ERROR, failure, received.correlation)
+
+    address = ""
+
+    def answer(self, kind: Kind, value: object, correlation: int) -> None:
+        self.framed.send(frames.encode(kind, requests.encode(value), correlation))  # type: ignore[arg-type]
+
+    def stream_broken(self, error: DanubeError) -> None:
+        self.framed.abort()
+
+    def writable_changed(self, writable: bool) -> None: ...
+    def connection_lost(self, error: Exception | None) -> None: ...
+
+
+@asynccontextmanager
+async def signpost(url: str):  # type: ignore[no-untyped-def]
+    """The address of a signpost to the broker at `url`."""
+    owner = url.removeprefix("danube://")
+    preamble_first = network.Framing(frame_length=lambda _: len(frames.PREAMBLE), header_bytes=4)
+    server = await network.listen("127.0.0.1", 0, lambda framed: Signpost(framed, owner), preamble_first, SystemClock())
+    host, port = network.address_of(server)
+    Signpost.address = f"{host}:{port}"
+    async with pydanube.connect(url) as client:
+        await client.create_topic(TOPIC)
+    try:
+        yield Signpost.address
+    finally:
+        server.close()
