@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydanube.cli.output import number, size, table
 
 from .measure import Percentiles
-from .results import Result, Throughput
+from .results import Latency, Result, Throughput
 
 Row = tuple[str, str, str, str]
 
@@ -59,6 +59,8 @@ def _latency(result: Result) -> list[Row]:
         bare = f"{_times(base.echo)} asyncio echo" if base.echo else ""
         ratio = f"p99 {_ratio(found.publish_to_receive.p99, base.echo.p99)}" if base.echo else ""
         rows.append(("publish to receive", _times(found.publish_to_receive), bare, ratio))
+    if found.cpu_us:
+        rows.append(("processor time", _cpu(found), "", ""))
     if found.late:
         rows.append(("sends behind schedule", _times(found.late), "the bench itself", ""))
     return rows
@@ -86,7 +88,7 @@ def _rate(per_second: float, throughput: Throughput) -> str:
     return f"{number(per_second)} msg/s, {per_second * throughput.size / 1e6:,.0f} MB/s"
 
 
-def _cpu(found: Throughput) -> str:
+def _cpu(found: Throughput | Latency) -> str:
     """What one message costs each process."""
     return ", ".join(f"{role} {taken:.2f}" for role, taken in found.cpu_us.items()) + " us/msg"
 

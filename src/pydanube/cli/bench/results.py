@@ -45,6 +45,8 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     publish_to_receive: Percentiles | None
     late: Percentiles | None
     """How far behind its schedule each send was: the bench's own noise."""
+    cpu_us: dict[str, float] = {}
+    """Processor time for one message, by role: what a busy machine does not change."""
 
 
 class Baselines(msgspec.Struct, kw_only=True):

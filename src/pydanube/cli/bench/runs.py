@@ -87,6 +87,7 @@ def _combine(
             publish_to_ack=percentiles(_joined(produced, "acked_ns")),
             publish_to_receive=percentiles(_joined(received, "taken_ns")),
             late=percentiles(_joined(produced, "late_ns")),
+            cpu_us=cpu_per_message(sent, produced, broker_cpu, received),
         )
     else:
         publish_seconds = (max(p["end_ns"] for p in produced) - begin) / 1e9
