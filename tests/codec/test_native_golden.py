@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 import typing
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -175,6 +177,32 @@ def test_a_frame_of_each_kind_has_the_bytes_it_had_when_it_was_released(name: st
     assert built.hex() == golden.hex()
     assert frames.decode(memoryview(golden)).kind is Kind[name]
     assert frames.frame_length(memoryview(golden)) == len(golden)
+
+
+def frames_drawn_in(page: Path) -> dict[str, bytes]:
+    """The frames in blocks under "NAME (number)": hex up to two blanks, then words; "..." is zeros to 64."""
+    drawn: dict[str, bytes] = {}
+    for block in re.findall(r"^```\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        name = ""
+        for line in block.splitlines():
+            heading = re.match(r"([A-Z_]+) \((\d+)\)(.*)", line)
+            if heading is not None:
+                name, line = heading[1], heading[3]
+                assert Kind[name] == int(heading[2])
+                drawn[name] = b""
+            if name and line.strip():
+                digits = re.split(" {2,}", line.strip())[0]
+                drawn[name] += bytes.fromhex(digits.removesuffix("..."))
+                if digits.endswith("..."):
+                    drawn[name] += bytes(-len(drawn[name]) % ALIGNMENT)
+    return drawn
+
+
+def test_the_frames_drawn_in_the_documentation_are_these() -> None:
+    drawn = frames_drawn_in(Path(__file__).parents[2] / "docs" / "protocol.md")
+    assert {name: frame.hex() for name, frame in drawn.items()} == {
+        name: golden.hex() for name, (_, golden) in GOLDEN.items()
+    }
 
 
 def test_published_has_the_same_bytes_in_one_step() -> None:

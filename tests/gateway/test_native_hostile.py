@@ -349,6 +349,20 @@ async def test_announcing_huge_frames_takes_no_memory() -> None:
             peer.close()
 
 
+async def test_small_batches_between_large_frames_do_not_keep_those_in_memory() -> None:
+    async with door() as there, neighbour(there), await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        batch, ping = one_batch(producer, count=1), frames.encode(Kind.PING, bytes(200_000))
+        before = resident_bytes()
+        for _ in range(500):
+            peer.publish(producer.handle, batch)
+            peer.write(ping)
+            seen = {(await peer.receive(Kind.PUBLISHED, Kind.PONG)).kind for _ in range(2)}
+            assert seen == {Kind.PUBLISHED, Kind.PONG}
+        assert resident_bytes() - before < 40 * MIB, "of 100 MB that went through"
+
+
 async def test_large_frames_that_never_end_are_bounded_over_all_connections() -> None:
     async with door(large_frames_bytes=8 * MIB) as there, neighbour(there):
         peers = [await Peer.greet(there) for _ in range(10)]

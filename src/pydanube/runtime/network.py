@@ -41,7 +41,7 @@ from .clock import Clock
 
 Buffer = bytes | bytearray | memoryview
 
-CHUNK_BYTES_MIN: Final = 16 * KIB
+CHUNK_BYTES_MIN: Final = 8 * KIB
 """What a connection starts with: thousands of quiet peers cost little."""
 
 CHUNK_BYTES_MAX: Final = 256 * KIB

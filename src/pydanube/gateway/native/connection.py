@@ -24,12 +24,22 @@ from typing import Final
 from pydanube.broker import Broker, Consumer, Producer, Published
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, Kind
-from pydanube.codec.native.requests import Done, Failure, Hello, Welcome, decode, encode
+from pydanube.codec.native.requests import (
+    AnyRequest,
+    Done,
+    Failure,
+    Fetch,
+    Hello,
+    Welcome,
+    decode,
+    decode_request,
+    encode,
+)
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.network import FramedConnection
+from pydanube.runtime.network import CHUNK_BYTES_MAX, FramedConnection
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -45,6 +55,10 @@ VERSION_MIN: Final = 1
 
 KEEP_ALIVE_INTERVALS: Final = 3
 """So many silent intervals, and the peer counts as gone."""
+
+SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 8
+"""Smaller batches are copied out of the chunk they arrived in. A batch that is cached keeps its whole chunk in memory:
+for a large one that is not much more than itself, a small one could hold many times its size."""
 
 QUIET_S: Final = 0.2
 """While draining, a session with nothing in flight that said nothing for so long is done."""
@@ -222,8 +236,9 @@ class Session:
         if self._publishes >= self.settings.publishes_in_flight_max:
             self.hold(Hold.PUBLISHES)
         done = partial(self._published, correlation, handle, batch_bytes)
+        batch = frame.body if batch_bytes >= SMALL_BATCH_BYTES else memoryview(bytearray(frame.body))
         try:
-            self.broker.publish(self.principal, producer, frame.body, done)
+            self.broker.publish(self.principal, producer, batch, done)
         except Exception as error:  # the facade answers through `done`; whatever it raises is its mistake
             done(error if isinstance(error, DanubeError) else requests.internal_error("publish", error))
 
@@ -269,14 +284,19 @@ class Session:
         if self.draining:
             self.fail(correlation, _shutting_down())
             return
+        try:
+            request = decode_request(frame.head)
+        except Invalid as error:
+            self.fail(correlation, error)
+            return
         self._requests += 1
         if self._requests >= self.settings.requests_in_flight_max:
             self.hold(Hold.REQUESTS)
-        self._house.tasks.spawn(self._answer(correlation, frame.head), "native request")
+        self._house.tasks.spawn(self._answer(correlation, request), "native request")
 
-    async def _answer(self, correlation: int, head: memoryview) -> None:
+    async def _answer(self, correlation: int, request: AnyRequest) -> None:
         try:
-            answer = await requests.perform(self, head)
+            answer = await requests.perform(self, request)
         except DanubeError as error:
             self.fail(correlation, error)
         except Exception as error:  # our mistake: it harms this request and nothing else
@@ -291,8 +311,13 @@ class Session:
         correlation = _needed_correlation(frame)
         if self.draining:
             self.fail(correlation, _shutting_down())
+            return
+        try:
+            fetch = decode(frame.head, Fetch)
+        except Invalid as error:
+            self.fail(correlation, error)
         else:
-            self._fetches.start(self.principal, correlation, frame.head)
+            self._fetches.start(self.principal, correlation, fetch)
 
     def _ping(self, frame: Frame) -> None:
         self._send(Kind.PONG, b"", frame.correlation)

@@ -13,7 +13,7 @@ from typing import Final
 from pydanube.broker import Broker, Fetched
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import Kind
-from pydanube.codec.native.requests import Fetch, decode
+from pydanube.codec.native.requests import Fetch
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError, Full
 from pydanube.model.limits import ALIGNMENT, FRAME_BYTES_MAX
@@ -47,11 +47,11 @@ class Fetches:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, principal: Principal, correlation: int, head: memoryview) -> None:
+    def start(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
         if len(self._running) >= self._settings.fetches_in_flight_max:
             self._fail(correlation, Full(f"{len(self._running)} fetches of this connection wait already"))
             return
-        task = self._tasks.spawn(self._run(principal, correlation, head), "native fetch")
+        task = self._tasks.spawn(self._run(principal, correlation, fetch), "native fetch")
         self._running[task] = correlation
         task.add_done_callback(self._running.pop)
 
@@ -69,9 +69,9 @@ class Fetches:
                 task.cancel()
                 self._fail(correlation, error)
 
-    async def _run(self, principal: Principal, correlation: int, head: memoryview) -> None:
+    async def _run(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
         try:
-            await self._fetch(principal, correlation, decode(head, Fetch))
+            await self._fetch(principal, correlation, fetch)
         except DanubeError as error:
             self._fail(correlation, error)
         except Exception as error:  # our mistake: it harms this fetch and nothing else

@@ -47,9 +47,8 @@ class Caller(Protocol):
     def add_consumer(self, sink: DeliverySink, consumer: Consumer) -> None: ...
 
 
-async def perform(caller: Caller, head: memoryview) -> bytes:
+async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
     """The answer's head. Cancelled: the broker's call may or may not have happened."""
-    request = wire.decode_request(head)
     answer = wire.encode(await _TABLE[type(request)](caller, request))
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
