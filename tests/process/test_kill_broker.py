@@ -23,6 +23,12 @@ class Load:
         self.received: Counter[tuple[int, int]] = Counter()
         self.content: dict[tuple[int, int], bytes] = {}
         self.stopping = False
+        self.progress = asyncio.Event()
+
+    async def until_acked(self, count: int) -> None:
+        while len(self.acked) < count:
+            self.progress.clear()
+            await self.progress.wait()
 
     async def produce(self, number: int) -> None:
         async with (
@@ -36,6 +42,7 @@ class Load:
                 receipts = await asyncio.gather(*[producer.send(one, key=one.decode()) for one in payloads])
                 for payload, receipt in zip(payloads, receipts, strict=True):
                     self.acked[payload] = (receipt.partition, receipt.offset)
+                self.progress.set()
 
     async def consume(self) -> None:
         async with (
@@ -81,8 +88,7 @@ async def kill_again_and_again(directory, kills: int, seed: int) -> Load:
             consumer = tasks.create_task(load.consume())
             for _ in range(kills):
                 before = len(load.acked)
-                while len(load.acked) <= before + rng.randint(50, 2000):
-                    await asyncio.sleep(0.01)
+                await load.until_acked(before + rng.randint(50, 2000))
                 await broker.restart()
             load.stopping = True
             await asyncio.wait(producers)
