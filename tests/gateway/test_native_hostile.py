@@ -13,6 +13,7 @@ from native_peer import TOPIC, Between, Door, Peer, door, neighbour, one_batch
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
 from pydanube.gateway.native.connection import Hold
+from pydanube.gateway.native.server import _counted_address
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 from pydanube.runtime.clock import ManualClock
@@ -246,7 +247,7 @@ async def test_a_flood_of_requests_runs_a_few_at_a_time_and_each_is_answered_onc
 
 
 async def test_whoever_does_not_read_answers_is_not_asked_for_more_questions() -> None:
-    settings = {"write_high_bytes": 64 * KIB, "answers_bytes_max": 128 * KIB}
+    settings = {"write_high_bytes": 64 * KIB, "answers_bytes_max": 128 * KIB, "keep_alive_ms": 60_000}
     async with door(**settings) as there, neighbour(there), await Peer.greet(there) as peer:
         session = await there.session_of(peer)
         peer.stop_reading()
@@ -265,7 +266,8 @@ async def test_whoever_does_not_read_answers_is_not_asked_for_more_questions() -
 
 
 async def test_whoever_fetches_and_does_not_read_gets_no_more_read_for_him() -> None:
-    async with door(write_high_bytes=256 * KIB) as there, neighbour(there) as busy, await Peer.greet(there) as peer:
+    settings = {"write_high_bytes": 256 * KIB, "keep_alive_ms": 60_000}
+    async with door(**settings) as there, neighbour(there) as busy, await Peer.greet(there) as peer:
         await fill_topic(peer, total_bytes=4 * MIB)
         session = await there.session_of(peer)
         peer.stop_reading()
@@ -323,6 +325,27 @@ async def test_connections_over_the_limit_are_refused_and_places_come_free_again
             await peer.request(requests.ListNamespaces(), requests.Names)
 
 
+async def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pydanube.gateway.native.server.make_descriptors", lambda _wanted: 256 + 10)
+    async with door() as there:
+        outcomes = [await come_in(there) for _ in range(12)]
+        assert sum(isinstance(one, Peer) for one in outcomes) == 5, "half of ten, for one address"
+
+
+@pytest.mark.parametrize(
+    ("host", "counted"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_whom_a_connection_is_counted_for(host: str, counted: str) -> None:
+    assert _counted_address(host) == counted
+
+
 async def test_a_connection_has_a_limited_number_of_handles() -> None:
     async with door(handles_max=3) as there, await Peer.greet(there) as peer:
         await peer.create_topic()
@@ -377,7 +400,7 @@ async def test_large_frames_that_never_end_are_bounded_over_all_connections() ->
 
 
 async def test_a_consumer_that_stops_reading_costs_little_and_slows_nobody() -> None:
-    async with door() as there, neighbour(there), await Peer.greet(there) as producing:
+    async with door(keep_alive_ms=60_000) as there, neighbour(there), await Peer.greet(there) as producing:
         await producing.create_topic()
         producer = await producing.open_producer()
         async with await Peer.greet(there) as stuck, await Peer.greet(there) as reading:

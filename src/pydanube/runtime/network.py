@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 
 from .clock import Clock
+
+if sys.platform != "win32":
+    import resource
 
 Buffer = bytes | bytearray | memoryview
 
@@ -248,7 +252,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._closing:
             return memoryview(bytearray(CHUNK_BYTES_MIN))
         if self._announced == 0 and len(self._chunk) - self._end < _SPACE_MIN:
-            self._move_to_next_chunk(self._chunk_bytes)
+            self._move_to_next_chunk(max(self._chunk_bytes, GROWTH * (self._end - self._start)))
         return self._chunk[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -422,6 +426,18 @@ class FramedConnection(asyncio.BufferedProtocol):
 
 
 Factory = Callable[[FramedConnection], Handler]
+
+
+def make_descriptors(wanted: int) -> int:
+    """Let this process have so many files and sockets, as far as the system permits; returns how many it may have."""
+    if sys.platform == "win32":  # sockets are no files there
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < reachable:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+        soft = reachable
+    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 async def listen(host: str, port: int, factory: Factory, framing: Framing, clock: Clock) -> asyncio.Server:

@@ -16,7 +16,7 @@ from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
 from pydanube.model.errors import DanubeError, Full
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.network import Budget, FramedConnection, Framing, Handler, address_of, listen
+from pydanube.runtime.network import Budget, FramedConnection, Framing, Handler, address_of, listen, make_descriptors
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -36,6 +36,9 @@ _DRAIN_ROUND_S: Final = 0.05
 _LAST_WORDS_S: Final = 1.5
 """How long closing waits for clients to take their last frames; longer than a connection lingers."""
 
+_DESCRIPTORS_KEPT: Final = 256
+"""Never given to connections: the log, the metadata and other doors need files as well."""
+
 _POLITE_REFUSALS_MAX: Final = 64
 """So many refused connections at a time are told why; the others of a flood are just closed."""
 
@@ -49,6 +52,8 @@ class NativeServer:
         self._tasks = tasks
         self._house = House(broker, settings, clock, tasks, PublishMemory(settings.publish_memory_bytes), self._forget)
         self._large_frames = Budget(settings.large_frames_bytes)
+        self._connections_max = settings.connections_max
+        self._per_address_max = settings.connections_per_address_max
         self._sessions: set[Session] = set()
         self._addresses: Counter[str] = Counter()
         self._saying_no: set[_Refusal] = set()
@@ -70,9 +75,22 @@ class NativeServer:
             write_low_bytes=self._settings.write_high_bytes // 4,
             large_frames=self._large_frames,
         )
+        self._fit_descriptors()
         self._server = await listen(host, port, self._accept, framing, self._clock)
         self._rounds = self._tasks.spawn(self._look_after(), "native sessions")
         return address_of(self._server)
+
+    def _fit_descriptors(self) -> None:
+        """More connections than descriptors would take from the log what it needs to write."""
+        available = make_descriptors(self._connections_max + _DESCRIPTORS_KEPT) - _DESCRIPTORS_KEPT
+        if available < self._connections_max:
+            self._connections_max = max(1, available)
+            self._per_address_max = min(self._per_address_max, max(1, available // 2))
+            log.warning(
+                "native.connections_limited",
+                connections_max=self._connections_max,
+                advice="raise the limit of open files (ulimit -n) for more",
+            )
 
     async def close(self, drain_s: float) -> None:
         """Stop accepting, tell clients to go, answer what is in flight for at most `drain_s`, then close all.
@@ -110,11 +128,10 @@ class NativeServer:
 
     def _accept(self, connection: FramedConnection) -> Handler:
         address = _counted_address(connection.peer[0])
-        if len(self._sessions) >= self._settings.connections_max:
-            return self._refuse(connection, f"this broker has {self._settings.connections_max} connections")
-        if self._addresses[address] >= self._settings.connections_per_address_max:
-            limit = self._settings.connections_per_address_max
-            return self._refuse(connection, f"address {address} has {limit} connections")
+        if len(self._sessions) >= self._connections_max:
+            return self._refuse(connection, f"this broker has {self._connections_max} connections")
+        if self._addresses[address] >= self._per_address_max:
+            return self._refuse(connection, f"address {address} has {self._per_address_max} connections")
         session = Session(self._house, connection)
         self._sessions.add(session)
         self._addresses[address] += 1
