@@ -38,10 +38,25 @@ def cut(
     bytes_max: int,
 ) -> Iterator[Piece]:
     """Everything in pieces within these limits, in order per partition. Raises Invalid before the first piece."""
+    if keys is None and attributes is None and type(payloads) is list:
+        whole = _whole(payloads, messages_max, bytes_max)
+        if whole is not None:
+            return iter((whole,))
     payloads, sizes = _checked(payloads, keys, attributes)
-    count = len(payloads)
-    groups = _groups(count, keys, partitioner)
+    groups = _groups(len(payloads), keys, partitioner)
     return _pieces(payloads, keys, attributes, sizes, groups, messages_max, bytes_max)
+
+
+def _whole(payloads: list[bytes], messages_max: int, bytes_max: int) -> Piece | None:
+    """The common case at the least cost: plain payloads that fit one batch. None when they are not that."""
+    count = len(payloads)
+    if not 0 < count <= messages_max or set(map(type, payloads)) != {bytes}:
+        return None
+    payload_bytes = sum(map(len, payloads))
+    size = payload_bytes + count * ROW_BYTES
+    if size > bytes_max or payload_bytes > MESSAGE_BYTES_MAX:  # one of them may be too large: look at each
+        return None
+    return Piece(ANY_PARTITION, range(count), payloads, None, None, size)
 
 
 def _pieces(

@@ -85,45 +85,44 @@ class Outbox:
 
     # -- filling -----------------------------------------------------------------------------------------------------
 
-    def room(self, count: int, size: int, now: float) -> Rows:
-        """The rows that take so much more: those being filled, or new ones when it would not fit."""
-        rows = self._filling
-        if rows is not None:
-            if len(rows) + count <= self._batch_messages and rows.size + size <= self._batch_bytes:
-                return rows
-            self._closed.append(rows)
-        self._filling = rows = Rows(now)
-        return rows
-
     def add(
         self, payload: bytes, key: str | None, attributes: Attributes | None, time_us: int, size: int, now: float,
         waiter: object | None = None,
     ) -> bool:  # fmt: skip
-        """One message, checked. True when a batch became full."""
-        rows = self.room(1, size, now)
+        """One message, checked. True when a whole batch waits to be sent."""
+        rows = self._filling
+        if rows is None or rows.size + size > self._batch_bytes:
+            rows = self._begin_rows(now)
         if waiter is not None:
-            rows.waiters.append((waiter, len(rows), 1))
+            rows.waiters.append((waiter, len(rows.payloads), 1))
         rows.add(payload, key, attributes, time_us, size)
         self.added += 1
-        return self._close_if_full(rows)
+        if len(rows.payloads) >= self._batch_messages or rows.size >= self._batch_bytes:
+            self.close_filling()
+        return bool(self._closed)
 
     def add_many(
         self, payloads: Sequence[bytes], keys: Sequence[str | None] | None,
         attributes: Sequence[Attributes | None] | None, time_us: int, size: int, now: float,
         waiter: object | None = None,
     ) -> bool:  # fmt: skip
-        """Messages that fit into one batch together, checked. True when a batch became full."""
-        rows = self.room(len(payloads), size, now)
+        """Messages that fit into one batch together, checked. True when a whole batch waits to be sent."""
+        rows, count = self._filling, len(payloads)
+        if rows is None or len(rows) + count > self._batch_messages or rows.size + size > self._batch_bytes:
+            rows = self._begin_rows(now)
         if waiter is not None:
-            rows.waiters.append((waiter, len(rows), len(payloads)))
+            rows.waiters.append((waiter, len(rows), count))
         rows.add_many(payloads, keys, attributes, time_us, size)
-        self.added += len(payloads)
-        return self._close_if_full(rows)
-
-    def _close_if_full(self, rows: Rows) -> bool:
+        self.added += count
         if len(rows) >= self._batch_messages or rows.size >= self._batch_bytes:
             self.close_filling()
         return bool(self._closed)
+
+    def _begin_rows(self, now: float) -> Rows:
+        """New rows; what was being filled does not take any more."""
+        self.close_filling()
+        rows = self._filling = Rows(now)
+        return rows
 
     def close_filling(self, born_before: float | None = None) -> None:
         """What is being filled is a batch now (if it was begun before then)."""

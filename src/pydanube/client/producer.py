@@ -208,7 +208,8 @@ class Producer(Openable):
         return lane
 
     def _checked(self, payload: bytes, key: str | None, attributes: Attributes | None) -> tuple[bytes, int]:
-        self._check_ready()
+        if self._closed or not self._lanes or self._publisher.final is not None:
+            self._check_ready()
         if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
             payload = checked_payload(payload)
         size = len(payload) + ROW_BYTES

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, overload
+
+import msgspec
 
 
 class Receipt(NamedTuple):
@@ -17,8 +18,7 @@ class Receipt(NamedTuple):
     duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, gc=False):
     """Where a run of messages is: offsets [start, start + count) of one partition, in the order they were given."""
 
     partition: int

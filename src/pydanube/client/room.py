@@ -23,9 +23,12 @@ class Room:
 
     def take_nowait(self, count: int, size: int) -> bool:
         """Take room if there is some and nobody was first."""
-        if self._waiting or not self._fits(count, size):
+        held = self.messages
+        if self._waiting or (
+            held and (held + count > self._messages_max or self.bytes + size > self._bytes_max)
+        ):  # as _fits, without the call: this is on the way of every message
             return False
-        self.messages += count
+        self.messages = held + count
         self.bytes += size
         return True
 

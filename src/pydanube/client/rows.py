@@ -22,14 +22,16 @@ _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 class Rows:
     """The columns of one batch that is being filled. `waiters` are opaque: (whoever waits, its first row, its rows)."""
 
-    __slots__ = ("attributes", "born", "keys", "payloads", "size", "times", "waiters")
+    __slots__ = ("attributes", "born", "keys", "payloads", "size", "time", "times", "waiters")
 
     def __init__(self, born: float) -> None:
         self.payloads: list[bytes] = []
         self.keys: list[str | None] | None = None
         self.attributes: list[Attributes] | None = None
-        self.times: list[tuple[int, int]] = []
-        """(publish time, rows) runs"""
+        self.time = 0
+        """The publish time of all rows, while they have the same."""
+        self.times: list[int] | None = None
+        """The publish time of each row, once they differ."""
         self.size = 0
         self.born = born
         """When the first message came in; its deadline counts from here."""
@@ -43,8 +45,11 @@ class Rows:
             self._key_column().append(key)
         if attributes or self.attributes is not None:
             self._attribute_column().append(attributes or _NO_ATTRIBUTES)
+        if self.times is not None:
+            self.times.append(time_us)
+        elif time_us != self.time:
+            self._add_times(time_us, 1)
         self.payloads.append(payload)
-        self.times.append((time_us, 1))
         self.size += size
 
     def add_many(
@@ -62,8 +67,9 @@ class Rows:
             self._attribute_column().extend(
                 [one or _NO_ATTRIBUTES for one in attributes] if attributes is not None else [_NO_ATTRIBUTES] * count
             )
+        if time_us != self.time or self.times is not None:
+            self._add_times(time_us, count)
         self.payloads.extend(payloads)
-        self.times.append((time_us, count))
         self.size += size
 
     def encode(
@@ -73,7 +79,7 @@ class Rows:
             self.payloads,
             keys=self.keys,
             attributes=self.attributes,
-            publish_times=self._publish_times(),
+            publish_times=self.time if self.times is None else self.times,
             producer_name=producer_name,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
@@ -91,14 +97,14 @@ class Rows:
             self.attributes = [_NO_ATTRIBUTES] * len(self.payloads)
         return self.attributes
 
-    def _publish_times(self) -> int | list[int]:
-        first = self.times[0][0]
-        if all(time_us == first for time_us, _ in self.times):
-            return first
-        times: list[int] = []
-        for time_us, count in self.times:
-            times.extend([time_us] * count)
-        return times
+    def _add_times(self, time_us: int, count: int) -> None:
+        """Called before the rows are added."""
+        if self.times is not None:
+            self.times.extend([time_us] * count)
+        elif not self.payloads:
+            self.time = time_us
+        else:
+            self.times = [self.time] * len(self.payloads) + [time_us] * count
 
 
 def checked_payload(payload: bytes) -> bytes:
