@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ANSWER_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 3.0
 """How long a broker that does not answer is tried; a person is waiting."""
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from pydanube.cli.session import ANSWER_SECONDS
 from pydanube.codec.batch import HEADER_BYTES
 from pydanube.model.limits import ALIGNMENT
 from pydanube.runtime.randomness import identity
@@ -61,7 +62,7 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
 async def _create(scenario: Scenario, url: str, topics: list[str]) -> None:
     from pydanube.client import connect
 
-    async with connect(url) as client:
+    async with connect(url, timeout=ANSWER_SECONDS) as client:
         for topic in topics:
             await client.create_topic(topic, partitions=scenario.partitions, ack_level=scenario.ack_level)
 
