@@ -48,8 +48,9 @@ Buffer = bytes | bytearray | memoryview
 CHUNK_BYTES_MIN: Final = 8 * KIB
 """What a connection starts with: thousands of quiet peers cost little."""
 
-CHUNK_BYTES_MAX: Final = 256 * KIB
-"""What a busy one reads into. Larger wins nothing measurable; a larger frame gets a chunk of its own."""
+CHUNK_BYTES_MAX: Final = 512 * KIB
+"""What a busy one reads into: a fifth cheaper than half of it, and twice as much wins little where frames are kept. A
+larger frame gets a chunk of its own."""
 
 GROWTH: Final = 4
 """A chunk may be this many times larger than what has arrived of the frame that needs it."""

@@ -56,7 +56,7 @@ VERSION_MIN: Final = 1
 KEEP_ALIVE_INTERVALS: Final = 3
 """So many silent intervals, and the peer counts as gone."""
 
-SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 8
+SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 16
 """Smaller batches are copied out of the chunk they arrived in. A batch that is cached keeps its whole chunk in memory:
 for a large one that is not much more than itself, a small one could hold many times its size."""
 

@@ -31,7 +31,7 @@ class NativeSettings:
     publish_memory_bytes: int = 64 * MIB
     """Batches of all connections that have no answer yet; past it nobody who publishes is read from."""
     large_frames_bytes: int = 256 * MIB
-    """Memory for frames above 256 KiB that have arrived in part, over all connections."""
+    """Memory for frames above 512 KiB that have arrived in part, over all connections."""
 
     requests_in_flight_max: int = 64
     """Control requests of one connection that run at once; past it the connection is not read from."""
