@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import click
+import msgspec
 
 from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
-from pydanube.model.positions import LATEST, Position
+from pydanube.model.positions import LATEST, Position, datetime_from_micros
 
 from .options import POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, TOPIC, examples, url_option
-from .output import fail, note, payload_json, payload_text, to_json
+from .output import fail, note, payload_json, payload_text
 from .session import Stop, with_client
 
 if TYPE_CHECKING:
-    from pydanube.client import Client, Consumer, Message, Reader, ReceivedBatch
+    from pydanube.client import Client, Consumer, Reader, ReceivedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,8 @@ class Printer:
     def __init__(self, wanted: Wanted) -> None:
         self._left = wanted.count
         self._terminal = sys.stdout.isatty()
-        self._line = self._as_json if wanted.as_json else self._as_text
+        self._lines = self._as_json if wanted.as_json else self._as_text
+        self._encode = msgspec.json.Encoder().encode
         self.printed = 0
 
     @property
@@ -171,32 +174,48 @@ class Printer:
         """Write it out; returns the part of it that was wanted."""
         if self._left is not None and len(batch) > self._left:
             batch = batch.part(0, self._left)
-        lines = "".join(f"{self._line(message)}\n" for message in batch)
-        sys.stdout.buffer.write(lines.encode("utf-8", errors="backslashreplace"))
+        sys.stdout.buffer.write(b"".join(self._lines(batch)))
         sys.stdout.buffer.flush()
         self.printed += len(batch)
         if self._left is not None:
             self._left -= len(batch)
         return batch
 
-    def _as_text(self, message: Message) -> str:
-        return payload_text(message.payload, terminal=self._terminal)
+    def _as_text(self, batch: ReceivedBatch) -> Iterator[bytes]:
+        for payload in batch.payloads:
+            yield f"{payload_text(payload, terminal=self._terminal)}\n".encode()
 
-    def _as_json(self, message: Message) -> str:
-        payload, encoding = payload_json(message.payload)
-        return to_json(
-            {
-                "topic": message.topic,
-                "partition": message.partition,
-                "offset": message.offset,
-                "key": message.key,
-                "payload": payload,
-                "payload_encoding": encoding,
-                "attributes": message.attributes,
-                "publish_time": message.publish_time.isoformat(),
-                "append_time": message.append_time.isoformat(),
-                "producer": message.producer,
-                "redeliveries": message.redeliveries,
-            },
-            compact=True,
+    def _as_json(self, batch: ReceivedBatch) -> Iterator[bytes]:
+        """From columns: what is the same for the whole batch is converted once."""
+        append_time, producer = batch.append_time.isoformat(), batch.producer
+        times: dict[int, str] = {}
+        columns = (
+            batch.offsets.tolist(),
+            batch.keys,
+            batch.payloads,
+            batch.attributes,
+            batch.publish_times_us.tolist(),
         )
+        for *row, redeliveries in zip(*columns, batch.redeliveries, strict=True):
+            offset, key, content, attributes, micros = row
+            if micros not in times:
+                times[micros] = datetime_from_micros(micros).isoformat()
+            payload, encoding = payload_json(content)
+            yield (
+                self._encode(
+                    {
+                        "topic": batch.topic,
+                        "partition": batch.partition,
+                        "offset": offset,
+                        "key": key,
+                        "payload": payload,
+                        "payload_encoding": encoding,
+                        "attributes": attributes,
+                        "publish_time": times[micros],
+                        "append_time": append_time,
+                        "producer": producer,
+                        "redeliveries": redeliveries,
+                    }
+                )
+                + b"\n"
+            )
