@@ -106,6 +106,7 @@ class Simulation:
             read_gap_bytes=self.random.choice((0, 512)),
             spare_files_max=self.random.choice((0, 1, 2)),
             group_bytes_max=1 << 20,
+            fill_bytes=self.random.choice((0, 1024, 8192)),
         )
         self.payload_sizes = self.random.choice(((0, 8), (0, 300), (700, 701), (1700, 1701)))
         self.sync_chance = self.random.choice((0.3, 0.7, 0.9))
@@ -276,8 +277,18 @@ class Simulation:
             self.note(f"failed: {error}")
             for ledger_id in self.engine.abandoned:
                 self.ledgers[ledger_id].closed = True
-        if sync and self.engine.failure is None:
+            return
+        if sync:
             self.note_synced()
+            self.fill_ahead()
+
+    def fill_ahead(self) -> None:
+        try:
+            self.engine.fill_ahead()
+        except Unavailable as error:
+            self.note(f"failed: {error}")
+            for ledger_id in self.engine.abandoned:
+                self.ledgers[ledger_id].closed = True
 
     def record(self, ledger_id: int, kind: int = 0) -> Record:
         ledger = self.ledgers[ledger_id]

@@ -55,8 +55,14 @@ BATCH_HEADER_BYTES: Final = 128
 PEEK: Final = struct.Struct("<16xI84xqq")
 """Of a batch that was verified before: span, base offset, append time."""
 
+HEADERS_BYTES: Final = RECORD_HEADER_BYTES + BATCH_HEADER_BYTES
+HEADERS: Final = struct.Struct(HEADER.format + "16xI76xI4xqq8x")
+"""A record header and the batch header after it: the fields of the record, then span, CRC of the batch's body, base
+offset, append time."""
+
 ByteBuffer: TypeAlias = bytes | bytearray | memoryview
 
+assert HEADERS.size == HEADERS_BYTES
 assert HEADER.size == RECORD_HEADER_BYTES == ALIGNMENT
 assert BATCH.size == STAMP_AT
 assert STAMP_AT + STAMP.size == BATCH_HEADER_BYTES
@@ -182,6 +188,19 @@ def decode_header(buffer: ByteBuffer, at: int = 0) -> RecordHeader | None:
     if header.flags & ~FLAGS_KNOWN:
         raise Refused(f"record flags {header.flags:#06x} are unknown to this release")
     return header if header.body_length <= RECORD_BODY_BYTES_MAX else None
+
+
+def _whole_headers() -> bytes:
+    """Any record header followed by any stamped batch header, all three checksums right."""
+    producer, stamp = bytes(BATCH_CHECKED_BYTES), bytes(STAMP_CHECK_AT - STAMP_AT)
+    record = encode_header(RecordKind.DATA, 0, 0, 0, 0, 0, 0, 0, 0)
+    return record + producer + CHECKSUM.pack(crc32c(producer)) + stamp + CHECKSUM.pack(crc32c(stamp))
+
+
+RECORD_HEADER_RESIDUE: Final = crc32c(_whole_headers()[:RECORD_HEADER_BYTES])
+HEADERS_RESIDUE: Final = crc32c(_whole_headers())
+"""The CRC of bytes that end in their own CRC is the same for all bytes. So one pass over a record header, or over it
+and the batch header behind it with its two checksums, checks all of them: what one checksum alone finds, it finds."""
 
 
 def batch_is_intact(body: memoryview, body_crc: int) -> bool:

@@ -134,6 +134,16 @@ class Committer:
             self._listener.finished(waiting, None)
         self._note_due(group)
         self._pass_on_closed()
+        if not self._kept and self._mail.empty():
+            self._fill_ahead(group)
+
+    def _fill_ahead(self, group: list[Append]) -> None:
+        """Nothing waits: prepare for the next small groups."""
+        if sum(map(_size, group)) < self._settings.fill_below_bytes:
+            try:
+                self._engine.fill_ahead()
+            except Unavailable as error:
+                self._fail(error, [])
 
     def _without_abandoned(self, group: list[Append]) -> list[Append]:
         """Appends that were on their way when their ledger was given up fail, however healthy the disk is now."""

@@ -64,6 +64,8 @@ class Engine:
         self._settings = settings
         self._file: WalFile | None = None
         self._handle: DiskFile | None = None
+        self._filled = 0
+        """Up to this position the file has its blocks on the disk."""
         self._disk_was_full = False
         self.position = self.durable = table.files[table.newest].end or 0 if table.files else 0
 
@@ -167,6 +169,28 @@ class Engine:
             self._handle.sync_data()
             self.durable = self.position
 
+    def fill_ahead(self) -> None:
+        """Write zeros behind the log's end, so that the next syncs need not make the file longer.
+
+        For idle moments: nothing may be written and not synced. A disk that has no room for zeros is left alone.
+        """
+        file, handle = self._file, self._handle
+        if file is None or handle is None or self.durable < self.position:
+            return
+        wanted = min(self._settings.fill_bytes, file.base + self._settings.file_bytes - self.position)
+        if wanted <= 0 or self._filled - self.position >= wanted // 2:
+            return
+        start = max(self._filled, self.position)
+        try:
+            self._filled = file.base + write_all(handle, [bytes(self.position + wanted - start)], start - file.base)
+        except OSError:
+            self._filled = file.base + self._settings.file_bytes
+            return
+        try:
+            handle.sync_data()
+        except OSError as error:
+            raise self._abandon(error, []) from error
+
     # -- files -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -199,6 +223,7 @@ class Engine:
             with contextlib.suppress(OSError):
                 self._disk.unlink(path)
             raise
+        self._filled = file.base + handle.size()
         self._adopt(file, handle, len(first))
         write_manifest(self._disk, self.directory, self._identity, self.table.oldest, file.generation)
 

@@ -16,6 +16,10 @@ from pydanube.runtime.disk import Disk, DiskFile
 from .layout import log_path
 
 
+class Released(Exception):
+    """The file was given back; nobody needs what was in it."""
+
+
 class _Held:
     __slots__ = ("handle", "readers")
 
@@ -37,10 +41,10 @@ class Handles:
 
     @contextlib.contextmanager
     def reading(self, generation: int) -> Iterator[DiskFile]:
-        """Hold a file. FileNotFoundError when it was released."""
+        """Hold a file, or Released."""
         with self._lock:
             if generation < self._gone_below:
-                raise FileNotFoundError(f"log file {generation} was released")
+                raise Released
             held = self._held.get(generation)
             if held is None:
                 held = self._held[generation] = _Held(self._disk.open(log_path(self._directory, generation)))
@@ -57,6 +61,9 @@ class Handles:
         surplus = len(self._held) - self._open_max
         for generation in [known for known, held in self._held.items() if not held.readers][: max(0, surplus)]:
             self._held.pop(generation).handle.close()
+
+    def is_released(self, generation: int) -> bool:
+        return generation < self._gone_below
 
     def take_out(self, generation: int) -> bool:
         """From now on nobody can hold this file or an older one; False, and nothing happened, while somebody does."""

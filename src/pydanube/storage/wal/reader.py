@@ -11,15 +11,17 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Final, TypeAlias
+
+from crc32c import crc32c
 
 from pydanube.codec.batch import BatchHeader, read_header
 from pydanube.codec.wal import (
     BATCH_HEADER_BYTES,
+    HEADERS,
+    HEADERS_BYTES,
+    HEADERS_RESIDUE,
     RECORD_HEADER_BYTES,
-    STAMP,
-    STAMP_AT,
-    RecordKind,
     body_is_intact,
     decode_header,
 )
@@ -33,14 +35,11 @@ from .settings import WalSettings
 from .sidecar import load_rows
 from .table import DATA, SNAPSHOT, UNIT_SHIFT, Index, Span, Table, WalFile
 
+Row: TypeAlias = tuple[int, int, int, int]
+"""Where one wanted record lies: entry, place in the file in units of 64 bytes, length of its body, kind."""
 
-class Row(NamedTuple):
-    """Where one wanted record lies."""
-
-    entry: int
-    place: int
-    length: int
-    kind: int
+_ROWS_AT_ONCE: Final = 512
+_EVERYTHING: Final = 1 << 62
 
 
 class LogReader:
@@ -62,17 +61,14 @@ class LogReader:
         for span in self._spans(ledger_id):
             if span.first_offset < 0 or span.end_offset <= offset:
                 continue
-            rows = self._rows_of_batches(span, offset, bytes_max, written, before)
+            rows, size = self._rows_of_batches(span, offset, bytes_max, written, before)
+            if batches and size > bytes_max:
+                break
             batches.extend(self._bodies(span, rows))
-            bytes_max -= sum(row.length for row in rows)
-            if bytes_max <= 0 or not rows or self._end_of(span, rows[-1]) < span.end_offset:
-                break  # going on in the next file would leave out what did not fit
+            bytes_max -= size
+            if bytes_max <= 0 or (before is not None and span.end_offset >= before):
+                break
         return batches
-
-    def _end_of(self, span: Span, row: Row) -> int:
-        """The offset after this batch."""
-        index, number = self._index(span), row.entry - span.first_entry
-        return index.offsets[number] + index.counts[number]
 
     def read_entries(self, ledger_id: int, from_entry: int) -> list[tuple[int, int, bytes]]:
         """Entries other than batches, in order."""
@@ -82,9 +78,9 @@ class LogReader:
                 continue
             index = self._index(span)
             first = max(0, from_entry - span.first_entry)
-            rows = [row for row in _rows(span, index, first, len(index.kinds)) if row.kind != DATA]
-            for row, body in zip(rows, self._bodies(span, rows), strict=True):
-                entries.append((row.entry, row.kind, bytes(body)))
+            rows = [row for row in _rows(span, index, first, len(index.kinds)) if row[3] != DATA]
+            bodies = self._bodies(span, rows)
+            entries.extend((row[0], row[3], bytes(body)) for row, body in zip(rows, bodies, strict=True))
         return entries
 
     def read_state(self, ledger_id: int) -> tuple[bytes | None, list[bytes]]:
@@ -102,7 +98,7 @@ class LogReader:
         for span in self._spans(ledger_id):
             if span.first_offset < 0 or span.end_offset <= from_offset:
                 continue
-            rows = self._rows_of_batches(span, from_offset, 1 << 62, written, None)
+            rows, _ = self._rows_of_batches(span, from_offset, _EVERYTHING, written, None)
             headers.extend(self._headers(span, rows))
         return headers
 
@@ -113,39 +109,44 @@ class LogReader:
                 continue
             if span.first_time >= time_us:
                 return span.first_offset
-            rows = self._rows_of_batches(span, 0, 1 << 62, written, None)
+            rows, _ = self._rows_of_batches(span, 0, _EVERYTHING, written, None)
             with self._handles.reading(span.generation) as handle:
                 found = bisect_left(rows, time_us, key=lambda row: self._append_time(handle, span, row))
             if found < len(rows):
-                entry = rows[found].entry - span.first_entry
-                return self._index(span).offsets[entry]
+                return self._index(span).offsets[rows[found][0] - span.first_entry]
         return None
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _spans(self, ledger_id: int) -> list[Span]:
         ledger = self._table.ledgers.get(ledger_id)
-        return list(ledger.spans) if ledger is not None else []
+        spans = ledger.spans if ledger is not None else []
+        return [span for span in spans if not self._handles.is_released(span.generation)]
 
-    def _rows_of_batches(self, span: Span, offset: int, bytes_max: int, written: int, before: int | None) -> list[Row]:
+    def _rows_of_batches(
+        self, span: Span, offset: int, bytes_max: int, written: int, before: int | None
+    ) -> tuple[list[Row], int]:
+        """At least one batch if there is any, then as many as fit; and how much that is."""
         index = self._index(span)
         file = self._table.files.get(span.generation)
         if file is None:
-            return []
+            return [], 0
+        offsets, counts = index.offsets, index.counts
         end = bisect_left(index.places, (written - file.base) >> UNIT_SHIFT)
         if before is not None:
-            end = bisect_left(index.offsets, before, hi=min(end, len(index.offsets)))
-        at = max(0, bisect_right(index.offsets, offset, hi=min(end, len(index.offsets))) - 1)
+            end = bisect_left(offsets, before, hi=min(end, len(offsets)))
+        start = max(0, bisect_right(offsets, offset, hi=min(end, len(offsets))) - 1)
         rows: list[Row] = []
-        for row in _rows(span, index, at, end):
-            number = row.entry - span.first_entry
-            if row.kind != DATA or index.offsets[number] + index.counts[number] <= offset:
+        size = 0
+        for row in _rows(span, index, start, end):
+            number = row[0] - span.first_entry
+            if row[3] != DATA or offsets[number] + counts[number] <= offset:
                 continue
-            bytes_max -= row.length
-            if bytes_max < 0 and rows:
+            if rows and size + row[2] > bytes_max:
                 break
             rows.append(row)
-        return rows
+            size += row[2]
+        return rows, size
 
     def _index(self, span: Span) -> Index:
         """The rows of a span: in memory while its file is open, else from the cache, the sidecar, or the file."""
@@ -180,9 +181,9 @@ class LogReader:
 
     def _scan_rows(self, span: Span) -> Index:
         """The sidecar is gone or damaged: make the rows again."""
-        file = self._table.files[span.generation]
         path = log_path(self._directory, span.generation)
         with self._handles.reading(span.generation) as handle:
+            file = self._table.files[span.generation]
             copy = WalFile(file.generation, file.base)
             Scanner(handle, path, copy, file.end, self._settings.scan_bytes).scan()
         found = copy.spans.get(span.ledger_id)
@@ -196,87 +197,105 @@ class LogReader:
         """The checked bodies of these rows, neighbours read together."""
         bodies: list[memoryview] = []
         with self._handles.reading(span.generation) as handle:
+            base = self._table.files[span.generation].base
             for run in self._runs(rows):
-                start = run[0].place << UNIT_SHIFT
-                end = (run[-1].place << UNIT_SHIFT) + RECORD_HEADER_BYTES + run[-1].length
+                start = run[0][1] << UNIT_SHIFT
+                end = (run[-1][1] << UNIT_SHIFT) + RECORD_HEADER_BYTES + run[-1][2]
                 view = memoryview(handle.pread(end - start, start))
-                bodies.extend(self._checked(span, row, view[(row.place << UNIT_SHIFT) - start :]) for row in run)
+                self._add_bodies(span, base, run, view, bodies)
         return bodies
+
+    def _add_bodies(self, span: Span, base: int, run: list[Row], view: memoryview, bodies: list[memoryview]) -> None:
+        """Batches in one pass over all their headers and one over the body; everything else by every rule."""
+        start, have = run[0][1], len(view)
+        unpack, checksum, generation, ledger_id = HEADERS.unpack_from, crc32c, span.generation, span.ledger_id
+        for row in run:
+            entry, place, length, kind = row
+            at = (place - start) << UNIT_SHIFT
+            end = at + RECORD_HEADER_BYTES + length
+            if kind == DATA and end <= have:
+                fields = unpack(view, at)
+                body = view[at + RECORD_HEADER_BYTES : end]
+                if (
+                    fields[4:8] == (generation, base + (place << UNIT_SHIFT), ledger_id, entry)
+                    and fields[10] == length
+                    and fields[11] == fields[14]
+                    and checksum(view[at : at + HEADERS_BYTES]) == HEADERS_RESIDUE
+                    and checksum(body[BATCH_HEADER_BYTES:]) == fields[11]
+                ):
+                    bodies.append(body)
+                    continue
+            bodies.append(self._checked(span, row, view[at:end]))
 
     def _runs(self, rows: list[Row]) -> Iterator[list[Row]]:
         """Rows that are worth one read: close together, and not too much."""
         gap, bytes_max = self._settings.read_gap_bytes, self._settings.read_bytes
-        run: list[Row] = []
-        start = end = 0
-        for row in rows:
-            place = row.place << UNIT_SHIFT
-            row_end = place + RECORD_HEADER_BYTES + row.length
-            if run and (place - end > gap or row_end - start > bytes_max):
-                yield run
-                run = []
-            if not run:
+        first = start = end = 0
+        for number, (_, unit, length, _) in enumerate(rows):
+            place = unit << UNIT_SHIFT
+            row_end = place + RECORD_HEADER_BYTES + length
+            if number > first and (place - end > gap or row_end - start > bytes_max):
+                yield rows[first:number]
+                first = number
+            if number == first:
                 start = place
-            run.append(row)
             end = row_end
-        if run:
-            yield run
+        if rows:
+            yield rows[first:]
 
     def _checked(self, span: Span, row: Row, record: memoryview) -> memoryview:
         """The body of the record that begins here, if it is the one that was looked for and is whole."""
-        position = self._table.files[span.generation].base + (row.place << UNIT_SHIFT)
+        entry, place, length, kind = row
+        position = self._table.files[span.generation].base + (place << UNIT_SHIFT)
+        wanted = (span.generation, position, span.ledger_id, entry, kind)
         try:
             header = decode_header(record)
         except Refused as error:
             raise Corrupt(self._place(span, row, error.message)) from None
-        if header is None or (header.generation, header.position, header.ledger_id, header.entry_id, header.kind) != (
-            span.generation,
-            position,
-            span.ledger_id,
-            row.entry,
-            row.kind,
-        ):
-            raise Corrupt(self._place(span, row, "is not where the index says"))
-        body = record[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + row.length]
-        if header.body_length != row.length or len(body) != row.length:
-            raise Corrupt(self._place(span, row, "is cut short"))
-        if not body_is_intact(row.kind, body, header.body_crc):
-            raise Corrupt(self._place(span, row, "does not match its checksum"))
+        if header is None:
+            raise Corrupt(self._place(span, row, "its header cannot be read"))
+        if (header.generation, header.position, header.ledger_id, header.entry_id, header.kind) != wanted:
+            raise Corrupt(self._place(span, row, "another record is in its place"))
+        body = record[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + length]
+        if header.body_length != length or len(body) != length:
+            raise Corrupt(self._place(span, row, "it is cut short"))
+        if not body_is_intact(kind, body, header.body_crc):
+            raise Corrupt(self._place(span, row, "it does not match its checksum"))
         return body
 
     def _headers(self, span: Span, rows: list[Row]) -> Iterator[BatchHeader]:
-        """Batch headers only. Records smaller than a gap are read in runs, larger ones header by header."""
-        cut = RECORD_HEADER_BYTES + BATCH_HEADER_BYTES
+        """Batch headers only. Where records are small they are read in runs, else header by header."""
         with self._handles.reading(span.generation) as handle:
-            for run in self._runs([Row(row.entry, row.place, BATCH_HEADER_BYTES, row.kind) for row in rows]):
-                start = run[0].place << UNIT_SHIFT
-                end = (run[-1].place << UNIT_SHIFT) + cut
+            for run in self._runs([(entry, place, BATCH_HEADER_BYTES, kind) for entry, place, _, kind in rows]):
+                start = run[0][1] << UNIT_SHIFT
+                end = (run[-1][1] << UNIT_SHIFT) + HEADERS_BYTES
                 view = memoryview(handle.pread(end - start, start))
                 for row in run:
-                    at = (row.place << UNIT_SHIFT) - start + RECORD_HEADER_BYTES
-                    try:
-                        yield read_header(view[at : at + BATCH_HEADER_BYTES], stamped=True)
-                    except Corrupt as error:
-                        raise Corrupt(self._place(span, row, error.message)) from None
+                    at = (row[1] << UNIT_SHIFT) - start + RECORD_HEADER_BYTES
+                    yield self._header(span, row, view[at : at + BATCH_HEADER_BYTES])
 
     def _append_time(self, handle: DiskFile, span: Span, row: Row) -> int:
-        at = (row.place << UNIT_SHIFT) + RECORD_HEADER_BYTES
+        at = (row[1] << UNIT_SHIFT) + RECORD_HEADER_BYTES
+        return self._header(span, row, memoryview(handle.pread(BATCH_HEADER_BYTES, at))).append_time
+
+    def _header(self, span: Span, row: Row, batch: memoryview) -> BatchHeader:
         try:
-            return read_header(handle.pread(BATCH_HEADER_BYTES, at), stamped=True).append_time
+            return read_header(batch, stamped=True)
         except Corrupt as error:
             raise Corrupt(self._place(span, row, error.message)) from None
 
     def _place(self, span: Span, row: Row, what: str) -> str:
         path = log_path(self._directory, span.generation)
         file = self._table.files.get(span.generation)
-        position = (file.base if file else 0) + (row.place << UNIT_SHIFT)
-        return f"ledger {span.ledger_id}, entry {row.entry} in {path} at position {position}: {what}: {REMEDY}"
+        position = (file.base if file else 0) + (row[1] << UNIT_SHIFT)
+        return f"ledger {span.ledger_id}, entry {row[0]} in {path} at position {position}: {what}: {REMEDY}"
 
 
 def _rows(span: Span, index: Index, start: int, end: int) -> Iterator[Row]:
-    columns = zip(index.places[start:end], index.lengths[start:end], index.kinds[start:end], strict=False)
-    for entry, (place, length, kind) in enumerate(columns, span.first_entry + start):
-        yield Row(entry, place, length, kind)
-
-
-assert RecordKind.DATA == DATA
-assert STAMP.size + STAMP_AT == BATCH_HEADER_BYTES
+    """Rows by number; only a few are copied at a time, since most readers stop early."""
+    for first in range(start, end, _ROWS_AT_ONCE):
+        last = min(first + _ROWS_AT_ONCE, end)
+        entries = range(span.first_entry + first, span.first_entry + last)
+        yield from zip(
+            entries, index.places[first:last], index.lengths[first:last], index.kinds[first:last], strict=False
+        )

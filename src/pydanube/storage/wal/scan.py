@@ -16,25 +16,21 @@ from typing import Final
 from crc32c import crc32c
 
 from pydanube.codec.wal import (
-    BATCH,
-    BATCH_CHECKED_BYTES,
-    BATCH_HEADER_BYTES,
-    CHECKED,
-    FLAGS_KNOWN,
-    HEADER,
-    KINDS_KNOWN,
+    HEADERS,
+    HEADERS_BYTES,
+    HEADERS_RESIDUE,
     MAGIC,
+    PEEK,
     RECORD_HEADER_BYTES,
-    STAMP,
-    STAMP_AT,
-    STAMP_CHECK_AT,
+    RECORD_HEADER_RESIDUE,
     VERSION,
     RecordHeader,
     RecordKind,
+    body_is_intact,
     decode_header,
+    record_bytes,
 )
 from pydanube.model.errors import Corrupt, Refused
-from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.disk import DiskFile
 
 from .table import DATA, UNIT_SHIFT, Span, WalFile
@@ -42,6 +38,7 @@ from .table import DATA, UNIT_SHIFT, Span, WalFile
 REMEDY: Final = "put back a copy of the file, or see docs/log.md, 'Damage'"
 _FILE: Final = int(RecordKind.FILE)
 _SEAL: Final = int(RecordKind.SEAL)
+_PLAIN: Final = frozenset({int(RecordKind.LEDGER_START), int(RecordKind.STATE_DELTA), int(RecordKind.STATE_SNAPSHOT)})
 
 
 @dataclass(slots=True)
@@ -68,8 +65,6 @@ class Scanner:
         self._durable_end = durable_end
         self._chunk_bytes = chunk_bytes
         self._size = handle.size()
-        self._view = memoryview(b"")
-        self._view_at = 0
         self._looked_ahead = False
         self.found = Scanned(file, durable=durable_end or file.base, end=file.base)
 
@@ -88,50 +83,60 @@ class Scanner:
             raise self._hidden_damage(stop_at, "a record reaches over the end of the file")
         return found
 
-    # -- the fast path ---------------------------------------------------------------------------------------------
+    # -- records that count ----------------------------------------------------------------------------------------
 
     def _read_good_records(self, stop_at: int | None) -> None:
         """Go on while every record is good; `found.end` is then at the first that is not, or at the end."""
+        limit = stop_at if stop_at is not None else self._file.base + self._size
+        while self.found.end < limit:
+            self._read_plain_records(limit)
+            if self.found.end >= limit or not self._read_one_record():
+                return
+
+    def _read_plain_records(self, limit: int) -> None:
+        """The fast path: whole records within the window, of ledgers already met. Stops at anything else."""
         found, base, generation = self.found, self._file.base, self._file.generation
-        unpack, checksum, whole_batch = HEADER.unpack_from, crc32c, _batch_at
-        spans, position, durable, records = self._file.spans, found.end, found.durable, 0
-        view, at, have = self._view, position - base - self._view_at, len(self._view)
-        limit = stop_at if stop_at is not None else base + self._size
-        while position < limit:
-            if at < 0 or at + 64 > have:
-                view, at, have = self._load(position - base, RECORD_HEADER_BYTES)
-                if have < 64:
-                    break
+        start = found.end - base
+        view = memoryview(self._handle.pread(min(self._chunk_bytes, limit - found.end), start))
+        unpack, checksum, spans = HEADERS.unpack_from, crc32c, self._file.spans
+        position, durable, at, last, records = found.end, found.durable, 0, len(view) - HEADERS_BYTES, 0
+        while at <= last:
             # fmt: off
-            (magic, version, kind, flags, written, place, ledger_id, entry_id, said_durable, _, length, body_crc,
-             header_crc) = unpack(view, at)
+            (_, version, kind, flags, written, place, ledger_id, entry_id, said_durable, _, length, body_crc, _,
+             count, batch_crc, offset, time) = unpack(view, at)
             # fmt: on
-            if magic != MAGIC or written != generation or place != position or length > RECORD_BODY_BYTES_MAX:
-                break
-            if checksum(view[at : at + 60]) != header_crc:
-                break
-            if version != VERSION or kind not in KINDS_KNOWN or flags & ~FLAGS_KNOWN:
-                raise self._unknown(position, version, kind, flags)
+            span = spans.get(ledger_id)
             size = (length + 127) & -64
-            if at + size > have:
-                view, at, have = self._load(position - base, size)
-                if size > have:
-                    break
-            if kind == DATA:
-                batch = whole_batch(view, at + 64, length, body_crc)
-                if batch is None:
-                    break
-                count, offset, time = batch
-            elif checksum(view[at + 64 : at + 64 + length]) != body_crc:
+            if span is None or place != position or written != generation or at + size > len(view):
                 break
+            if kind == DATA:
+                if checksum(view[at : at + 192]) != HEADERS_RESIDUE or batch_crc != body_crc or length < 128:
+                    break
+                if checksum(view[at + 192 : at + 64 + length]) != body_crc:
+                    break
             else:
-                count = offset = time = -1
-            if kind != _FILE:
-                span = spans.get(ledger_id)
-                if span is None or kind == _SEAL or entry_id != span.first_entry + len(span.index.kinds):  # type: ignore[union-attr]
-                    span = self._uncommon(kind, ledger_id, entry_id, position)
-                if span is not None:
-                    _add_row(span, kind, entry_id, (position - base) >> UNIT_SHIFT, length, size, count, offset, time)
+                if checksum(view[at : at + 64]) != RECORD_HEADER_RESIDUE or kind not in _PLAIN:
+                    break
+                if checksum(view[at + 64 : at + 64 + length]) != body_crc:
+                    break
+            index = span.index
+            if version != VERSION or flags or index is None or entry_id != span.first_entry + len(index.kinds):
+                break
+            index.places.append((position - base) >> UNIT_SHIFT)
+            index.lengths.append(length)
+            index.kinds.append(kind)
+            span.bytes += size
+            if kind == DATA:
+                index.counts.append(count)
+                index.offsets.append(offset)
+                if span.first_offset < 0:
+                    span.begin_data(offset, time)
+                span.end_offset = offset + count
+                span.last_time = time
+            else:
+                index.counts.append(0)
+                index.offsets.append(span.end_offset)
+                span.note_control(kind, entry_id)
             if said_durable > durable:
                 durable = said_durable
             records += 1
@@ -139,23 +144,38 @@ class Scanner:
             at += size
         found.end, found.durable, found.records = position, durable, found.records + records
 
-    def _load(self, start: int, needed: int) -> tuple[memoryview, int, int]:
-        """The window from this place of the file on, at least `needed` bytes if the file has them."""
-        self._view = memoryview(self._handle.pread(max(self._chunk_bytes, needed), start))
-        self._view_at = start
-        return self._view, 0, len(self._view)
+    def _read_one_record(self) -> bool:
+        """The record at `found.end`, by every rule; False when it does not count."""
+        found, position = self.found, self.found.end
+        place = position - self._file.base
+        header = self._header_at(self._handle.pread(RECORD_HEADER_BYTES, place), 0, position)
+        if header is None:
+            return False
+        size = record_bytes(header.body_length)
+        record = memoryview(self._handle.pread(size, place))
+        body = record[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + header.body_length]
+        if len(record) < size or not body_is_intact(header.kind, body, header.body_crc):
+            return False
+        if header.kind == _SEAL:
+            self._file.seals[header.ledger_id] = header.entry_id
+        elif header.kind != _FILE:
+            self._add(header, body)
+        found.durable = max(found.durable, header.durable)
+        found.records += 1
+        found.end += size
+        return True
 
-    def _uncommon(self, kind: int, ledger_id: int, entry_id: int, position: int) -> Span | None:
-        """A ledger's first record in this file, a seal, or an entry that is not the next one."""
-        if kind == _SEAL:
-            self._file.seals[ledger_id] = entry_id
-            return None
-        span = self._file.spans.get(ledger_id)
+    def _add(self, header: RecordHeader, body: memoryview) -> None:
+        span = self._file.spans.get(header.ledger_id)
         if span is None:
-            span = self._file.spans[ledger_id] = Span(ledger_id, self._file.generation, entry_id)
-            return span
-        self._damage(ledger_id, position, f"entry {entry_id} follows entry {span.end_entry - 1}")
-        return None
+            span = self._file.spans[header.ledger_id] = Span(header.ledger_id, self._file.generation, header.entry_id)
+        if header.entry_id != span.end_entry:
+            what = f"entry {header.entry_id} follows entry {span.end_entry - 1}"
+            self._damage(header.ledger_id, header.position, what)
+            return
+        place = (header.position - self._file.base) >> UNIT_SHIFT
+        batch = PEEK.unpack_from(body) if header.kind == DATA else None
+        span.add(header.kind, header.entry_id, place, header.body_length, batch)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
@@ -181,7 +201,9 @@ class Scanner:
         try:
             header = decode_header(chunk, at)
         except Refused as error:
-            raise Refused(f"{self._path}, position {position}: {error.message}") from None
+            raise Refused(
+                f"{self._path}, position {position}: {error.message}: start the release that wrote it"
+            ) from None
         if header is None or header.generation != self._file.generation or header.position != position:
             return None
         return header
@@ -201,12 +223,10 @@ class Scanner:
         span = self._file.spans.get(header.ledger_id)
         if span is None:
             span = self._file.spans[header.ledger_id] = Span(header.ledger_id, self._file.generation, header.entry_id)
-        size = (header.body_length + 127) & -64
         place = (found.end - base) >> UNIT_SHIFT
-        kind = header.kind if header.kind != DATA else int(RecordKind.LEDGER_START)
         if header.entry_id == span.end_entry:
-            _add_row(span, kind, header.entry_id, place, header.body_length, size, -1, -1, -1)
-        found.end += size
+            span.add(header.kind, header.entry_id, place, header.body_length, None)
+        found.end += record_bytes(header.body_length)
         found.records += 1
 
     def _damage(self, ledger_id: int, position: int, what: str) -> None:
@@ -216,50 +236,3 @@ class Scanner:
     def _hidden_damage(self, position: int, what: str) -> Corrupt:
         place = position - self._file.base
         return Corrupt(f"{self._path}: {what} at position {position} (byte {place} of the file): {REMEDY}")
-
-    def _unknown(self, position: int, version: int, kind: int, flags: int) -> Refused:
-        return Refused(
-            f"{self._path}, position {position}: record version {version}, kind {kind}, flags {flags:#06x} "
-            "is unknown to this release: start the release that wrote it"
-        )
-
-
-def _batch_at(view: memoryview, at: int, length: int, body_crc: int) -> tuple[int, int, int] | None:
-    """Span, base offset and append time of a whole batch; None for anything else."""
-    if length < BATCH_HEADER_BYTES:
-        return None
-    count, own_crc, header_crc = BATCH.unpack_from(view, at)
-    offset, time, _, stamp_crc = STAMP.unpack_from(view, at + STAMP_AT)
-    if (
-        own_crc != body_crc
-        or crc32c(view[at : at + BATCH_CHECKED_BYTES]) != header_crc
-        or crc32c(view[at + STAMP_AT : at + STAMP_CHECK_AT]) != stamp_crc
-        or crc32c(view[at + BATCH_HEADER_BYTES : at + length]) != body_crc
-    ):
-        return None
-    return count, offset, time
-
-
-def _add_row(
-    span: Span, kind: int, entry_id: int, place: int, length: int, size: int, count: int, offset: int, time: int
-) -> None:
-    index = span.index
-    assert index is not None
-    index.places.append(place)
-    index.lengths.append(length)
-    index.kinds.append(kind)
-    span.bytes += size
-    if kind == DATA:
-        index.counts.append(count)
-        index.offsets.append(offset)
-        if span.first_offset < 0:
-            span.begin_data(offset, time)
-        span.end_offset = offset + count
-        span.last_time = time
-    else:
-        index.counts.append(0)
-        index.offsets.append(span.end_offset)
-        span.note_control(kind, entry_id)
-
-
-assert CHECKED.size == 60

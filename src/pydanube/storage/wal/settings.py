@@ -25,6 +25,11 @@ class WalSettings:
     """A file is closed before it grows past this; a record larger than that gets a file of its own."""
     group_bytes_max: int = 8 * MIB
     """Written per group commit: bounds how long a record waits for those before it."""
+    fill_bytes: int = 1 * MIB
+    """While there is little to do, zeros are written so far ahead of the log's end: a sync that does not make the file
+    longer takes half the time. 0: never."""
+    fill_below_bytes: int = 16 * KIB
+    """What counts as little: a group smaller than this, and nothing waiting after it."""
     lazy_sync_ms: int = 100
     written_sync_ms: int = 1_000
     cure_ms: int = 1_000

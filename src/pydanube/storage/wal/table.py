@@ -16,7 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
-from pydanube.codec.wal import RecordKind
+from pydanube.codec.wal import RecordKind, record_bytes
 
 DATA: Final = int(RecordKind.DATA)
 LEDGER_START: Final = int(RecordKind.LEDGER_START)
@@ -101,6 +101,25 @@ class Span:
         if kind == SNAPSHOT:
             self.snapshot_entry = entry_id
 
+    def add(self, kind: int, entry_id: int, place: int, length: int, batch: tuple[int, int, int] | None) -> None:
+        """One more record. `batch`: how many offsets it takes, the first, append time; None for anything else."""
+        index = self.index
+        assert index is not None
+        count, offset, time = batch if batch is not None else (0, self.end_offset, 0)
+        index.places.append(place)
+        index.lengths.append(length)
+        index.counts.append(count)
+        index.offsets.append(offset)
+        index.kinds.append(kind)
+        self.bytes += record_bytes(length)
+        if batch is None:
+            self.note_control(kind, entry_id)
+            return
+        if self.first_offset < 0:
+            self.begin_data(offset, time)
+        self.end_offset = offset + count
+        self.last_time = time
+
     def cut(self, place_end: int) -> None:
         """Drop every record that begins at or after this place (in units) of the file."""
         index = self.index
@@ -110,7 +129,7 @@ class Span:
             del column[keep:]
         kinds = index.kinds
         self.kinds = sum(1 << kind for kind in set(kinds))
-        self.bytes = sum((length + 127) & -64 for length in index.lengths)
+        self.bytes = sum(map(record_bytes, index.lengths))
         self.snapshot_entry = self.first_entry + last if (last := kinds.rfind(SNAPSHOT)) >= 0 else -1
         last = kinds.rfind(DATA)
         if last >= 0:

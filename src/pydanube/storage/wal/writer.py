@@ -21,14 +21,14 @@ from typing import Final, TypeVar
 
 from pydanube.codec.batch import BatchHeader
 from pydanube.codec.wal import ByteBuffer, Identity
-from pydanube.model.errors import DanubeError
+from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
 from .committer import Append, Committer, Done, Mail
 from .engine import Engine
-from .handles import Handles
+from .handles import Handles, Released
 from .layout import LOCK
 from .reader import LogReader
 from .recovery import Recovered, Recovery
@@ -175,7 +175,7 @@ class LogWriter:
             raise error
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._pool, work)
+        return await self._loop.run_in_executor(self._pool, _read, work, self._engine.directory)
 
     # -- forgetting ------------------------------------------------------------------------------------------------
 
@@ -302,6 +302,17 @@ class _Listener:
     def rotated(self, file: WalFile) -> None:
         self._writer._index(file)
         self._writer._post(self._writer._rotated, file.generation, set(file.spans))
+
+
+def _read(work: Callable[[], T], directory: Path) -> T:
+    """Read, again when a file was released meanwhile: the next try does not see it any more."""
+    while True:
+        try:
+            return work()
+        except Released:
+            continue
+        except OSError as error:
+            raise Unavailable(f"the log in {directory} cannot be read: {error}") from error
 
 
 def _settle(answer: asyncio.Future[list[int]], generations: list[int], error: Exception | None) -> None:

@@ -1,0 +1,181 @@
+"""Shows a log directory record by record, for people. Reads only, takes no lock, repairs nothing, stops at nothing.
+
+States
+    ok       the record counts
+    torn     at the end of the log, written and never synced: it does not count
+    damaged  it was synced and is not what was written
+    stale    whole, but not of this log's present: of an earlier use of the file, or behind the end at which the file
+             was closed or abandoned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydanube.codec.batch import BatchHeader, read_header
+from pydanube.codec.wal import (
+    MAGIC,
+    RECORD_HEADER_BYTES,
+    RecordHeader,
+    RecordKind,
+    body_is_intact,
+    decode_header,
+    record_bytes,
+)
+from pydanube.model.errors import Corrupt, Refused
+from pydanube.model.limits import ALIGNMENT
+from pydanube.runtime.disk import Disk, DiskFile
+
+from .layout import generations, log_path
+
+State = Literal["ok", "torn", "damaged", "stale"]
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedRecord:
+    generation: int
+    """Of the file."""
+    file: str
+    position: int
+    """In the whole log, by the place where it was found."""
+    kind: str
+    """Empty when the header cannot be read."""
+    ledger_id: int
+    entry_id: int
+    owner_epoch: int
+    body_length: int
+    durable: int
+    state: State
+    detail: str = ""
+    """What is wrong with it."""
+    batch: BatchHeader | None = None
+    """Of a DATA record whose batch header can be read."""
+
+
+def records(disk: Disk, directory: Path) -> Iterator[InspectedRecord]:
+    """Every record of every log file, oldest file first."""
+    found = generations(disk.list(directory), "wal", "log")
+    bases = {generation: _base(disk, directory, generation) for generation in found}
+    for generation in found:
+        end = bases.get(generation + 1)
+        handle = disk.open(log_path(directory, generation))
+        try:
+            yield from _FileInspection(handle, directory, generation, bases[generation], end).records()
+        finally:
+            handle.close()
+
+
+def _base(disk: Disk, directory: Path, generation: int) -> int | None:
+    handle = disk.open(log_path(directory, generation))
+    try:
+        header = _header(handle.pread(RECORD_HEADER_BYTES, 0))
+    finally:
+        handle.close()
+    return header.position if isinstance(header, RecordHeader) and header.kind == RecordKind.FILE else None
+
+
+def _header(head: bytes | memoryview) -> RecordHeader | str:
+    """The header, or why there is none."""
+    try:
+        return decode_header(head) or "no record header"
+    except Refused as error:
+        return error.message
+
+
+class _FileInspection:
+    def __init__(self, handle: DiskFile, directory: Path, generation: int, base: int | None, end: int | None) -> None:
+        self._handle = handle
+        self._generation = generation
+        self._name = log_path(directory, generation).name
+        self._base = base or 0
+        self._end = end
+        self._size = handle.size()
+        self._durable_end = end if end is not None else self._claimed(0)
+
+    def records(self) -> Iterator[InspectedRecord]:
+        place = 0
+        counts = True
+        while place < self._size:
+            header = _header(self._handle.pread(RECORD_HEADER_BYTES, place))
+            position = self._base + place
+            if isinstance(header, str):
+                following = self._next_header(place + ALIGNMENT)
+                if position < self._durable_end or (counts and following is not None):
+                    state: State = "damaged" if position < self._durable_end else "torn"
+                    yield self._gap(position, (following or self._size) - place, state, header)
+                counts = counts and position < self._durable_end
+                if following is None:
+                    return
+                place = following
+                continue
+            record = self._inspect(header, place, counts)
+            counts = counts and record.state in ("ok", "damaged")
+            yield record
+            place += record_bytes(header.body_length)
+
+    def _inspect(self, header: RecordHeader, place: int, counts: bool) -> InspectedRecord:
+        position = self._base + place
+        body = memoryview(self._handle.pread(header.body_length, place + RECORD_HEADER_BYTES))
+        state: State = "ok"
+        detail = ""
+        if (header.generation, header.position) != (self._generation, position):
+            state, detail = "stale", f"written at position {header.position} of generation {header.generation}"
+        elif self._end is not None and position >= self._end:
+            state, detail = "stale", f"the file ends at position {self._end}"
+        elif len(body) < header.body_length or not body_is_intact(header.kind, body, header.body_crc):
+            state = "damaged" if position < self._durable_end else "torn"
+            detail = "the body is not what was written"
+        elif not counts:
+            state, detail = "torn", "behind a torn record"
+        batch = _batch_header(body) if header.kind == RecordKind.DATA else None
+        return InspectedRecord(
+            generation=self._generation,
+            file=self._name,
+            position=position,
+            kind=RecordKind(header.kind).name,
+            ledger_id=header.ledger_id,
+            entry_id=header.entry_id,
+            owner_epoch=header.owner_epoch,
+            body_length=header.body_length,
+            durable=header.durable,
+            state=state,
+            detail=detail,
+            batch=batch,
+        )
+
+    def _gap(self, position: int, length: int, state: State, detail: str) -> InspectedRecord:
+        """Bytes that are no record."""
+        return InspectedRecord(self._generation, self._name, position, "", 0, 0, 0, length, 0, state, detail)
+
+    def _next_header(self, place: int) -> int | None:
+        """Where the next readable header lies, of whatever age."""
+        for at, _ in self._headers(place):
+            return at
+        return None
+
+    def _claimed(self, place: int) -> int:
+        """Up to where the file's own records say that it was synced."""
+        own = (header for at, header in self._headers(place) if header.generation == self._generation)
+        return max((header.durable for header in own), default=0)
+
+    def _headers(self, place: int) -> Iterator[tuple[int, RecordHeader]]:
+        for start in range(place, self._size, _CHUNK_BYTES):
+            chunk = self._handle.pread(_CHUNK_BYTES, start)
+            at = chunk.find(MAGIC)
+            while at >= 0:
+                if not (start + at) % ALIGNMENT:
+                    header = _header(chunk[at : at + RECORD_HEADER_BYTES])
+                    if isinstance(header, RecordHeader):
+                        yield start + at, header
+                at = chunk.find(MAGIC, at + 1)
+
+
+def _batch_header(body: memoryview) -> BatchHeader | None:
+    try:
+        return read_header(body)
+    except Corrupt:
+        return None
