@@ -186,6 +186,9 @@ def _native_settings(settings: Settings) -> NativeSettings:
         handshake_timeout_ms=limits.handshake_timeout_ms,
         keep_alive_ms=limits.keep_alive_ms,
         publish_window_bytes=limits.publish_window_bytes,
+        # Half of what the broker takes: a full broker is first felt as back-pressure, not as refusals.
+        publish_memory_bytes=limits.pending_publish_bytes_max // 2,
+        fetch_bytes_max=limits.fetch_bytes_max,
     )
 
 

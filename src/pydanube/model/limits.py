@@ -35,11 +35,11 @@ NAME_CHARACTERS_MAX: Final = 200
 PARTITIONS_MAX: Final = 10_000
 """Partitions of one topic."""
 
-FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * KIB
-"""One frame of the native protocol: a batch and its head."""
-
 CONTROL_BYTES_MAX: Final = 1 * MIB
 """The head of one frame (a request, an answer, a list of ranges)."""
+
+FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + CONTROL_BYTES_MAX + ALIGNMENT
+"""One frame of the native protocol: the largest batch behind the largest head."""
 
 RECORD_BODY_BYTES_MAX: Final = BATCH_BYTES_MAX
 """One record of the write-ahead log."""
@@ -55,4 +55,4 @@ ACKED_RANGES_MAX: Final = 10_000
 """Gaps in what a subscription has acked; past it delivery waits, and no ack is forgotten."""
 
 assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX
-assert CONTROL_BYTES_MAX + ALIGNMENT < FRAME_BYTES_MAX
+assert ACKED_RANGES_MAX * 8 + BATCH_MESSAGES_MAX * 2 + ALIGNMENT < CONTROL_BYTES_MAX, "a delivery's row selection"

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from typing import Protocol
 
 from pydanube.codec.batch import read_header
+from pydanube.codec.batch.peek import offsets_of
 from pydanube.model.errors import Corrupt, Full
 
 from .cache import Tail, TailCache
@@ -94,12 +95,21 @@ class LoggedStream:
         while index < len(self._ids) and offset < end:
             views = await self._log.read(self._ids[index], offset, bytes_max, before_offset=end)
             if views:
+                self._check_gapless(views, max(offset, self._firsts[index]))
                 return views
             summary = self._log.ledger(self._ids[index])
             if summary is not None and offset < min(summary.end_offset, end):
                 raise Corrupt(f"ledger {self._ids[index]} ends at {summary.end_offset} and has nothing at {offset}")
             index += 1
         return []
+
+    def _check_gapless(self, views: list[memoryview], offset: int) -> None:
+        """Only between ledgers may offsets be missing; whoever reads on would take a hole here for a reported gap."""
+        for view in views:
+            base, end = offsets_of(view)
+            if not base <= offset < end:
+                raise Corrupt(f"the log gave the batch [{base}, {end}) where offset {offset} comes next")
+            offset = end
 
     async def find_time(self, time_us: int) -> int:
         end = self.end_offset
