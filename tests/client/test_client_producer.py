@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from random import Random
 
 import pytest
 
@@ -306,3 +307,34 @@ async def test_closing_the_client_closes_what_is_still_open(url: str) -> None:
         producer.send_nowait(b"x")
     async with pydanube.connect(url) as other:
         assert await stored(other) == [b"queued"]
+
+
+async def test_refusals_on_many_partitions_at_once_lose_and_double_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Every refusal changes the identity of all lanes, while other messages are on their way and more are added."""
+    random = Random(3)
+    async with (
+        pydanube.testing.broker(tmp_path, limits_message_bytes_max="1KiB") as url,
+        pydanube.connect(url) as client,
+    ):
+        await client.create_topic(TOPIC, partitions=4)
+        async with client.producer(TOPIC, batch_messages=3, name="till") as producer:
+            fine: dict[int, list[bytes]] = {key: [] for key in range(8)}
+
+            async def send(key: int) -> None:
+                for number in range(60):
+                    payload = b"%d/%d" % (key, number)
+                    if random.random() < 0.05:
+                        payload = payload.ljust(2_000)
+                    try:
+                        await producer.send(payload, key=f"key-{key}")
+                        fine[key].append(payload)
+                    except Invalid:
+                        pass  # too large itself, or in one batch with such a message
+                    if random.random() < 0.2:
+                        await asyncio.sleep(random.random() * 0.003)
+
+            await asyncio.gather(*(send(key) for key in range(8)))
+        everything = [payload for partition in range(4) for payload in await stored(client, partition=partition)]
+    for key, payloads in fine.items():
+        assert [payload for payload in everything if payload.startswith(b"%d/" % key)] == payloads
+        assert len(payloads) > 30

@@ -239,6 +239,15 @@ class TestConnections:
             async with client.reader(TOPIC, start="earliest", end="latest") as reader:
                 assert [message.payload async for message in reader] == [b"x"]
 
+    async def test_an_owner_that_changes_while_batches_are_on_their_way_is_followed(self, url: str) -> None:
+        async with (
+            signpost(url, opens_producers=True) as sign,
+            pydanube.connect(f"danube://{sign},{url.removeprefix('danube://')}") as client,
+            client.producer(TOPIC, batch_messages=2) as producer,
+        ):
+            receipts = await producer.send_many([b"%d" % number for number in range(10)])
+            assert [receipt.offset for receipt in receipts] == list(range(10))
+
     async def test_a_port_that_speaks_something_else_is_unavailable(self) -> None:
         async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(8)
@@ -315,11 +324,12 @@ def free_port() -> int:
 
 
 class Signpost:
-    """A broker that owns nothing: it says so, and names who does."""
+    """A broker that owns nothing (any more): it says so, and names who does."""
 
-    def __init__(self, framed: network.FramedConnection, owner: str) -> None:
+    def __init__(self, framed: network.FramedConnection, owner: str, opens_producers: bool) -> None:
         self.framed = framed
         self.owner = owner
+        self.opens_producers = opens_producers
 
     def frame_received(self, frame: memoryview) -> None:
         if bytes(frame[: len(frames.PREAMBLE)]) == frames.PREAMBLE:
@@ -334,6 +344,8 @@ class Signpost:
             here = requests.PartitionRoute(0, self.address)
             route = requests.Route(asked.topic, 1, False, True, "durable", [here])
             self.answer(Kind.RESPONSE, route, received.correlation)
+        elif received.kind is Kind.REQUEST and self.opens_producers and isinstance(asked, requests.OpenProducer):
+            self.answer(Kind.RESPONSE, requests.ProducerOpened(1, 99, 1), received.correlation)
         elif received.correlation:
             failure = requests.Failure.of(NotOwner("not mine", self.owner))
             self.answer(Kind.ERROR, failure, received.correlation)
@@ -351,11 +363,13 @@ class Signpost:
 
 
 @asynccontextmanager
-async def signpost(url: str):  # type: ignore[no-untyped-def]
+async def signpost(url: str, opens_producers: bool = False):  # type: ignore[no-untyped-def]
     """The address of a signpost to the broker at `url`."""
     owner = url.removeprefix("danube://")
     preamble_first = network.Framing(frame_length=lambda _: len(frames.PREAMBLE), header_bytes=4)
-    server = await network.listen("127.0.0.1", 0, lambda framed: Signpost(framed, owner), preamble_first, SystemClock())
+    server = await network.listen(
+        "127.0.0.1", 0, lambda framed: Signpost(framed, owner, opens_producers), preamble_first, SystemClock()
+    )
     host, port = network.address_of(server)
     Signpost.address = f"{host}:{port}"
     async with pydanube.connect(url) as client:

@@ -84,6 +84,7 @@ class Lane:
         self._connection: Connection | None = None
         self._handle = 0
         self._opening: asyncio.Task[None] | None = None
+        self._fruitless = False
         self._problem: DanubeError | None = None
         self._misrouted = False
         self._planned = False
@@ -141,6 +142,9 @@ class Lane:
         self.pump()
 
     async def _reopen(self) -> None:
+        if self._fruitless:  # connections come and go without an answer: do not hurry
+            await self._brokers.clock.sleep(self._backoff.next())
+        self._fruitless = True
         while self.outbox.has_work:
             try:
                 await self.open()
@@ -174,9 +178,9 @@ class Lane:
         """Send what may be sent now, and arrange for the rest."""
         self._planned = False
         connection, outbox = self._connection, self.outbox
-        if outbox.broken and outbox.renewable:
-            if outbox.has_work:
-                self._host.renew()
+        if outbox.renewable and (outbox.broken or self._host.frozen):
+            if outbox.broken and outbox.has_work:
+                self._host.renew()  # otherwise: wait until the others have finished
         elif connection is None:
             if self._opening is None and outbox.has_work:
                 self._opening = self._tasks.spawn(self._reopen(), f"open producer {self._topic}[{self._partition}]")
@@ -217,6 +221,7 @@ class Lane:
 
     def published(self, ticket: object, base_offset: int, duplicate: bool) -> None:
         self._backoff.reset()
+        self._fruitless = False
         self.outbox.published(cast(Flight, ticket), base_offset, duplicate)
         self._host.progressed()
         self.pump()

@@ -11,11 +11,25 @@ finally: await producer.close()
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydanube.model.errors import Refused
+
+CANCELLED_SECONDS: Final = 5.0
+"""Who cancels wants to go: finishing what is under way gets this long, then it is dropped."""
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Run them at the same time. The first failure ends the others and is raised; cancelled, all are."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 class Openable:
@@ -74,7 +88,8 @@ class Openable:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            await self.close()
+            async with asyncio.timeout(CANCELLED_SECONDS if isinstance(error, asyncio.CancelledError) else None):
+                await self.close()
         except Exception:
             if error is None:  # what went wrong inside the block is the more interesting news
                 raise

@@ -19,6 +19,8 @@ _MASK: Final = 0xFFFFFFFFFFFFFFFF
 KEYS_REMEMBERED: Final = 100_000
 """Hashing in Python costs a microsecond; past so many keys the memory is worth more."""
 
+KEY_CHARACTERS_REMEMBERED: Final = 256
+
 
 def fnv1a_64(data: bytes) -> int:
     value = _OFFSET_BASIS
@@ -61,5 +63,6 @@ class Partitioner:
             partition = fnv1a_64(encoded_key(key)) % self.count
             if len(self._known) >= KEYS_REMEMBERED:
                 self._known.clear()
-            self._known[key] = partition
+            if len(key) <= KEY_CHARACTERS_REMEMBERED:
+                self._known[key] = partition
         return partition

@@ -22,6 +22,7 @@ from pydanube.runtime.tasks import Tasks
 
 from .backoff import Backoff
 from .lane import Identity, Lane
+from .lifecycle import together
 from .outbox import Outbox
 from .receipts import Placed
 from .room import Room
@@ -59,7 +60,7 @@ class Publisher:
         """A handle at every partition, all under one identity. Cancelled: to be closed."""
         self.lanes = [self._lane(partition) for partition in range(partitions)]
         await self._open_lane(0)
-        await asyncio.gather(*(self._open_lane(partition) for partition in range(1, partitions)))
+        await together(self._open_lane(partition) for partition in range(1, partitions))
         self._begin_sequences()
         self._tick()
 

@@ -116,7 +116,8 @@ class Brokers:
             if known is not None and known.usable:
                 return known
         failures: list[str] = []
-        for address in self.addresses:
+        now = self.clock.monotonic()
+        for address in sorted(self.addresses, key=lambda one: self._unreachable.get(one, 0.0) > now):
             try:
                 return await self.at(address)
             except Unavailable as error:

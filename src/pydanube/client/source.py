@@ -70,6 +70,7 @@ class Source:
         self._connection: Connection | None = None
         self._handle = 0
         self._confirming = 0
+        self._fruitless = False
         self._attaching: asyncio.Task[None] | None = None
         self.acks = Acks(self._dirty)
 
@@ -85,7 +86,6 @@ class Source:
         connection.listen(opened.handle, self)
         self._connection, self._handle = connection, opened.handle
         self._confirming = 0
-        self._backoff.reset()
         left = self.acks.unconfirmed()
         if left is not None:
             self._send(connection, left, confirm=True)
@@ -120,6 +120,9 @@ class Source:
 
     async def _reattach(self) -> None:
         try:
+            if self._fruitless:  # sessions come and go without a delivery: do not hurry
+                await self._brokers.clock.sleep(self._backoff.next())
+            self._fruitless = True
             while self._connection is None:
                 try:
                     await self.attach()
@@ -146,6 +149,8 @@ class Source:
                 Corrupt(f"a batch of {self.topic}, partition {self.partition}, arrived damaged: {error.message}")
             )
             return
+        self._fruitless = False
+        self._backoff.reset()
         rows = rows_of(head.ranges, opened.count)
         self._receiver.delivered(ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries))
 

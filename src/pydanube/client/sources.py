@@ -22,6 +22,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .acks import Acks
 from .credit import Credit
+from .lifecycle import together
 from .message import ReceivedBatch
 from .routing import Brokers, worth_retrying
 from .settings import ConsumerSettings
@@ -188,9 +189,7 @@ class Sources:
             self._sources[source.topic, source.partition] = source
         self._share_prefetch()
         try:
-            await asyncio.gather(
-                *(self._brokers.retrying(source.attach, source.topic, source.partition) for source in added)
-            )
+            await together(self._brokers.retrying(one.attach, one.topic, one.partition) for one in added)
         except BaseException:
             for source in added:
                 self._sources.pop((source.topic, source.partition), None)
