@@ -48,7 +48,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
                     version=1,
                     broker="node-a",
                     cluster="dev",
-                    frame_bytes_max=33_619_968,
+                    frame_bytes_max=34_603_072,
                     publish_window_bytes=16_777_216,
                 )
             ),
@@ -56,7 +56,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         unhex("""
         68000000 02000000 00000000 53000000 85a77665 7273696f 6e01a662 726f6b65
         72a66e6f 64652d61 a7636c75 73746572 a3646576 af667261 6d655f62 79746573
-        5f6d6178 ce020100 00b47075 626c6973 685f7769 6e646f77 5f627974 6573ce01
+        5f6d6178 ce021000 40b47075 626c6973 685f7769 6e646f77 5f627974 6573ce01
         00000000 00000000
         """),
     ),

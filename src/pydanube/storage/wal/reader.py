@@ -66,9 +66,14 @@ class LogReader:
                 break
             batches.extend(self._bodies(span, rows))
             bytes_max -= size
-            if bytes_max <= 0 or (before is not None and span.end_offset >= before):
-                break
+            if bytes_max <= 0 or not rows or self._end_of(span, rows[-1]) < span.end_offset:
+                break  # going on in the next file would leave out what did not fit
         return batches
+
+    def _end_of(self, span: Span, row: Row) -> int:
+        """The offset after this batch."""
+        index, number = self._index(span), row[0] - span.first_entry
+        return index.offsets[number] + index.counts[number]
 
     def read_entries(self, ledger_id: int, from_entry: int) -> list[tuple[int, int, bytes]]:
         """Entries other than batches, in order."""
