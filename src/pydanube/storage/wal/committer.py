@@ -54,8 +54,11 @@ class Committer:
         self._listener = listener
         self._kept: list[Mail] = []
         """Taken from the queue and not yet looked at: at most one."""
+        self._untold: list[Append] = []
+        """Of the group at hand, those whose end nobody has heard of yet."""
         self._sync_due: float | None = None
         self._cure_due = clock.monotonic() + settings.cure_ms / 1000
+        self._is_ending = False
         self._is_failing = engine.failure is not None
         self._abandoned: set[int] = set()
         """Ledgers that were given up in this run, sealed by now or not: nothing goes into them."""
@@ -65,6 +68,7 @@ class Committer:
         try:
             while self._step():
                 pass
+            self._is_ending = True
             self._end()
         except BaseException as error:
             log.exception("wal.stopped", error=repr(error))
@@ -119,18 +123,19 @@ class Committer:
             group = self._without_abandoned(group)
         records = [append[0] for append in group if append[0] is not None]
         waiting = [append for append in group if append[1] == Level.SYNC]
-        untold = group
+        self._untold = group
         try:
             self._engine.write(records)
             if len(waiting) < len(group):
+                self._untold = waiting
                 self._listener.finished([append for append in group if append[1] < Level.SYNC], None)
-                untold = waiting
             if waiting:
                 self._engine.sync()
         except Unavailable as error:
-            self._fail(error, untold)
+            self._fail(error)
             return
         if waiting:
+            self._untold = []
             self._listener.finished(waiting, None)
         self._note_due(group)
         self._pass_on_closed()
@@ -143,7 +148,7 @@ class Committer:
             try:
                 self._engine.fill_ahead()
             except Unavailable as error:
-                self._fail(error, [])
+                self._fail(error)
 
     def _without_abandoned(self, group: list[Append]) -> list[Append]:
         """Appends that were on their way when their ledger was given up fail, however healthy the disk is now."""
@@ -178,11 +183,11 @@ class Committer:
         try:
             self._engine.sync()
         except Unavailable as error:
-            self._fail(error, [])
+            self._fail(error)
 
     # -- failing ---------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: Unavailable, appends: list[Append]) -> None:
+    def _fail(self, error: Unavailable) -> None:
         """Say which ledgers are given up, then tell everybody who waited; a cure is tried a while later."""
         if not self._is_failing:
             log.error("wal.failed", error=error.message, ledgers=len(self._engine.abandoned))
@@ -192,7 +197,11 @@ class Committer:
         fresh = self._engine.abandoned - self._abandoned
         self._abandoned |= fresh
         self._listener.failed(error, fresh)
-        self._listener.finished(appends, error)
+        self._tell_failed(error)
+
+    def _tell_failed(self, error: Unavailable) -> None:
+        untold, self._untold = self._untold, []
+        self._listener.finished(untold, error)
 
     def _cure(self) -> None:
         if self._engine.cure():
@@ -213,14 +222,15 @@ class Committer:
             if not self._is_failing:
                 self._engine.close()
         except Unavailable as error:
-            self._fail(error, [])
+            self._fail(error)
         self._pass_on_closed()
 
     def _refuse_everything(self, failure: Unavailable) -> None:
         """A mistake of ours: nothing is written any more, and everybody is told."""
         self._engine.failure = failure
         self._listener.failed(failure, set(self._engine.abandoned))
-        while True:
+        self._tell_failed(failure)
+        while not self._is_ending:
             mail = self._kept.pop() if self._kept else self._mail.get()
             if mail is None:
                 return

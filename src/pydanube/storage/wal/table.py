@@ -231,6 +231,7 @@ class Table:
         if ledger is None:
             ledger = self.ledgers[ledger_id] = Ledger()
         assert not ledger.sealed, f"ledger {ledger_id} is sealed: entry {entry_id} belongs into a new one"
+        assert not ledger.spans or entry_id == ledger.end_entry, f"ledger {ledger_id}: entry {entry_id} out of order"
         end_offset = ledger.spans[-1].end_offset if ledger.spans else 0
         span = file.spans[ledger_id] = Span(ledger_id, file.generation, entry_id, end_offset)
         ledger.spans.append(span)

@@ -1,0 +1,112 @@
+"""What the tests of the log share: an open log, records to put into it, and waiting for them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+from wal_simulation import IDENTITY, make_batch
+
+from pydanube.codec.batch import Batch
+from pydanube.codec.wal import RecordKind
+from pydanube.model.errors import DanubeError
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.disk import Disk
+from pydanube.runtime.simdisk import SimDisk
+from pydanube.storage.wal import Level, LogWriter, WalSettings
+
+DIRECTORY = Path("/data/wal")
+SMALL = WalSettings(file_bytes=8192, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
+
+
+def sim_disk(seed: int = 1, capacity_bytes: int | None = None) -> SimDisk:
+    return SimDisk(random.Random(seed), capacity_bytes)
+
+
+async def open_log(disk: Disk, directory: Path = DIRECTORY, settings: WalSettings = SMALL, **choices: Any) -> LogWriter:
+    return await LogWriter.open(disk, directory, IDENTITY, settings, SystemClock(), **choices)
+
+
+@asynccontextmanager
+async def opened(
+    disk: Disk, directory: Path = DIRECTORY, settings: WalSettings = SMALL, **choices: Any
+) -> AsyncIterator[LogWriter]:
+    log = await open_log(disk, directory, settings, **choices)
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+async def append(
+    log: LogWriter,
+    kind: int,
+    ledger_id: int,
+    entry_id: int,
+    body: bytes,
+    crc: int | None = None,
+    level: Level = Level.SYNC,
+) -> None:
+    """Append and wait; raises what `done` was given."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settle(error: DanubeError | None) -> None:
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    log.append(kind, ledger_id, entry_id, 1, body, crc32c(body) if crc is None else crc, level, settle)
+    await done
+
+
+class Ledger:
+    """A data ledger that counts for itself: entry 0 is its control entry, then batches of one message each."""
+
+    def __init__(self, log: LogWriter, ledger_id: int, offset: int = 0) -> None:
+        self.log = log
+        self.ledger_id = ledger_id
+        self.entries = 0
+        self.first = self.offset = offset
+
+    async def start(self) -> None:
+        await append(self.log, RecordKind.LEDGER_START, self.ledger_id, 0, b"start")
+        self.entries = 1
+
+    async def publish(self, payload: bytes, level: Level = Level.SYNC) -> int:
+        if not self.entries:
+            await self.start()
+        offset, entry = self.offset, self.entries
+        body, crc = make_batch(payload, offset)
+        self.offset += 1
+        self.entries += 1
+        await append(self.log, RecordKind.DATA, self.ledger_id, entry, body, crc, level)
+        return offset
+
+    async def fill(self, count: int, size: int = 100) -> None:
+        for _ in range(count):
+            await self.publish(b"%d:" % self.offset + bytes(size))
+
+
+async def payloads(log: LogWriter, ledger_id: int, offset: int = 0) -> list[bytes]:
+    """Every payload of a ledger from an offset on, in reads of at most 4 KiB."""
+    found: list[bytes] = []
+    while views := await log.read(ledger_id, offset, 4096):
+        for view in views:
+            batch = Batch.open(view, stamped=True)
+            assert batch.base_offset >= offset
+            found.extend(bytes(payload) for payload in batch.payloads)
+            offset = batch.end_offset
+    return found
+
+
+async def until(condition: Any) -> None:
+    """Let the loop and the log's thread run until this holds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what it waits for happens in a thread
+            await asyncio.sleep(0.001)
