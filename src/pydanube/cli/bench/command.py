@@ -112,6 +112,7 @@ async def _scenario(directory: Path, url: str | None, baselines: bool, as_json: 
 async def _suite(directory: Path, rounds: int, full: bool, as_json: bool) -> None:
     import msgspec
 
+    from .report import BUSY_CORES
     from .suite import run
 
     verdicts = [
@@ -129,6 +130,9 @@ async def _suite(directory: Path, rounds: int, full: bool, as_json: bool) -> Non
             ],
             right=["ratio"],
         )
+    busy = [detail["others_cores"] for v in verdicts for detail in v.details if detail.get("others_cores") is not None]
+    if busy and max(busy) > BUSY_CORES:
+        note(f"other programs kept up to {max(busy):.1f} cores busy meanwhile: run it again on a quiet machine")
     missed = [verdict.name for verdict in verdicts if not verdict.reached]
     if missed:
         fail(f"{len(missed)} of {len(verdicts)} targets were missed: {'; '.join(missed)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,6 +40,30 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
     user, system = stat.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+class MachineMeter:
+    """How many cores others kept busy since it was made: what a measurement had to share."""
+
+    def __init__(self) -> None:
+        self._busy, self._begin = _busy_seconds(), time.perf_counter()
+
+    def others(self, ours_seconds: float) -> float | None:
+        """Cores, on average; None where the kernel does not tell."""
+        busy = _busy_seconds()
+        if busy is None or self._busy is None:
+            return None
+        return max(0.0, busy - self._busy - ours_seconds) / (time.perf_counter() - self._begin)
+
+
+def _busy_seconds() -> float | None:
+    """Processor time that was not idle since the machine started, over all cores; what was stolen counts."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _waiting, hard, soft, stolen = map(int, first.split()[1:9])
+    return (user + nice + system + hard + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> tuple[int, int] | None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydanube.cli.output import number, size, table
 
 from .measure import Percentiles
 from .results import Latency, Result, Throughput
+
+BUSY_CORES: Final = 0.15
+"""More than this taken by others makes absolute numbers worthless."""
 
 Row = tuple[str, str, str, str]
 
@@ -81,6 +86,8 @@ def _broker(result: Result) -> list[Row]:
         rows.append(("broker memory, peak", size(result.broker_bytes_peak), "", ""))
     if result.broker_ready_seconds is not None:
         rows.append(("broker ready after", f"{result.broker_ready_seconds:.2f} s", "", ""))
+    if result.others_cores is not None and result.others_cores > BUSY_CORES:
+        rows.append(("busy with other programs", f"{result.others_cores:.1f} cores: trust the ratios only", "", ""))
     return rows
 
 

@@ -69,6 +69,8 @@ class Result(msgspec.Struct, kw_only=True):
     """None: not verified. Empty: every message once, in order, with the right content."""
     broker_bytes_peak: int | None = None
     broker_ready_seconds: float | None = None
+    others_cores: float | None = None
+    """Cores that other programs kept busy meanwhile; not near 0: trust ratios and processor time only."""
     baselines: Baselines = msgspec.field(default_factory=Baselines)
 
     def ratios(self) -> dict[str, float]:

@@ -20,7 +20,7 @@ from pydanube.runtime.randomness import identity
 
 from . import baselines as bare
 from .broker import BrokerProcess
-from .measure import cpu_seconds, percentiles
+from .measure import MachineMeter, cpu_seconds, percentiles
 from .results import Baselines, Latency, Result, Throughput, cpu_per_message
 from .scenario import Scenario
 from .workers import Worker, Workers
@@ -46,15 +46,17 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
             for i in range(scenario.producers)
         ]
         await asyncio.gather(*(worker.ready() for worker in (*consumers, *producers)))
-        broker_cpu = cpu_seconds(broker.pid) if broker else 0.0
+        broker_cpu, machine = cpu_seconds(broker.pid) if broker else 0.0, MachineMeter()
         await asyncio.gather(*(consumer.go() for consumer in consumers))
         await asyncio.gather(*(producer.go() for producer in producers))
         produced = await asyncio.gather(*(producer.result() for producer in producers))
         received = await _finish(consumers, {str(i): p["sent"] for i, p in enumerate(produced)})
         resident = broker.resident() if broker else None
         broker_cpu = cpu_seconds(broker.pid) - broker_cpu if broker else 0.0
+        others = machine.others(broker_cpu + sum(one["cpu_seconds"] for one in (*produced, *received)))
     result = _combine(scenario, produced, received, broker_cpu)
     result.broker_bytes_peak = resident[1] if resident else None
+    result.others_cores = others
     result.broker_ready_seconds = broker.ready_seconds if broker else None
     return result
 
