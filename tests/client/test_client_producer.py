@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from random import Random
 
@@ -338,3 +339,20 @@ async def test_refusals_on_many_partitions_at_once_lose_and_double_nothing(tmp_p
     for key, payloads in fine.items():
         assert [payload for payload in everything if payload.startswith(b"%d/" % key)] == payloads
         assert len(payloads) > 30
+
+
+async def test_many_producers_share_a_small_publish_window(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    async with (
+        pydanube.testing.broker(tmp_path, limits_publish_window_bytes="64KiB") as url,
+        pydanube.connect(url) as client,
+        AsyncExitStack() as stack,
+    ):
+        topics = [f"/default/t{number}" for number in range(20)]
+        producers = [await stack.enter_async_context(client.producer(topic, batch_messages=20)) for topic in topics]
+        payloads = [b"%d" % number + bytes(500) for number in range(400)]
+        for producer in producers:
+            await producer.queue_many(payloads)
+        await asyncio.gather(*(producer.flush() for producer in producers))
+        await producers[0].send(bytes(1 << 20))  # larger than the window: it goes alone
+        for topic in topics[1:]:
+            assert await stored(client, topic) == payloads

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final, Self
 
 FIRST_SECONDS: Final = 0.05
-LONGEST_SECONDS: Final = 2.0
+LONGEST_SECONDS: Final = 1.0
 GROWTH: Final = 2.0
 
 

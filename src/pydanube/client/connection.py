@@ -22,7 +22,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from copy import copy
 from typing import Final, TypeVar
@@ -72,7 +71,7 @@ class Connection:
         self._fetches: dict[int, asyncio.Future[Fetched]] = {}
         self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
         self._consumers: dict[int, DeliveryListener] = {}
-        self._waiting_for_room: deque[Callable[[], None]] = deque()
+        self._waiting_for_room: dict[object, tuple[int, Callable[[], None]]] = {}
         self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
         self._reason: DanubeError | None = None
         self._silent_ticks = 0
@@ -117,7 +116,9 @@ class Connection:
         self._on_lost[key] = callback
 
     def forget(self, key: object) -> None:
+        """Nobody calls this one back any more."""
         self._on_lost.pop(key, None)
+        self._waiting_for_room.pop(key, None)
 
     async def close(self) -> None:
         """End it: queued bytes leave first. Everything unanswered ends with Unavailable."""
@@ -162,10 +163,9 @@ class Connection:
         window = self.welcome.publish_window_bytes
         return not self.publish_outstanding or not window or self.publish_outstanding + size <= window
 
-    def when_publish_room(self, callback: Callable[[], None]) -> None:
-        """Call back once when answers have made room."""
-        if callback not in self._waiting_for_room:
-            self._waiting_for_room.append(callback)
+    def when_publish_room(self, key: object, size: int, callback: Callable[[], None]) -> None:
+        """Call back once when there is room for so much; in the order of asking, each `key` once."""
+        self._waiting_for_room.setdefault(key, (size, callback))
 
     def publish(self, handle: int, batch: bytearray, listener: PublishListener, ticket: object) -> None:
         correlation = self._next_correlation()
@@ -271,10 +271,14 @@ class Connection:
         return entry
 
     def _let_waiting_publish(self) -> None:
-        for _ in range(len(self._waiting_for_room)):
-            if not self.has_publish_room(0):
+        waiting = self._waiting_for_room
+        while waiting:
+            key = next(iter(waiting))
+            size, callback = waiting[key]
+            if not self.has_publish_room(size):
                 return
-            self._waiting_for_room.popleft()()
+            del waiting[key]
+            callback()
 
     def _fetched(self, frame: Frame) -> None:
         next_offset, start, end, _ = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)

@@ -209,7 +209,7 @@ class Lane:
             elif connection.has_publish_room(len(flight.data)):
                 connection.publish(self._handle, flight.data, self, outbox.sent())
             else:
-                connection.when_publish_room(self.pump)
+                connection.when_publish_room(self, len(flight.data), self.pump)
                 return
 
     def _linger_over(self) -> None:

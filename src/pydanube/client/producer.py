@@ -163,6 +163,8 @@ class Producer(Openable):
     ) -> None:
         lane = self._unkeyed_lane() if key is None else self._lanes[self._partitioner.of_key(key)]
         time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
+        if self._publisher.idle:
+            self._publisher.watch()
         if lane.outbox.add(payload, key, attributes, time_us, size, self._clock.monotonic(), waiter):
             lane.pump()
         else:
@@ -182,6 +184,8 @@ class Producer(Openable):
                 waiter = loop.create_future()
                 waiters.append(waiter)
             lane = self._unkeyed_lane() if piece.partition == ANY_PARTITION else self._lanes[piece.partition]
+            if self._publisher.idle:
+                self._publisher.watch()
             now = self._clock.monotonic()
             if lane.outbox.add_many(piece.payloads, piece.keys, piece.attributes, time_us, piece.size, now, waiter):
                 lane.pump()

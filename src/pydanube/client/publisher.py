@@ -30,8 +30,9 @@ from .routing import Brokers, worth_retrying
 from .rows import Rows
 from .settings import ProducerSettings
 
-TICK_SECONDS_MAX: Final = 0.25
-"""How late a message may be given up, at most."""
+TICKS_PER_TIMEOUT: Final = 30
+TICK_SECONDS_MAX: Final = 1.0
+"""How often a busy producer looks for messages whose time is up. An idle one does not."""
 
 
 class Publisher:
@@ -41,6 +42,8 @@ class Publisher:
         self.lanes: list[Lane] = []
         self.room = Room(settings.queue_messages, settings.queue_bytes)
         self.frozen = False
+        self.idle = True
+        """Nothing is watched for its time; see `watch`."""
         self.final: DanubeError | None = None
         """Why nothing can be published any more."""
         self._brokers = brokers
@@ -62,7 +65,6 @@ class Publisher:
         await self._open_lane(0)
         await together(self._open_lane(partition) for partition in range(1, partitions))
         self._begin_sequences()
-        self._tick()
 
     def _lane(self, partition: int) -> Lane:
         settings = self._settings
@@ -192,10 +194,18 @@ class Publisher:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
+    def watch(self) -> None:
+        """Something was added to an idle producer: keep an eye on it."""
+        self.idle = False
+        period = min(TICK_SECONDS_MAX, self._settings.timeout / TICKS_PER_TIMEOUT)
+        self._tick_timer = asyncio.get_running_loop().call_later(period, self._tick)
+
     def _tick(self) -> None:
+        self.idle = True
         now = self._brokers.clock.monotonic()
         for lane in self.lanes:
             if lane.outbox.has_work:
                 lane.tick(now)
-        period = min(TICK_SECONDS_MAX, self._settings.timeout / 4)
-        self._tick_timer = asyncio.get_running_loop().call_later(period, self._tick)
+                self.idle = False
+        if not self.idle:
+            self.watch()
