@@ -43,6 +43,8 @@ CHECKED: Final = struct.Struct("<4sBBHqqqqqIII")
 """The header without its checksum."""
 
 CHECKSUM: Final = struct.Struct("<I")
+GENERATION: Final = struct.Struct("<q")
+GENERATION_AT: Final = 8
 HEADER: Final = struct.Struct(CHECKED.format + "I")
 BATCH: Final = struct.Struct("<16xI76xII")
 """Of a batch: span, CRC of its body, CRC of bytes 0..100."""
@@ -170,8 +172,9 @@ def encode_record(
     return header + bytes(body) + bytes(-len(body) % ALIGNMENT)
 
 
-def decode_header(buffer: ByteBuffer, at: int = 0) -> RecordHeader | None:
-    """The record header at this place, or None where there is none.
+def decode_header(buffer: ByteBuffer, at: int = 0, expected: tuple[int, int] | None = None) -> RecordHeader | None:
+    """The record header at this place, or None where there is none; with `expected`, none of that generation and
+    position.
 
     Raises Refused, by name, for what a later release wrote: its checksum is right, so it is no damage.
     """
@@ -179,6 +182,8 @@ def decode_header(buffer: ByteBuffer, at: int = 0) -> RecordHeader | None:
         return None
     fields = HEADER.unpack_from(buffer, at)
     if fields[0] != MAGIC or crc32c(memoryview(buffer)[at : at + CHECKED.size]) != fields[12]:
+        return None
+    if expected is not None and fields[4:6] != expected:
         return None
     if fields[1] != VERSION:
         raise Refused(f"record version {fields[1]} is unknown to this release, which reads version {VERSION}")

@@ -37,7 +37,8 @@ def _pins(table: Table, durable: int, span: Span) -> bool:
         if state is None or not (state.forgotten or has_newer_snapshot(table, state, span.generation, durable)):
             return True
     if span.first_offset < 0:
-        return ledger.released_below <= span.end_offset
+        following = [later for later in ledger.spans if later.generation > span.generation and later.first_offset >= 0]
+        return not following or ledger.released_below <= following[0].first_offset
     return ledger.released_below < span.end_offset
 
 

@@ -16,6 +16,8 @@ from typing import Final
 from crc32c import crc32c
 
 from pydanube.codec.wal import (
+    GENERATION,
+    GENERATION_AT,
     HEADERS,
     HEADERS_BYTES,
     HEADERS_RESIDUE,
@@ -65,6 +67,8 @@ class Scanner:
         self._durable_end = durable_end
         self._chunk_bytes = chunk_bytes
         self._size = handle.size()
+        self._view = memoryview(b"")
+        self._view_at = 0
         self._looked_ahead = False
         self.found = Scanned(file, durable=durable_end or file.base, end=file.base)
 
@@ -96,10 +100,9 @@ class Scanner:
     def _read_plain_records(self, limit: int) -> None:
         """The fast path: whole records within the window, of ledgers already met. Stops at anything else."""
         found, base, generation = self.found, self._file.base, self._file.generation
-        start = found.end - base
-        view = memoryview(self._handle.pread(min(self._chunk_bytes, limit - found.end), start))
+        view, at = self._window(found.end - base, limit - found.end)
         unpack, checksum, spans = HEADERS.unpack_from, crc32c, self._file.spans
-        position, durable, at, last, records = found.end, found.durable, 0, len(view) - HEADERS_BYTES, 0
+        position, durable, last, records = found.end, found.durable, len(view) - HEADERS_BYTES, 0
         while at <= last:
             # fmt: off
             (_, version, kind, flags, written, place, ledger_id, entry_id, said_durable, _, length, body_crc, _,
@@ -144,6 +147,14 @@ class Scanner:
             at += size
         found.end, found.durable, found.records = position, durable, found.records + records
 
+    def _window(self, place: int, most: int) -> tuple[memoryview, int]:
+        """A stretch of the file with this place in it, and where in the stretch it is."""
+        at = place - self._view_at
+        if not 0 <= at <= len(self._view) - HEADERS_BYTES:
+            self._view = memoryview(self._handle.pread(min(self._chunk_bytes, most), place))
+            self._view_at, at = place, 0
+        return self._view, at
+
     def _read_one_record(self) -> bool:
         """The record at `found.end`, by every rule; False when it does not count."""
         found, position = self.found, self.found.end
@@ -183,30 +194,40 @@ class Scanner:
         """Look for records behind a bad one: what they say was durable must be there."""
         found, base = self.found, self._file.base
         self._looked_ahead = True
+        place = found.end - base
         chunk_bytes = self._chunk_bytes & -64
-        for start in range(found.end - base, self._size, chunk_bytes):
-            chunk = self._handle.pread(chunk_bytes, start)
+        while place < self._size:
+            chunk = self._handle.pread(chunk_bytes, place)
             at = chunk.find(MAGIC)
             while at >= 0:
-                header = self._header_at(chunk, at, base + start + at) if not at & 63 else None
-                if header is not None:
-                    found.durable = max(found.durable, header.durable)
-                    found.torn_bytes = header.position + 64 + header.body_length - found.end
-                at = chunk.find(MAGIC, at + 4)
+                header = self._header_at(chunk, at, base + place + at) if not at & 63 else None
+                if header is None:
+                    at = chunk.find(MAGIC, at + 4)
+                    continue
+                found.durable = max(found.durable, header.durable)
+                found.torn_bytes = header.position + RECORD_HEADER_BYTES + header.body_length - found.end
+                at = at + record_bytes(header.body_length)  # what looks like a record inside its body is none
+                if at >= len(chunk):
+                    break
+                at = chunk.find(MAGIC, at)
+            place += max(len(chunk), at)
         if not found.torn_bytes:
-            rest = self._handle.pread(chunk_bytes, found.end - base)
-            found.torn_bytes = len(rest.rstrip(b"\0")) if rest[:4] != MAGIC else 0
+            self._measure_rest(found.end - base)
+
+    def _measure_rest(self, place: int) -> None:
+        """No header of this file is left: unless an old record or zeros begin here, something was torn."""
+        rest = self._handle.pread(self._chunk_bytes, place)
+        is_record = len(rest) >= RECORD_HEADER_BYTES and rest.startswith(MAGIC)
+        if not is_record or GENERATION.unpack_from(rest, GENERATION_AT)[0] == self._file.generation:
+            self.found.torn_bytes = len(rest.rstrip(b"\0"))
 
     def _header_at(self, chunk: bytes, at: int, position: int) -> RecordHeader | None:
+        """The header here, of this file's generation and this position; Refused when a later release wrote it."""
         try:
-            header = decode_header(chunk, at)
+            return decode_header(chunk, at, (self._file.generation, position))
         except Refused as error:
-            raise Refused(
-                f"{self._path}, position {position}: {error.message}: start the release that wrote it"
-            ) from None
-        if header is None or header.generation != self._file.generation or header.position != position:
-            return None
-        return header
+            where = f"{self._path}, position {position}"
+            raise Refused(f"{where}: {error.message}: start the release that wrote it") from None
 
     def _step_over_damage(self) -> None:
         """The record at `found.end` was durable and is bad now."""
