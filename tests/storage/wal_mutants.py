@@ -16,7 +16,7 @@ from pydanube.storage.wal.layout import log_path
 from pydanube.storage.wal.recovery import Recovery
 from pydanube.storage.wal.release import releasable_files
 from pydanube.storage.wal.scan import Scanned
-from pydanube.storage.wal.table import STATE_KINDS, WalFile
+from pydanube.storage.wal.table import WalFile
 
 
 class Passing:
@@ -185,15 +185,13 @@ class TrimBeforeSnapshot(Simulation):
     """Files with state in them go when their batches do."""
 
     def releasable(self) -> list[WalFile]:
-        kinds = {id(span): span.kinds for file in self.engine.table.files.values() for span in file.spans.values()}
-        spans = [span for file in self.engine.table.files.values() for span in file.spans.values()]
-        for span in spans:
-            span.kinds &= ~STATE_KINDS
-            if self.ledgers[span.ledger_id].is_state:
-                self.engine.table.ledgers[span.ledger_id].released_below = 1
+        ledgers = self.engine.table.ledgers
+        state = [ledgers[known] for known in ledgers if self.ledgers[known].is_state and not ledgers[known].forgotten]
+        for ledger in state:
+            ledger.forgotten = True
         files = super().releasable()
-        for span in spans:
-            span.kinds = kinds[id(span)]
+        for ledger in state:
+            ledger.forgotten = False
         return files
 
 
