@@ -174,3 +174,4 @@ class Partitions:
                 await partition.close()
             except DanubeError as error:
                 log.warning("partition.close_failed", partition=partition.name, error=str(error))
+        self._writer.on_failed = self._writer.on_rotated = None  # what the log says while it closes concerns nobody
