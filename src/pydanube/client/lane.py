@@ -85,6 +85,10 @@ class Lane:
         self._handle = 0
         self._opening: asyncio.Task[None] | None = None
         self._fruitless = False
+        self._troubled = False
+        self._window = settings.in_flight_batches
+        """Batches on the wire at most. After trouble it starts again at one and doubles with each answer, so that a
+        broker short of room or just started is not given everything at once."""
         self._problem: DanubeError | None = None
         self._misrouted = False
         self._planned = False
@@ -134,7 +138,7 @@ class Lane:
                 log.debug("producer.close_failed", topic=self._topic, partition=self._partition, error=error.message)
 
     def _lost(self, error: DanubeError) -> None:
-        self._problem = error
+        self._in_trouble(error)
         self._connection = None
         self._cancel_timers()
         self.outbox.lost()
@@ -195,11 +199,11 @@ class Lane:
                 self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
 
     def _send(self, connection: Connection) -> None:
-        outbox, window = self.outbox, self._settings.in_flight_batches
-        while True:
+        outbox = self.outbox
+        while outbox.on_wire < self._window:
             flight = outbox.unsent
             if flight is None:
-                if self._host.frozen or len(outbox.flights) >= window:
+                if self._host.frozen:
                     return
                 if outbox.filling and not outbox.full and (not outbox.flights or self._lingered or self.hurried):
                     outbox.close_filling()
@@ -220,8 +224,11 @@ class Lane:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def published(self, ticket: object, base_offset: int, duplicate: bool) -> None:
-        self._backoff.reset()
-        self._fruitless = False
+        if self._troubled:
+            self._window = min(self._window * 2, self._settings.in_flight_batches)
+            self._troubled = self._window < self._settings.in_flight_batches
+            self._backoff.reset()
+            self._fruitless = False
         self.outbox.published(cast(Flight, ticket), base_offset, duplicate)
         self._host.progressed()
         self.pump()
@@ -233,10 +240,15 @@ class Lane:
         if isinstance(error, NotOwner):
             self._misrouted = True
             self._brokers.moved(self._topic, self._partition, error.owner)
-        self._problem = error
+        self._in_trouble(error)
         self.outbox.refused(cast(Flight, ticket), error)
         self._host.progressed()
         self.pump()
+
+    def _in_trouble(self, error: DanubeError) -> None:
+        self._problem = error
+        self._troubled = True
+        self._window = 1
 
     def _retry_later(self) -> None:
         if self._retrying is None and self.outbox.quiet:

@@ -69,6 +69,8 @@ class Outbox:
         """Why nothing new is sent: the refused flights must be sent again first."""
         self.broken = False
         """The sequence has a hole: a new identity is needed before anything new is sent."""
+        self.on_wire = 0
+        """Flights that are SENT."""
         self.added = 0
         self.settled = 0
         self._batch_messages = batch_messages
@@ -172,6 +174,7 @@ class Outbox:
     def sent(self) -> Flight:
         flight = self._unsent.popleft()
         flight.status = Status.SENT
+        self.on_wire += 1
         return flight
 
     def published(self, flight: Flight, base_offset: int, duplicate: bool) -> None:
@@ -183,7 +186,7 @@ class Outbox:
         """The broker said no. What may succeed later stays; what may not has failed."""
         if flight.status is not Status.SENT:
             return
-        flight.status = Status.REFUSED
+        self._answered(flight)
         if isinstance(error, Unavailable | NotOwner | Full):
             if not flight.orphaned:
                 self.refusal = self.refusal or error
@@ -199,6 +202,7 @@ class Outbox:
     def lost(self) -> None:
         """The connection ended: whatever was not answered is to be sent again, in order and as it is."""
         self.refusal = None
+        self.on_wire = 0
         self._unsent = deque(one for one in self.flights if not (one.orphaned and one.status is Status.REFUSED))
         for flight in self._unsent:
             flight.uncertain = flight.uncertain or flight.status is Status.SENT
@@ -207,7 +211,7 @@ class Outbox:
     @property
     def quiet(self) -> bool:
         """Nothing is on the wire."""
-        return all(one.status is not Status.SENT for one in self.flights)
+        return self.on_wire == 0
 
     def resend_refused(self) -> None:
         """Every answer is in: what was refused for the moment goes out again, in order."""
@@ -232,7 +236,6 @@ class Outbox:
     def _give_up(self, flight: Flight, error: DanubeError) -> None:
         self._break_sequence(flight)
         self._remove(flight)
-        flight.status = Status.REFUSED
         self._settle(flight.rows, -1, False, error)
 
     # -- identities --------------------------------------------------------------------------------------------------
@@ -276,9 +279,15 @@ class Outbox:
             self.flights.remove(flight)
         else:
             return False
-        if flight in self._unsent:
+        if flight.status is Status.WAITING:
             self._unsent.remove(flight)
+        self._answered(flight)
         return True
+
+    def _answered(self, flight: Flight) -> None:
+        """It is on the wire no longer, if it was."""
+        self.on_wire -= flight.status is Status.SENT
+        flight.status = Status.REFUSED
 
     def _settle(self, rows: Rows, base_offset: int, duplicate: bool, error: DanubeError | None) -> None:
         self.settled += len(rows)
