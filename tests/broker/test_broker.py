@@ -6,7 +6,7 @@ import pytest
 from broker_harness import TOPIC, Door, open_broker
 
 from pydanube.core.access import ANONYMOUS, Action
-from pydanube.model.errors import AlreadyExists, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
+from pydanube.model.errors import AlreadyExists, Corrupt, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -405,3 +405,24 @@ async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_pat
         assert (await door.publish(again, [b"next"], sequence=1)).base_offset == 61
         fetched = await door.fetch()
         assert 0 < fetched.start_offset <= 50
+
+
+async def test_a_damaged_partition_refuses_its_users_and_no_others_and_the_broker_still_closes(tmp_path):
+    other = TopicName.parse("/default/other")
+    async with open_broker(tmp_path) as broker:
+        for door in (Door(broker), Door(broker, other)):
+            await door.create()
+            await door.publish(await door.producer(), [b"%s" % str(door.topic).encode() * 50])
+    (log,) = (tmp_path / "wal").glob("wal-*.log")
+    content = bytearray(log.read_bytes())
+    content[content.index(b"/default/orders/default/orders") + 3] ^= 1
+    log.write_bytes(content)
+    for index in (tmp_path / "wal").glob("*.idx"):
+        index.unlink()
+    async with open_broker(tmp_path) as broker:
+        for _ in range(2):
+            with pytest.raises(Corrupt, match=log.name):
+                await Door(broker).fetch()
+        described = await broker.describe_topic(ANONYMOUS, TOPIC)
+        assert log.name in described.partitions[0].health
+        assert len(await Door(broker, other).read_all()) == 1

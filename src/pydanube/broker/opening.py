@@ -54,9 +54,11 @@ class Opening:
         ledgers = await ownership.ledgers()
         for ledger_id, _ in ledgers:
             if (damage := self._writer.recovered.damaged.get(ledger_id)) is not None:
-                raise damage
+                raise Corrupt(damage.message)
         if ack_level is AckLevel.MEMORY:
             decide = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
+            if ownership.reserved_end:
+                log.info("partition.memory_gone", partition=name, next_offset=ownership.reserved_end)
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
             return Recovered(decide, in_memory, cursors, [])

@@ -370,7 +370,7 @@ class Partition:
 
     def deleted(self) -> list[int]:
         """The topic is gone. Returns the ledgers that nobody needs any more."""
-        self._end(NotFound(f"topic of {self.name} was deleted"))
+        self._end(NotFound(f"{self.name} was deleted with its topic"))
         self.stream.clear()
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]

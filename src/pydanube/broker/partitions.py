@@ -52,7 +52,8 @@ class Partitions:
         self._settings = settings
         self._ledger_ids = Ids(store, "ledger", 64)
         self._open: dict[Key, Partition] = {}
-        self._being_opened: dict[Key, asyncio.Task[Partition]] = {}
+        self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
+        """What whoever waits for a partition will hear: None, or why it cannot be opened."""
         writer.on_failed = self._log_failed
         writer.on_rotated = self._log_rotated
 
@@ -68,12 +69,14 @@ class Partitions:
         key = (record.topic_id, index)
         if (partition := self._open.get(key)) is not None:
             return partition
-        task = self._being_opened.get(key)
-        if task is None:
-            task = self._tasks.spawn(self._open_one(name, record, index), f"partition opening {name}/{index}")
-            self._being_opened[key] = task
-            task.add_done_callback(lambda _: self._being_opened.pop(key, None))
-        return await asyncio.shield(task)
+        opened = self._being_opened.get(key)
+        if opened is None:
+            opened = self._being_opened[key] = asyncio.get_running_loop().create_future()
+            self._tasks.spawn(self._open_into(opened, name, record, index), f"partition opening {name}/{index}")
+        error = await asyncio.shield(opened)
+        if error is not None:
+            raise type(error)(error.message)
+        return self._open[key]
 
     async def all_of(self, name: TopicName) -> list[Partition]:
         return [await self.get(name, index) for index in range(self._registry.topic(name).config().partition_count)]
@@ -93,8 +96,21 @@ class Partitions:
             return found
         return self._attach(partition, name, record, Cursor(record.start(partition.index)))
 
-    async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> Partition:
-        """Cancelled: the epoch may have been raised, nothing else."""
+    async def _open_into(
+        self, opened: asyncio.Future[DanubeError | None], name: TopicName, record: TopicRecord, index: int
+    ) -> None:
+        """Cancelled: the epoch may have been raised, nothing else; whoever waits is told to come back."""
+        outcome: DanubeError | None = Unavailable(f"topic {name} was not opened in time: the broker is closing")
+        try:
+            await self._open_one(name, record, index)
+            outcome = None
+        except DanubeError as error:
+            outcome = error
+        finally:
+            del self._being_opened[record.topic_id, index]
+            opened.set_result(outcome)
+
+    async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> None:
         config = record.config()
         text = name.partition(index) if config.partitions else str(name)
         ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
@@ -127,7 +143,6 @@ class Partitions:
             )
         self._open[record.topic_id, index] = partition
         log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
-        return partition
 
     def _attach(self, partition: Partition, name: str, record: SubscriptionRecord, cursor: Cursor) -> LiveSubscription:
         subscription = LiveSubscription(
