@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from crc32c import crc32c
 from wal_simulation import DIRECTORY, Simulation
 
 from pydanube.codec.wal import CHECKED, CHECKSUM, HEADER, decode_header
-from pydanube.model.errors import Refused
+from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.disk import Disk, DiskFile
-from pydanube.storage.wal.engine import Engine
+from pydanube.storage.wal.engine import Engine, Record
 from pydanube.storage.wal.layout import log_path
 from pydanube.storage.wal.recovery import Recovery
 from pydanube.storage.wal.release import releasable_files
@@ -132,6 +133,18 @@ class _StubbornEngine(Engine):
             super()._sync()
 
 
+class _KeepingEngine(Engine):
+    def _abandon(self, error: BaseException, failed: Sequence[Record]) -> Unavailable:
+        self.abandoned.update(record[1] for record in failed)
+        return super()._abandon(error, ())
+
+
+class WhatFailedCountsWhereItWasDurable(Simulation):
+    """A rotation in the middle of a group syncs its beginning; then the group fails."""
+
+    engine_class = _KeepingEngine
+
+
 class SyncTriedAgainOnTheSameFile(Simulation):
     engine_class = _StubbornEngine
 
@@ -228,6 +241,7 @@ MUTANTS: list[type[Simulation]] = [
     ManifestBeforeTheFilesName,
     NoSyncBeforeTheNextFile,
     SyncTriedAgainOnTheSameFile,
+    WhatFailedCountsWhereItWasDurable,
     TailNotWrittenAgain,
     TailsBehindSealsCount,
     FilesGoneBeforeTheManifest,

@@ -68,6 +68,8 @@ class ModelLedger:
     """So many entries must be there."""
     may_lack: int = 0
     """So many at the beginning may have been trimmed."""
+    failed_from: int = 1 << 62
+    """The first entry whose writer was told that it failed."""
     closed: bool = False
     forgotten: bool = False
 
@@ -272,11 +274,14 @@ class Simulation:
         try:
             self.engine.write(records)
             if sync:
-                self.engine.sync()
+                self.engine.sync(records)
         except Unavailable as error:
             self.note(f"failed: {error}")
             for ledger_id in self.engine.abandoned:
                 self.ledgers[ledger_id].closed = True
+            for record in records:
+                ledger = self.ledgers[record[1]]
+                ledger.failed_from = min(ledger.failed_from, record[2])
             return
         if sync:
             self.note_synced()
@@ -393,6 +398,8 @@ class Simulation:
             end = max(end, ledger.may_lack)
             if not ledger.forgotten and not ledger.synced <= end <= len(ledger.entries):
                 raise Violation(f"ledger {ledger_id} was sealed at {end}, {ledger.synced} had been synced")
+            if end > max(ledger.failed_from, ledger.may_lack):
+                raise Violation(f"ledger {ledger_id} was sealed at {end}, but entry {ledger.failed_from} had failed")
             del ledger.entries[end:]
             ledger.synced = end
             ledger.closed = True

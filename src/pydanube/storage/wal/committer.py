@@ -130,7 +130,7 @@ class Committer:
                 self._untold = waiting
                 self._listener.finished([append for append in group if append[1] < Level.SYNC], None)
             if waiting:
-                self._engine.sync()
+                self._engine.sync([append[0] for append in waiting if append[0] is not None])
         except Unavailable as error:
             self._fail(error)
             return

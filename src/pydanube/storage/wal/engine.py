@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -74,7 +75,7 @@ class Engine:
     def commit(self, records: list[Record]) -> None:
         """Write and sync. Raises Unavailable when the disk refuses; nothing of this call counts as durable then."""
         self.write(records)
-        self.sync()
+        self.sync(records)
 
     def write(self, records: list[Record]) -> None:
         """Append to the log, in order. Raises Unavailable when the disk refuses; the file is abandoned then."""
@@ -93,14 +94,15 @@ class Engine:
             self._abandon(error, records)
             raise
 
-    def sync(self) -> None:
-        """Everything written is durable, or Unavailable is raised and the file abandoned."""
+    def sync(self, waiting: Sequence[Record] = ()) -> None:
+        """Everything written is durable, or Unavailable is raised and the file abandoned; those `waiting` for it do not
+        count then, even where a rotation had synced them already."""
         if self.failure is not None:
             raise self.failure
         try:
             self._sync()
         except OSError as error:
-            raise self._abandon(error, []) from error
+            raise self._abandon(error, waiting) from error
 
     def _write_into_file(self, records: list[Record], start: int) -> int:
         """Write records from `start` on until the file is full; the number of the first that did not fit."""
@@ -269,15 +271,18 @@ class Engine:
 
     # -- failing, and being cured ----------------------------------------------------------------------------------
 
-    def _abandon(self, error: BaseException, records: list[Record]) -> Unavailable:
-        """Give the open file up where it is durable. What was to be written and all it holds go to new ledgers."""
-        self.abandoned.update(record[1] for record in records)
+    def _abandon(self, error: BaseException, failed: Sequence[Record]) -> Unavailable:
+        """Give the open file up where it is durable. Its ledgers and those of the failed records are to be sealed
+        there, and before the first record that failed: whoever is told so may believe it."""
+        self.abandoned.update(record[1] for record in failed)
         if self._file is not None:
             self.abandoned.update(self._file.spans)
             self.table.cut(self._file, self.durable)
             self.closed.append(self._file)
             self._file = None
             self._forget_handle()
+        for record in failed:
+            self.table.cut_ledger(record[1], record[2])
         self.position = self.durable
         self._disk_was_full = isinstance(error, OSError) and error.errno in _FULL
         self.failure = Unavailable(self._explain(error))

@@ -260,10 +260,12 @@ class Recovery:
             ledger.spans.append(span)
         for ledger_id, last_entry in file.seals.items():
             table.seal(ledger_id)
-            if table.ledgers[ledger_id].end_entry != last_entry + 1 and table.ledgers[ledger_id].spans:
+            cut = table.cut_ledger(ledger_id, last_entry + 1)
+            ledger = table.ledgers[ledger_id]
+            if not cut or (ledger.spans and ledger.end_entry <= last_entry):
                 path = log_path(self._directory, file.generation)
-                what = f"sealed at entry {last_entry}, ends at {table.ledgers[ledger_id].end_entry - 1}"
-                self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}, {path}: {REMEDY}"))
+                what = f"it was sealed at entry {last_entry} in {path} and ends at entry {ledger.end_entry - 1}"
+                self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}: {REMEDY}"))
 
     def _note_damage(self, ledger_id: int, error: Corrupt) -> None:
         if self._is_needed(ledger_id):

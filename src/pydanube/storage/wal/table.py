@@ -122,9 +122,13 @@ class Span:
 
     def cut(self, place_end: int) -> None:
         """Drop every record that begins at or after this place (in units) of the file."""
+        assert self.index is not None
+        self.keep(bisect_left(self.index.places, place_end))
+
+    def keep(self, keep: int) -> None:
+        """Drop every record but the first so many."""
         index = self.index
         assert index is not None
-        keep = bisect_left(index.places, place_end)
         for column in (index.places, index.lengths, index.counts, index.offsets, index.kinds):
             del column[keep:]
         kinds = index.kinds
@@ -248,6 +252,20 @@ class Table:
             if span.end_entry == span.first_entry:
                 del file.spans[ledger_id]
                 self.ledgers[ledger_id].spans.remove(span)
+
+    def cut_ledger(self, ledger_id: int, end_entry: int) -> bool:
+        """Entries from this one on do not count. False when a span is in the way whose rows are not in memory."""
+        ledger = self.ledgers.get(ledger_id)
+        while ledger is not None and ledger.end_entry > end_entry:
+            span = ledger.spans[-1]
+            if span.first_entry >= end_entry:
+                ledger.spans.pop()
+                del self.files[span.generation].spans[ledger_id]
+            elif span.index is None:
+                return False
+            else:
+                span.keep(end_entry - span.first_entry)
+        return True
 
     def drop_file(self, file: WalFile) -> None:
         """The oldest file was released."""

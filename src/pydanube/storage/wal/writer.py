@@ -4,8 +4,8 @@ Invariants
     records reach the log in the order in which `append` was called
     `done` is called on the loop exactly once per append, in that order for appends of one level; levels below SYNC may
     be done before an earlier SYNC is
-    an append whose `done` got an error abandons its ledger: `on_failed` names it before, the cure seals it, and what
-    comes after it goes to a new ledger
+    an append whose `done` got an error abandons its ledger: `on_failed` names it before, the ledger ends before the
+    first append that failed (see `ledger`), the cure seals it there, and what comes after it goes to a new ledger
 """
 
 from __future__ import annotations
