@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydanube.cli.checks import sync_times
 
-from .measure import Percentiles, percentiles
+from .measure import MachineMeter, Percentiles, percentiles
 from .pace import paced
 from .results import cpu_per_message
 from .scenario import Scenario
@@ -164,9 +164,11 @@ async def pipeline(scenario: Scenario, directory: Path) -> dict[str, Any]:
         producer = await workers.start("pipeline-producer", port=ports["inlet"], scenario=wire)
         await asyncio.gather(consumer.ready(), producer.ready())
         await asyncio.gather(broker.go(), consumer.go())
+        machine = MachineMeter()
         await producer.go()
         produced, received = await asyncio.gather(producer.result(), consumer.result())
         await broker.tell({"until": {}})
         told = await broker.result()
         cpu = cpu_per_message(scenario.count, [produced], told["cpu_seconds"], [received])
-        return result(produced, received, scenario) | {"syncs": told["syncs"], "cpu_us": cpu}
+        others = machine.others(sum(one["cpu_seconds"] for one in (produced, received, told)))
+        return result(produced, received, scenario) | {"syncs": told["syncs"], "cpu_us": cpu, "others_cores": others}

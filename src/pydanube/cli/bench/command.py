@@ -130,7 +130,7 @@ async def _suite(directory: Path, rounds: int, full: bool, as_json: bool) -> Non
             ],
             right=["ratio"],
         )
-    busy = [detail["others_cores"] for v in verdicts for detail in v.details if detail.get("others_cores") is not None]
+    busy = [detail["busiest_cores"] for v in verdicts for detail in v.details if "busiest_cores" in detail]
     if busy and max(busy) > BUSY_CORES:
         note(f"other programs kept up to {max(busy):.1f} cores busy meanwhile: run it again on a quiet machine")
     missed = [verdict.name for verdict in verdicts if not verdict.reached]

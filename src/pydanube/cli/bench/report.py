@@ -86,8 +86,10 @@ def _broker(result: Result) -> list[Row]:
         rows.append(("broker memory, peak", size(result.broker_bytes_peak), "", ""))
     if result.broker_ready_seconds is not None:
         rows.append(("broker ready after", f"{result.broker_ready_seconds:.2f} s", "", ""))
-    if result.others_cores is not None and result.others_cores > BUSY_CORES:
-        rows.append(("busy with other programs", f"{result.others_cores:.1f} cores: trust the ratios only", "", ""))
+    if result.busiest() > BUSY_CORES:
+        pipe = result.baselines.pipeline
+        bare = f"{pipe.others_cores:.1f} cores" if pipe and pipe.others_cores is not None else ""
+        rows.append(("busy with other programs", f"{result.others_cores or 0:.1f} cores", bare, "noisy"))
     return rows
 
 

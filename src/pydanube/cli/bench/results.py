@@ -18,6 +18,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     cpu_us: dict[str, float] = {}
     """Processor time for one message: of the producers, the broker (or forwarder) and the consumers."""
+    others_cores: float | None = None
+    """Cores that other programs kept busy while this was measured."""
 
     @property
     def best(self) -> float:
@@ -73,6 +75,11 @@ class Result(msgspec.Struct, kw_only=True):
     """Cores that other programs kept busy meanwhile; not near 0: trust ratios and processor time only."""
     baselines: Baselines = msgspec.field(default_factory=Baselines)
 
+    def busiest(self) -> float:
+        """The most cores others took during the run or its pipeline: a ratio of a quiet and a busy one means nothing."""
+        pipeline = self.baselines.pipeline.others_cores if self.baselines.pipeline else None
+        return max(self.others_cores or 0.0, pipeline or 0.0)
+
     def ratios(self) -> dict[str, float]:
         """What was measured over what the bare machine did."""
         found: dict[str, float] = {}
@@ -90,4 +97,5 @@ class Result(msgspec.Struct, kw_only=True):
         assert isinstance(plain, dict)
         plain["verified"] = None if self.faults is None else not self.faults
         plain["ratios"] = self.ratios()
+        plain["busiest_cores"] = self.busiest()
         return plain

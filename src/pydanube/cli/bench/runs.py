@@ -133,6 +133,7 @@ async def measure_pipeline(scenario: Scenario, directory: Path) -> Throughput:
         end_to_end=rates["end_to_end_per_second"],
         size=scenario.size,
         cpu_us=rates["cpu_us"],
+        others_cores=rates["others_cores"],
     )
 
 
