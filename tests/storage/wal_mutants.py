@@ -186,9 +186,23 @@ class _ForgivingRecovery(Recovery):
     def _take_file(self, generation: int, last: bool) -> None:
         super()._take_file(generation, last=True)
 
+    def _merge(self, file: WalFile) -> None:
+        file.seals.clear()
+        super()._merge(file)
+
 
 class TailsBehindSealsCount(Simulation):
     recovery_class = _ForgivingRecovery
+
+
+class _SeallessRecovery(Recovery):
+    def _merge(self, file: WalFile) -> None:
+        file.seals.clear()
+        super()._merge(file)
+
+
+class SealsDoNotCount(Simulation):
+    recovery_class = _SeallessRecovery
 
 
 # -- trimming ----------------------------------------------------------------------------------------------------------
@@ -244,5 +258,6 @@ MUTANTS: list[type[Simulation]] = [
     WhatFailedCountsWhereItWasDurable,
     TailNotWrittenAgain,
     TailsBehindSealsCount,
+    SealsDoNotCount,
     FilesGoneBeforeTheManifest,
 ]
