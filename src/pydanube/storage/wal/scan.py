@@ -9,9 +9,10 @@ it was, and the start is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from crc32c import crc32c
 
@@ -43,6 +44,11 @@ _SEAL: Final = int(RecordKind.SEAL)
 _PLAIN: Final = frozenset({int(RecordKind.LEDGER_START), int(RecordKind.STATE_DELTA), int(RecordKind.STATE_SNAPSHOT)})
 
 
+_Add: TypeAlias = Callable[[int], None]
+_Rows: TypeAlias = tuple[Span, bytearray, _Add, _Add, _Add, _Add]
+"""A span and how its rows grow: kinds, then places, lengths, counts, offsets."""
+
+
 @dataclass(slots=True)
 class Scanned:
     """What a file holds."""
@@ -70,6 +76,7 @@ class Scanner:
         self._view = memoryview(b"")
         self._view_at = 0
         self._looked_ahead = False
+        self._rows: dict[int, _Rows] = {}
         self.found = Scanned(file, durable=durable_end or file.base, end=file.base)
 
     def scan(self) -> Scanned:
@@ -85,6 +92,8 @@ class Scanner:
             self._step_over_damage()
         if stop_at is not None and found.end > stop_at:
             raise self._hidden_damage(stop_at, "a record reaches over the end of the file")
+        for span in self._file.spans.values():
+            span.measure()
         return found
 
     # -- records that count ----------------------------------------------------------------------------------------
@@ -101,45 +110,43 @@ class Scanner:
         """The fast path: whole records within the window, of ledgers already met. Stops at anything else."""
         found, base, generation = self.found, self._file.base, self._file.generation
         view, at = self._window(found.end - base, limit - found.end)
-        unpack, checksum, spans = HEADERS.unpack_from, crc32c, self._file.spans
-        position, durable, last, records = found.end, found.durable, len(view) - HEADERS_BYTES, 0
+        unpack, checksum, known = HEADERS.unpack_from, crc32c, self._rows
+        position, durable, last, end, records = found.end, found.durable, len(view) - HEADERS_BYTES, len(view), 0
         while at <= last:
             # fmt: off
             (_, version, kind, flags, written, place, ledger_id, entry_id, said_durable, _, length, body_crc, _,
              count, batch_crc, offset, time) = unpack(view, at)
             # fmt: on
-            span = spans.get(ledger_id)
             size = (length + 127) & -64
-            if span is None or place != position or written != generation or at + size > len(view):
+            if place != position or written != generation or version != VERSION or flags or at + size > end:
+                break
+            rows = known.get(ledger_id)
+            if rows is None:
+                break
+            span, kinds, add_place, add_length, add_count, add_offset = rows
+            if entry_id != span.first_entry + len(kinds):
                 break
             if kind == DATA:
                 if checksum(view[at : at + 192]) != HEADERS_RESIDUE or batch_crc != body_crc or length < 128:
                     break
                 if checksum(view[at + 192 : at + 64 + length]) != body_crc:
                     break
-            else:
-                if checksum(view[at : at + 64]) != RECORD_HEADER_RESIDUE or kind not in _PLAIN:
-                    break
-                if checksum(view[at + 64 : at + 64 + length]) != body_crc:
-                    break
-            index = span.index
-            if version != VERSION or flags or index is None or entry_id != span.first_entry + len(index.kinds):
-                break
-            index.places.append((position - base) >> UNIT_SHIFT)
-            index.lengths.append(length)
-            index.kinds.append(kind)
-            span.bytes += size
-            if kind == DATA:
-                index.counts.append(count)
-                index.offsets.append(offset)
                 if span.first_offset < 0:
                     span.begin_data(offset, time)
                 span.end_offset = offset + count
                 span.last_time = time
             else:
-                index.counts.append(0)
-                index.offsets.append(span.end_offset)
+                if checksum(view[at : at + 64]) != RECORD_HEADER_RESIDUE or kind not in _PLAIN:
+                    break
+                if checksum(view[at + 64 : at + 64 + length]) != body_crc:
+                    break
+                count, offset = 0, span.end_offset
                 span.note_control(kind, entry_id)
+            add_place((position - base) >> UNIT_SHIFT)
+            add_length(length)
+            add_count(count)
+            add_offset(offset)
+            kinds.append(kind)
             if said_durable > durable:
                 durable = said_durable
             records += 1
@@ -176,10 +183,20 @@ class Scanner:
         found.end += size
         return True
 
+    def _span(self, header: RecordHeader) -> Span:
+        """The span of a record's ledger; begun when this is its first record here."""
+        rows = self._rows.get(header.ledger_id)
+        if rows is None:
+            span = Span(header.ledger_id, self._file.generation, header.entry_id)
+            self._file.spans[header.ledger_id] = span
+            index = span.index
+            assert index is not None
+            columns = (index.places.append, index.lengths.append, index.counts.append, index.offsets.append)
+            rows = self._rows[header.ledger_id] = (span, index.kinds, *columns)
+        return rows[0]
+
     def _add(self, header: RecordHeader, body: memoryview) -> None:
-        span = self._file.spans.get(header.ledger_id)
-        if span is None:
-            span = self._file.spans[header.ledger_id] = Span(header.ledger_id, self._file.generation, header.entry_id)
+        span = self._span(header)
         if header.entry_id != span.end_entry:
             what = f"entry {header.entry_id} follows entry {span.end_entry - 1}"
             self._damage(header.ledger_id, header.position, what)
@@ -241,9 +258,7 @@ class Scanner:
         if header.kind in (_FILE, _SEAL):
             raise self._hidden_damage(found.end, f"a {RecordKind(header.kind).name} record is damaged")
         self._damage(header.ledger_id, found.end, f"entry {header.entry_id} is damaged")
-        span = self._file.spans.get(header.ledger_id)
-        if span is None:
-            span = self._file.spans[header.ledger_id] = Span(header.ledger_id, self._file.generation, header.entry_id)
+        span = self._span(header)
         place = (found.end - base) >> UNIT_SHIFT
         if header.entry_id == span.end_entry:
             span.add(header.kind, header.entry_id, place, header.body_length, None)

@@ -16,7 +16,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
-from pydanube.codec.wal import RecordKind, record_bytes
+import numpy as np
+
+from pydanube.codec.wal import RECORD_HEADER_BYTES, RecordKind, record_bytes
+from pydanube.model.limits import ALIGNMENT
 
 DATA: Final = int(RecordKind.DATA)
 LEDGER_START: Final = int(RecordKind.LEDGER_START)
@@ -120,6 +123,12 @@ class Span:
         self.end_offset = offset + count
         self.last_time = time
 
+    def measure(self) -> None:
+        """Count the bytes again."""
+        assert self.index is not None
+        lengths = np.frombuffer(self.index.lengths, np.uint32).astype(np.int64)
+        self.bytes = int(((lengths + RECORD_HEADER_BYTES + ALIGNMENT - 1) & -ALIGNMENT).sum())
+
     def cut(self, place_end: int) -> None:
         """Drop every record that begins at or after this place (in units) of the file."""
         assert self.index is not None
@@ -133,7 +142,7 @@ class Span:
             del column[keep:]
         kinds = index.kinds
         self.kinds = sum(1 << kind for kind in set(kinds))
-        self.bytes = sum(map(record_bytes, index.lengths))
+        self.measure()
         self.snapshot_entry = self.first_entry + last if (last := kinds.rfind(SNAPSHOT)) >= 0 else -1
         last = kinds.rfind(DATA)
         if last >= 0:
