@@ -76,7 +76,7 @@ class Result(msgspec.Struct, kw_only=True):
     baselines: Baselines = msgspec.field(default_factory=Baselines)
 
     def busiest(self) -> float:
-        """The most cores others took during the run or its pipeline: a ratio of a quiet and a busy one means nothing."""
+        """The most cores others took, in the run or in its pipeline: quiet over busy is no ratio."""
         pipeline = self.baselines.pipeline.others_cores if self.baselines.pipeline else None
         return max(self.others_cores or 0.0, pipeline or 0.0)
 
