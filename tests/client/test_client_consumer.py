@@ -479,3 +479,21 @@ async def test_a_loop_over_messages_lets_other_tasks_run(client: Client) -> None
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert turns >= 1
+
+
+async def test_a_closed_client_has_left_no_task_and_no_timer_behind() -> None:
+    with pydanube.testing.broker_thread() as url:
+        before = asyncio.all_tasks()
+        async with pydanube.connect(url) as client:
+            await publish(client, *numbered(10))
+            async with (
+                client.producer(TOPIC) as producer,
+                client.consumer("/default/*", subscription="billing", start="earliest") as consumer,
+                client.reader(TOPIC, start="earliest") as reader,
+            ):
+                await producer.send(b"x")
+                await consumer.ack(await consumer.receive(timeout=5))
+                await reader.receive(timeout=5)
+        assert asyncio.all_tasks() == before
+        scheduled = [timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        assert not [timer for timer in scheduled if "pydanube.client" in repr(timer)]

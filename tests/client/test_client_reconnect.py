@@ -13,6 +13,7 @@ from flaky_wire import Wire, until, wired_broker
 
 import pydanube
 from pydanube import Unavailable, testing
+from pydanube.client import lifecycle
 from pydanube.client.address import Address
 from pydanube.client.connection import Connection
 from pydanube.codec.native import frames, requests
@@ -90,6 +91,31 @@ class TestProducers:
             await producer.send(b"after")
             found = await stored(client)
             assert found in ([b"before", b"perhaps", b"after"], [b"before", b"after"])
+
+    async def test_who_is_cancelled_is_not_kept_waiting_for_a_broker_that_is_gone(
+        self, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lifecycle, "CANCELLED_SECONDS", 0.1)
+        queued = asyncio.Event()
+
+        async def work() -> None:
+            async with (
+                pydanube.connect(wire.url) as client,
+                client.producer(TOPIC) as producer,
+                client.consumer(TOPIC, subscription="billing"),
+            ):
+                wire.open_for_new = False
+                wire.cut()
+                producer.send_nowait(b"never to arrive")
+                queued.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.get_running_loop().create_task(work())
+        await queued.wait()
+        task.cancel()
+        async with asyncio.timeout(5):
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
     async def test_a_broker_that_restarts_is_found_again(self, tmp_path: Path) -> None:
         port = free_port()

@@ -8,7 +8,8 @@ Never           broker, storage or gateway code; a task or a thread that outlive
 
 from __future__ import annotations
 
-from .blocking import BlockingClient, BlockingConsumer, BlockingProducer, BlockingReader, connect_blocking
+from .blocking import BlockingClient, BlockingProducer, connect_blocking
+from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import Client, connect
 from .consumer import Consumer
 from .message import Message, ReceivedBatch

@@ -37,13 +37,12 @@ from pydanube.version import __version__
 
 from .address import Address
 from .answers import AckAnswer, Answer, Answerable, DeliveryListener, Fetched, PublishListener, fail
+from .keepalive import KeepAlive
+from .window import PublishWindow
 
 HANDSHAKE_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 30.0
 """A broker that answers nothing for so long is as good as gone for the one who asked."""
-
-SILENT_TICKS_MAX: Final = 3
-"""Keep-alive intervals without a single byte, each opened by a PING, before the connection is given up."""
 
 _FRAMING: Final = network.Framing(frame_length=frames.frame_length, header_bytes=frames.HEADER.size)
 _CORRELATIONS: Final = 0xFFFFFFFF
@@ -62,7 +61,7 @@ class Connection:
         """Why it ended; None while it can be used."""
         self.going_away = False
         """The broker asked to be left: what was begun may finish, nothing new should start here."""
-        self.publish_outstanding = 0
+        self.window = PublishWindow()
         self._framed = framed
         self._loop = asyncio.get_running_loop()
         self._greeted: asyncio.Future[requests.Welcome] = self._loop.create_future()
@@ -71,12 +70,9 @@ class Connection:
         self._fetches: dict[int, asyncio.Future[Fetched]] = {}
         self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
         self._consumers: dict[int, DeliveryListener] = {}
-        self._waiting_for_room: dict[object, tuple[int, Callable[[], None]]] = {}
         self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
         self._reason: DanubeError | None = None
-        self._silent_ticks = 0
-        self._heard_at = framed.last_received
-        self._keep_alive: asyncio.TimerHandle | None = None
+        self._keep_alive: KeepAlive | None = None
 
     @classmethod
     async def open(cls, address: Address, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
@@ -102,7 +98,11 @@ class Connection:
             self._greeted.cancel()
             framed.abort()
             raise
-        self._arm_keep_alive()
+        self.window.limit = self.welcome.publish_window_bytes
+        if self.lost is None and self.welcome.keep_alive_ms > 0:
+            self._keep_alive = KeepAlive(
+                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self._ping, self._fell_silent
+            )
         return self
 
     @property
@@ -118,7 +118,7 @@ class Connection:
     def forget(self, key: object) -> None:
         """Nobody calls this one back any more."""
         self._on_lost.pop(key, None)
-        self._waiting_for_room.pop(key, None)
+        self.window.forget(key)
 
     async def close(self) -> None:
         """End it: queued bytes leave first. Everything unanswered ends with Unavailable."""
@@ -159,19 +159,11 @@ class Connection:
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
-    def has_publish_room(self, size: int) -> bool:
-        window = self.welcome.publish_window_bytes
-        return not self.publish_outstanding or not window or self.publish_outstanding + size <= window
-
-    def when_publish_room(self, key: object, size: int, callback: Callable[[], None]) -> None:
-        """Call back once when there is room for so much; in the order of asking, each `key` once."""
-        self._waiting_for_room.setdefault(key, (size, callback))
-
     def publish(self, handle: int, batch: bytearray, listener: PublishListener, ticket: object) -> None:
         correlation = self._next_correlation()
         size = len(batch)
         self._publishes[correlation] = (listener, ticket, size)
-        self.publish_outstanding += size
+        self.window.take(size)
         head = frames.PUBLISH.pack(handle)
         self._framed.send(frames.encode_front(Kind.PUBLISH, head, size, correlation), batch)
 
@@ -237,7 +229,7 @@ class Connection:
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._keep_alive is not None:
-            self._keep_alive.cancel()
+            self._keep_alive.stop()
         self.lost = self._reason or Unavailable(
             f"connection to {self.address} was lost" + (f": {error}" if error is not None else "")
         )
@@ -250,7 +242,7 @@ class Connection:
             fail(fetch, self.lost)
         self._publishes.clear()
         self._consumers.clear()
-        self._waiting_for_room.clear()
+        self.window.close()
         callbacks, self._on_lost = self._on_lost, {}
         for callback in callbacks.values():
             callback(self.lost)
@@ -262,23 +254,13 @@ class Connection:
         entry = self._publish_answered(frame.correlation)
         if entry is not None:
             entry[0].published(entry[1], base_offset, bool(frame.flags & frames.FLAG_DUPLICATE))
-        self._let_waiting_publish()
+        self.window.let_in()
 
     def _publish_answered(self, correlation: int) -> tuple[PublishListener, object, int] | None:
         entry = self._publishes.pop(correlation, None)
         if entry is not None:
-            self.publish_outstanding -= entry[2]
+            self.window.give_back(entry[2])
         return entry
-
-    def _let_waiting_publish(self) -> None:
-        waiting = self._waiting_for_room
-        while waiting:
-            key = next(iter(waiting))
-            size, callback = waiting[key]
-            if not self.has_publish_room(size):
-                return
-            del waiting[key]
-            callback()
 
     def _fetched(self, frame: Frame) -> None:
         next_offset, start, end, _ = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)
@@ -295,7 +277,7 @@ class Connection:
             self._reason = Unavailable(f"broker at {self.address} ended the connection: {error}")
         elif (entry := self._publish_answered(frame.correlation)) is not None:
             entry[0].refused(entry[1], error)
-            self._let_waiting_publish()
+            self.window.let_in()
         elif (asked := self._asked.pop(frame.correlation, None)) is not None:
             asked.fail(error)
         elif (fetch := self._fetches.pop(frame.correlation, None)) is not None:
@@ -319,25 +301,14 @@ class Connection:
             case _:
                 raise Invalid(f"a broker does not send {frame.kind.name} frames here")
 
-    # -- keep-alive --------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _arm_keep_alive(self) -> None:
-        if self.lost is None and self.welcome.keep_alive_ms > 0:
-            self._keep_alive = self._loop.call_later(self.welcome.keep_alive_ms / 1_000, self._tick)
+    def _ping(self) -> None:
+        self._framed.send(frames.encode(Kind.PING))
 
-    def _tick(self) -> None:
-        """Intervals are counted, not measured: a loop that was blocked for a minute is one silent interval."""
-        if self._framed.last_received != self._heard_at:
-            self._heard_at = self._framed.last_received
-            self._silent_ticks = 0
-        else:
-            self._silent_ticks += 1
-            if self._silent_ticks > SILENT_TICKS_MAX:
-                self._reason = Unavailable(f"broker at {self.address} fell silent")
-                self._framed.abort()
-                return
-            self._framed.send(frames.encode(Kind.PING))
-        self._arm_keep_alive()
+    def _fell_silent(self) -> None:
+        self._reason = Unavailable(f"broker at {self.address} fell silent")
+        self._framed.abort()
 
     def _next_correlation(self) -> int:
         if self.lost is not None:

@@ -72,6 +72,8 @@ class Lane:
         self.outbox = outbox
         self.hurried = 0
         """How many wait in flush: nothing lingers then."""
+        self.stopped = False
+        """The producer is being closed: nothing is sent or opened any more."""
         self._brokers = brokers
         self._tasks = tasks
         self._host = host
@@ -182,6 +184,8 @@ class Lane:
         """Send what may be sent now, and arrange for the rest."""
         self._planned = False
         connection, outbox = self._connection, self.outbox
+        if self.stopped:
+            return
         if outbox.renewable and (outbox.broken or self._host.frozen):
             if outbox.broken and outbox.has_work:
                 self._host.renew()  # otherwise: wait until the others have finished
@@ -210,10 +214,10 @@ class Lane:
                 self._lingered = False
                 if not outbox.take():
                     return
-            elif connection.has_publish_room(len(flight.data)):
+            elif connection.window.has_room(len(flight.data)):
                 connection.publish(self._handle, flight.data, self, outbox.sent())
             else:
-                connection.when_publish_room(self, len(flight.data), self.pump)
+                connection.window.when_room(self, len(flight.data), self.pump)
                 return
 
     def _linger_over(self) -> None:

@@ -1,4 +1,4 @@
-"""An event loop in a background thread, for programs that do not have one."""
+"""An event loop in a background thread, and what runs an object's methods there for programs without a loop."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from pydanube.model.errors import Refused
 
+from .lifecycle import Openable
+
+P = ParamSpec("P")
 T = TypeVar("T")
+OpenableT = TypeVar("OpenableT", bound=Openable)
 
 
 class LoopThread:
@@ -54,3 +60,50 @@ class LoopThread:
         if loop is None:
             raise Refused("this client is not open: use it inside its `with` block")
         loop.call_soon_threadsafe(callback)
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The async method as one that waits."""
+
+    @wraps(method)
+    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._hand_over()
+        return self._thread.call(method(self._inner, *args, **kwargs))  # type: ignore[no-any-return]
+
+    return run
+
+
+class Blocking(Generic[OpenableT]):
+    """What all of them have in common: opened and closed by `with`, or by `open` and `close`."""
+
+    def __init__(self, inner: OpenableT, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    def _hand_over(self) -> None:
+        """Bring to the loop what was collected for it."""
+
+    def open(self) -> Self:
+        self._thread.call(self._inner.open())
+        return self
+
+    def close(self) -> None:
+        """End in good order; see the async form."""
+        if self._inner._closed:
+            return
+        self._hand_over()
+        self._thread.call(self._inner.close())
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise

@@ -88,6 +88,8 @@ class Publisher:
         """Give up what is not settled; nothing runs afterwards."""
         if self._tick_timer is not None:
             self._tick_timer.cancel()
+        for lane in self.lanes:
+            lane.stopped = True
         await self._tasks.close()
         await asyncio.gather(*(lane.close() for lane in self.lanes))
         self._fail_all(Refused("the producer was closed before this message was published"))

@@ -62,6 +62,8 @@ class Source:
         self.partition = subscribe.partition
         self.credit = credit
         self.ack_failure: DanubeError | None = None
+        self.stopped = False
+        """The consumer is being closed: a session that ends stays ended."""
         self._brokers = brokers
         self._tasks = tasks
         self._receiver = receiver
@@ -115,7 +117,7 @@ class Source:
 
     def reattach(self) -> None:
         """Attach again, however long it takes."""
-        if self._attaching is None:
+        if self._attaching is None and not self.stopped:
             self._attaching = self._tasks.spawn(self._reattach(), f"attach {self.topic}[{self.partition}]")
 
     async def _reattach(self) -> None:
@@ -221,7 +223,7 @@ class Source:
             connection.ack(self._handle, last, on_done=on_done)
 
     def _confirmed(self, connection: Connection, acks: Acks, number: int, error: DanubeError | None) -> None:
-        if acks is not self.acks or connection.lost is not None:
+        if acks is not self.acks or connection.lost is not None or self.stopped:
             return
         if error is not None and worth_retrying(error):
             self._confirming = acks.confirmed_number

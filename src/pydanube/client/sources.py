@@ -95,6 +95,8 @@ class Sources:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._send_acks()
+        for source in self._sources.values():
+            source.stopped = True
         await self._tasks.close()
         await asyncio.gather(*(source.detach() for source in self._sources.values()))
 

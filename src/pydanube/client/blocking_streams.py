@@ -1,0 +1,144 @@
+"""Consumers and readers without await. Batches are taken over whole; neither messages nor acks cross one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+from .consumer import Consumer, acks_of, record_ack, record_ack_cumulative
+from .loop_thread import Blocking, LoopThread, blocking
+from .message import Message, ReceivedBatch
+from .reader import Reader
+from .stream import Stream
+from .wire import AnyPosition
+
+StreamT = TypeVar("StreamT", bound=Stream)
+
+_NO_MESSAGES: Final[Iterator[Message]] = iter(())
+
+
+class BlockingStream(Blocking[StreamT]):
+    """What consumers and readers share: messages one by one, or batches. Iterate it, or call receive."""
+
+    def __init__(self, inner: StreamT, thread: LoopThread) -> None:
+        super().__init__(inner, thread)
+        self._batch: ReceivedBatch | None = None
+        self._messages = _NO_MESSAGES
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        message = next(self._messages, None)
+        while message is None:
+            batch = self._thread.call(self._inner._next_batch())
+            if batch is None:
+                self._forget_batch()
+                raise StopIteration
+            message = self._begin(batch)
+        self._given += 1
+        return message
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """See `Stream.receive`."""
+        message = next(self._messages, None)
+        if message is None:
+            message = self._begin(self._thread.call(self._inner.receive_batch(timeout)))
+        self._given += 1
+        return message
+
+    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
+        """See `Stream.receive_batch`."""
+        batch, given = self._batch, self._given
+        self._forget_batch()
+        if batch is not None and given < len(batch):
+            return batch.part(given, len(batch))
+        return self._thread.call(self._inner.receive_batch(timeout))
+
+    def batches(self) -> Iterator[ReceivedBatch]:
+        """`for batch in ...`: as receive_batch, until the end."""
+        while True:
+            if self._batch is not None and self._given < len(self._batch):
+                yield self.receive_batch()
+                continue
+            batch = self._thread.call(self._inner._next_batch())
+            if batch is None:
+                return
+            yield batch
+
+    def _begin(self, batch: ReceivedBatch) -> Message:
+        self._batch, self._given = batch, 0
+        self._messages = iter(batch)
+        return next(self._messages)
+
+    def _forget_batch(self) -> None:
+        self._batch, self._given = None, 0
+        self._messages = _NO_MESSAGES
+
+
+class BlockingConsumer(BlockingStream[Consumer]):
+    """See `Consumer`."""
+
+    def __init__(self, inner: Consumer, thread: LoopThread) -> None:
+        super().__init__(inner, thread)
+        self._acked: deque[tuple[bool, Message | ReceivedBatch]] = deque()
+        self._planned = False
+
+    flush = blocking(Consumer.flush)
+
+    @property
+    def subscription(self) -> str:
+        return self._inner.subscription
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def topics(self) -> list[str]:
+        return self._inner.topics
+
+    def ack(self, received: Message | ReceivedBatch) -> None:
+        """See `Consumer.ack`."""
+        self._ack(received, cumulative=False)
+
+    def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
+        """See `Consumer.ack_cumulative`."""
+        self._ack(received, cumulative=True)
+
+    def seek(self, position: AnyPosition) -> None:
+        """See `Consumer.seek`."""
+        self._hand_over()
+        self._thread.call(self._inner.seek(position))
+        self._forget_batch()
+
+    def _ack(self, received: Message | ReceivedBatch, cumulative: bool) -> None:
+        acks_of(received)
+        self._acked.append((cumulative, received))
+        if not self._planned:
+            self._planned = True
+            self._thread.soon(self._record_acks)
+
+    def _hand_over(self) -> None:
+        if self._acked:
+            self._thread.soon(self._record_acks)
+
+    def _record_acks(self) -> None:
+        self._planned = False
+        while self._acked:
+            cumulative, received = self._acked.popleft()
+            (record_ack_cumulative if cumulative else record_ack)(received)
+
+
+class BlockingReader(BlockingStream[Reader]):
+    """See `Reader`. Opened by `with`, by `open`, or by the first message asked of it."""
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
+    def partition(self) -> int:
+        return self._inner.partition
