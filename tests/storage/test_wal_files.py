@@ -11,6 +11,7 @@ from wal_simulation import IDENTITY, make_batch
 from wal_tools import DIRECTORY, SMALL, Ledger, append, opened, payloads, sim_disk, until
 
 from pydanube.codec.wal import RecordKind
+from pydanube.model.errors import Unavailable
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import Level, WalSettings
@@ -279,6 +280,29 @@ def test_inspection_shows_old_records_and_what_lies_behind_the_end_as_stale() ->
     shown = list(records(disk, DIRECTORY))
     assert [record.state for record in shown] == ["ok"] * 6 + ["stale", "ok"]
     assert "the file ends at position" in shown[6].detail
+
+
+def test_inspection_shows_what_lies_behind_a_seal_as_stale() -> None:
+    """A rotation synced the beginning of a group that then failed: it was refused, and does not count."""
+    disk = sim_disk()
+    engine = Recovery(disk, DIRECTORY, IDENTITY, SMALL).run()
+    group = [(RecordKind.DATA, 1, number, 1, *make_batch(bytes(3000), number)) for number in range(4)]
+    disk.fail("pwritev", after=3)
+    with pytest.raises(Unavailable):
+        engine.commit(group)
+    assert engine.cure()
+    engine.commit([(RecordKind.DATA, 2, 0, 1, *make_batch(b"goes on", 0))])
+    shown = list(records(disk, DIRECTORY))
+    assert [(record.kind, record.state) for record in shown if record.ledger_id == 1] == [
+        ("DATA", "stale"),
+        ("DATA", "stale"),
+        ("SEAL", "ok"),
+    ]
+    assert [record.state for record in shown if record.ledger_id == 2] == ["ok"]
+    recovery = Recovery(disk, DIRECTORY, IDENTITY, SMALL)
+    recovery.run()
+    assert recovery.recovered.ledgers[1].last_entry == -1
+    assert not recovery.recovered.damaged
 
 
 async def test_readers_in_many_threads_and_a_writer_do_not_disturb_each_other(tmp_path: Path) -> None:

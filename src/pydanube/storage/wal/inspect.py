@@ -4,8 +4,8 @@ States
     ok       the record counts
     torn     at the end of the log, written and never synced: it does not count
     damaged  it was synced and is not what was written
-    stale    whole, but not of this log's present: of an earlier use of the file, or behind the end at which the file
-             was closed or abandoned
+    stale    whole, but not of this log's present: of an earlier use of the file, behind the end at which the file was
+             closed or abandoned, or behind its ledger's seal
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from .layout import generations, log_path
 
 State = Literal["ok", "torn", "damaged", "stale"]
 _CHUNK_BYTES = 1 << 20
+_FIRST = (RecordKind.FILE, RecordKind.SEAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +60,35 @@ class InspectedRecord:
 def records(disk: Disk, directory: Path) -> Iterator[InspectedRecord]:
     """Every record of every log file, oldest file first."""
     found = generations(disk.list(directory), "wal", "log")
-    bases = {generation: _base(disk, directory, generation) for generation in found}
+    bases: dict[int, int] = {}
+    seals: dict[int, int] = {}
     for generation in found:
-        end = bases.get(generation + 1)
+        for header in _first_records(disk, directory, generation):
+            if header.kind == RecordKind.FILE:
+                bases[generation] = header.position
+            else:
+                seals[header.ledger_id] = header.entry_id
+    for generation in found:
         handle = disk.open(log_path(directory, generation))
         try:
-            yield from _FileInspection(handle, directory, generation, bases[generation], end).records()
+            base, end = bases.get(generation, 0), bases.get(generation + 1)
+            yield from _FileInspection(handle, directory, generation, base, end, seals).records()
         finally:
             handle.close()
 
 
-def _base(disk: Disk, directory: Path, generation: int) -> int | None:
+def _first_records(disk: Disk, directory: Path, generation: int) -> Iterator[RecordHeader]:
+    """The FILE record and the seals behind it: a ledger is sealed before anything else is in the file."""
     handle = disk.open(log_path(directory, generation))
     try:
-        header = _header(handle.pread(RECORD_HEADER_BYTES, 0))
+        place = 0
+        header = _header(handle.pread(RECORD_HEADER_BYTES, place))
+        while not isinstance(header, str) and header.kind in _FIRST and header.generation == generation:
+            yield header
+            place += record_bytes(header.body_length)
+            header = _header(handle.pread(RECORD_HEADER_BYTES, place))
     finally:
         handle.close()
-    return header.position if isinstance(header, RecordHeader) and header.kind == RecordKind.FILE else None
 
 
 def _header(head: bytes | memoryview) -> RecordHeader | str:
@@ -87,12 +100,15 @@ def _header(head: bytes | memoryview) -> RecordHeader | str:
 
 
 class _FileInspection:
-    def __init__(self, handle: DiskFile, directory: Path, generation: int, base: int | None, end: int | None) -> None:
+    def __init__(
+        self, handle: DiskFile, directory: Path, generation: int, base: int, end: int | None, seals: dict[int, int]
+    ) -> None:
         self._handle = handle
         self._generation = generation
         self._name = log_path(directory, generation).name
-        self._base = base or 0
+        self._base = base
         self._end = end
+        self._seals = seals
         self._size = handle.size()
         self._durable_end = end if end is not None else self._claimed(0)
 
@@ -113,7 +129,7 @@ class _FileInspection:
                 place = following
                 continue
             record = self._inspect(header, place, counts)
-            counts = counts and record.state in ("ok", "damaged")
+            counts = counts and record.state != "torn"
             yield record
             place += record_bytes(header.body_length)
 
@@ -131,6 +147,8 @@ class _FileInspection:
             detail = "the body is not what was written"
         elif not counts:
             state, detail = "torn", "behind a torn record"
+        elif header.kind not in _FIRST and header.entry_id > self._seals.get(header.ledger_id, header.entry_id):
+            state, detail = "stale", f"the ledger was sealed at entry {self._seals[header.ledger_id]}"
         batch = _batch_header(body) if header.kind == RecordKind.DATA else None
         return InspectedRecord(
             generation=self._generation,

@@ -29,6 +29,9 @@ UNIT_SHIFT: Final = 6
 """Places in a file are counted in units of 64 bytes, so that 32 bits are enough."""
 
 
+assert array("I").itemsize == 4
+
+
 class Index:
     """One row per record of a span."""
 
