@@ -13,6 +13,7 @@ from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloa
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Refused
+from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.disk import DiskFile, OsDisk
 from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import Level, LogWriter, WalSettings
@@ -295,6 +296,17 @@ async def test_a_mistake_of_the_caller_stops_the_log_and_says_so(tmp_path: Path)
     await log.close()
     async with opened(OsDisk(), tmp_path) as again:
         assert await again.read_state(1) == (None, [b"x"])
+
+
+async def test_what_could_not_be_read_again_is_not_taken(tmp_path: Path) -> None:
+    async with opened(OsDisk(), tmp_path) as log:
+        largest = bytes(RECORD_BODY_BYTES_MAX)
+        with pytest.raises(AssertionError, match="could not be read again"):
+            await append(log, RecordKind.STATE_SNAPSHOT, 1, 0, largest + b"x")
+        await append(log, RecordKind.STATE_SNAPSHOT, 1, 0, largest)
+        assert await log.read_state(1) == (largest, [])
+    async with opened(OsDisk(), tmp_path) as log:
+        assert await log.read_state(1) == (largest, [])
 
 
 async def test_zeros_ahead_of_the_end_change_nothing_but_the_time_a_sync_takes(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from pydanube.codec.batch import BatchHeader
 from pydanube.codec.wal import ByteBuffer, Identity
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
@@ -122,6 +123,7 @@ class LogWriter:
     ) -> None:
         """Hand a record over. `body` must not change until `done` was called."""
         assert self._closing is None
+        assert len(body) <= RECORD_BODY_BYTES_MAX, f"a body of {len(body)} bytes could not be read again"
         assert self.read_only is not None or ledger_id not in self._abandoned, f"ledger {ledger_id} was abandoned"
         self.pending_bytes += len(body)
         self._mail.put(((kind, ledger_id, entry_id, owner_epoch, body, body_crc), level, done))
