@@ -22,7 +22,7 @@ class Load:
         self.acked: dict[bytes, tuple[int, int]] = {}
         self.received: Counter[tuple[int, int]] = Counter()
         self.content: dict[tuple[int, int], bytes] = {}
-        self.stopping = False
+        self.stopping = self.all_sent = False
         self.progress = asyncio.Event()
 
     async def until_acked(self, count: int) -> None:
@@ -54,7 +54,7 @@ class Load:
                 self.received[place] += 1
                 assert self.content.setdefault(place, message.payload) == message.payload, "an offset was used twice"
                 await consumer.ack(message)
-                if self.stopping and self.caught_up():
+                if self.all_sent and self.caught_up():
                     return
 
     def caught_up(self) -> bool:
@@ -92,6 +92,7 @@ async def kill_again_and_again(directory, kills: int, seed: int) -> Load:
                 await broker.restart()
             load.stopping = True
             await asyncio.wait(producers)
+            load.all_sent = True
             # The last message may have been received before the consumer was told to stop: one more wakes it.
             async with pydanube.connect(broker.url) as client, client.producer(TOPIC) as producer:
                 while not consumer.done():

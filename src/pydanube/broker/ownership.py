@@ -6,6 +6,7 @@ the record's revision, so an owner that was replaced can no longer open a ledger
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
@@ -34,10 +35,14 @@ class Ids:
         self._name = name
         self._block = block
         self._left: list[int] = []
+        self._fetching = asyncio.Lock()  # a thousand takers at once need one block, not a thousand comparisons
 
     async def take(self) -> int:
+        """Cancelled: a block may be lost, which is no harm."""
         while not self._left:
-            self._left = list(reversed(await take_ids(self._store, self._name, self._block)))
+            async with self._fetching:
+                if not self._left:
+                    self._left = list(reversed(await take_ids(self._store, self._name, self._block)))
         return self._left.pop()
 
 

@@ -50,7 +50,7 @@ class Partitions:
         self._clock = clock
         self._owner = owner
         self._settings = settings
-        self._ledger_ids = Ids(store, "ledger", 64)
+        self._ledger_ids = Ids(store, "ledger", 1000)
         self._open: dict[Key, Partition] = {}
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
