@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from pydanube.cli.bench import baselines
+from pydanube.cli.bench.pipeline import BatchStream, Forwarder, Publisher
 from pydanube.cli.bench.recovering import measure as recover
 from pydanube.cli.bench.results import Result, Throughput
 from pydanube.cli.bench.scenario import Scenario
+from pydanube.codec.batch import encode
 
 pytestmark = pytest.mark.process
 
@@ -96,6 +99,27 @@ async def test_the_bare_pipeline_moves_every_message(tmp_path: Path, ack_level: 
     rates = await baselines.pipeline(scenario, tmp_path)
     assert rates["end_to_end_per_second"] > 0
     assert (rates["syncs"] > 0) == (ack_level == "durable")
+
+
+async def test_the_bare_pipeline_loses_nothing_that_came_before_its_consumer(tmp_path: Path):
+    loop = asyncio.get_running_loop()
+    forwarder = Forwarder("memory", str(tmp_path))
+    arrived, take = asyncio.Event(), forwarder.take
+    forwarder.take = lambda batches: (take(batches), arrived.set())
+    inlet = await loop.create_server(forwarder.inlet, "127.0.0.1", 0)
+    outlet = await loop.create_server(forwarder.outlet, "127.0.0.1", 0)
+    batch = encode([b"early"], publish_times=1_700_000_000_000_000)
+    transport, publisher = await loop.create_connection(Publisher, *inlet.sockets[0].getsockname())
+    transport.write(batch)
+    await arrived.wait()
+    received: asyncio.Future[bytes] = loop.create_future()
+    consumer, _ = await loop.create_connection(
+        lambda: BatchStream(lambda batches: received.set_result(bytes(batches[0]))), *outlet.sockets[0].getsockname()
+    )
+    assert await received == batch
+    await publisher.until(1)
+    for one in (transport, consumer, inlet, outlet):
+        one.close()
 
 
 async def test_the_bare_pipeline_takes_batches_larger_than_its_chunks(tmp_path: Path):

@@ -110,6 +110,8 @@ class Forwarder:
         self._producer: asyncio.Transport | None = None
         self._consumer: asyncio.Transport | None = None
         self._done = 0
+        self._early: list[memoryview] = []
+        """Stored before the consumer was accepted: its own side may count as connected a moment earlier."""
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 -- open as long as the process
         self._groups: queue.SimpleQueue[list[memoryview]] = queue.SimpleQueue()
         self.syncs = 0
@@ -138,16 +140,24 @@ class Forwarder:
             self._loop.call_soon_threadsafe(self._forward, group)
 
     def _forward(self, batches: list[memoryview]) -> None:
-        assert self._producer is not None
-        if self._consumer is not None:
-            for batch in batches:
-                self._consumer.write(batch)
+        if self._consumer is None:
+            self._early.extend(batches)
+            return
+        for batch in batches:
+            self._consumer.write(batch)
         self._done += len(batches)
         self._tell()
 
+    def _accept(self, consumer: asyncio.Transport) -> None:
+        self._consumer = consumer
+        early, self._early = self._early, []
+        if early:
+            self._forward(early)
+
     def _tell(self) -> None:
         assert self._producer is not None
-        if self._consumer is not None and self._consumer.get_write_buffer_size() > HELD_BYTES_MAX:
+        assert self._consumer is not None
+        if self._consumer.get_write_buffer_size() > HELD_BYTES_MAX:
             self._loop.call_later(0.001, self._tell)
         else:
             self._producer.write(self._done.to_bytes(8, "little"))
@@ -169,7 +179,7 @@ class Forwarder:
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 assert isinstance(transport, asyncio.Transport)
                 transport.set_write_buffer_limits(HELD_BYTES_MAX)
-                forwarder._consumer = transport
+                forwarder._accept(transport)
 
         return Outlet()
 
