@@ -186,9 +186,10 @@ class _ForgivingRecovery(Recovery):
     def _take_file(self, generation: int, last: bool) -> None:
         super()._take_file(generation, last=True)
 
-    def _merge(self, file: WalFile) -> None:
-        file.seals.clear()
-        super()._merge(file)
+    def _merge(self) -> None:
+        for file in self._files:
+            file.seals.clear()
+        super()._merge()
 
 
 class TailsBehindSealsCount(Simulation):
@@ -196,9 +197,10 @@ class TailsBehindSealsCount(Simulation):
 
 
 class _SeallessRecovery(Recovery):
-    def _merge(self, file: WalFile) -> None:
-        file.seals.clear()
-        super()._merge(file)
+    def _merge(self) -> None:
+        for file in self._files:
+            file.seals.clear()
+        super()._merge()
 
 
 class SealsDoNotCount(Simulation):
@@ -226,7 +228,7 @@ class TrimBeforeSnapshotIsSynced(Simulation):
     """A snapshot that is written counts, synced or not."""
 
     def releasable(self) -> list[WalFile]:
-        return releasable_files(self.engine.table, self.engine.position, lambda _: True)
+        return releasable_files(self.engine.table, self.engine.position, lambda _: True, self.engine.held_from)
 
 
 class _DroppingEngine(Engine):

@@ -369,7 +369,7 @@ class Simulation:
         raise self.random.choice((PowerCut, _Crash))
 
     def releasable(self) -> list[WalFile]:
-        return releasable_files(self.engine.table, self.engine.durable, lambda _: True)
+        return releasable_files(self.engine.table, self.engine.durable, lambda _: True, self.engine.held_from)
 
     def forget(self) -> None:
         ledger_id = self.random.choice([*self.ledgers, 0])
@@ -404,7 +404,9 @@ class Simulation:
             ledger.synced = end
             ledger.closed = True
         for ledger_id in set(self.unsynced) - abandoned:  # in an earlier file, which was synced before it was closed
-            if self.engine.table.ledgers[ledger_id].end_entry != len(self.ledgers[ledger_id].entries):
+            if not self.ledgers[ledger_id].forgotten and self.engine.table.ledgers[ledger_id].end_entry != len(
+                self.ledgers[ledger_id].entries
+            ):
                 raise Violation(f"ledger {ledger_id} lost entries and was not sealed")
         self.note_synced()
 

@@ -57,6 +57,9 @@ class Engine:
         self.failure: Unavailable | None = None
         self.abandoned: set[int] = set()
         """Ledgers that must be sealed before anything can be written again."""
+        self.held_from: int | None = None
+        """From this generation on, files hold records that are to be sealed off: until they are, none may go, or a
+        later start would find the rest of them."""
         self.closed: list[WalFile] = []
         """Files closed since the caller last looked: they want an index."""
         self.spares: list[int] = []
@@ -282,7 +285,9 @@ class Engine:
             self._file = None
             self._forget_handle()
         for record in failed:
-            self.table.cut_ledger(record[1], record[2])
+            cut = self.table.cut_ledger(record[1], record[2])
+            if cut is not None:
+                self.held_from = cut if self.held_from is None else min(cut, self.held_from)
         self.position = self.durable
         self._disk_was_full = isinstance(error, OSError) and error.errno in _FULL
         self.failure = Unavailable(self._explain(error))
@@ -307,7 +312,7 @@ class Engine:
             self._abandon(error, [])
             return False
         self.abandoned.clear()
-        self.failure = None
+        self.failure = self.held_from = None
         return True
 
     def _has_room(self) -> bool:

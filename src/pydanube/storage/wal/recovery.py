@@ -34,7 +34,7 @@ from .layout import generations, index_path, log_path, read_manifest, spare_path
 from .scan import REMEDY, Scanned, Scanner
 from .settings import WalSettings
 from .sidecar import load_rows, load_sidecar
-from .table import UNIT_SHIFT, Ledger, LedgerSummary, Table, WalFile, summarize
+from .table import UNIT_SHIFT, Index, Ledger, LedgerSummary, Span, Table, WalFile, summarize
 
 _FIRST_READ_BYTES = 4096
 
@@ -77,6 +77,8 @@ class Recovery:
         self._on_progress = on_progress or (lambda _: None)
         self._table = Table()
         self._bodies: dict[int, FileBody] = {}
+        self._files: list[WalFile] = []
+        self._seals: dict[int, int] = {}
         self._unindexed: list[WalFile] = []
         self._spares: list[int] = []
         self.recovered = Recovered()
@@ -88,6 +90,7 @@ class Recovery:
         self._read_first_records(manifest)
         for generation in range(manifest.oldest, manifest.newest + 1):
             self._take_file(generation, last=generation == manifest.newest)
+        self._merge()
         self._disk.sync_directory(self._directory)
         self._finish()
         engine = self.engine_class(self._disk, self._directory, self._identity, self._settings, self._table)
@@ -197,24 +200,18 @@ class Recovery:
         size = handle.size()
         if file.end - file.base > size:
             self._note_cut(file, size)
-        self._merge(file)
+        self._files.append(file)
 
     def _note_cut(self, file: WalFile, size: int) -> None:
         """A closed file lost its end: its index still knows whose records were there."""
         path = log_path(self._directory, file.generation)
-        sidecar = self._disk.open(index_path(self._directory, file.generation))
-        try:
-            for ledger_id, span in file.spans.items():
-                rows = load_rows(sidecar, span)
-                if rows is None:
-                    raise Corrupt(f"{path} is cut short at {size} bytes, and so is its index: {REMEDY}")
-                ends = [(at << UNIT_SHIFT) + 64 + length for at, length in zip(rows.places, rows.lengths, strict=True)]
-                entry = span.first_entry + bisect_right(ends, size)
-                if entry < span.end_entry:
-                    what = f"entry {entry} lies behind the end of {path}, which is cut short at {size} bytes"
-                    self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}: {REMEDY}"))
-        finally:
-            sidecar.close()
+        for ledger_id, span in file.spans.items():
+            rows = self._rows(file, span)
+            ends = [(at << UNIT_SHIFT) + 64 + length for at, length in zip(rows.places, rows.lengths, strict=True)]
+            entry = span.first_entry + bisect_right(ends, size)
+            if entry < span.end_entry:
+                what = f"entry {entry} lies behind the end of {path}, which is cut short at {size} bytes"
+                self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}: {REMEDY}"))
 
     def _take_scanned(self, handle: DiskFile, file: WalFile, end: int | None) -> None:
         path = log_path(self._directory, file.generation)
@@ -228,7 +225,7 @@ class Recovery:
         self.recovered.bytes_scanned += scanned.end - file.base
         for ledger_id, error in scanned.damaged.items():
             self._note_damage(ledger_id, error)
-        self._merge(file)
+        self._files.append(file)
         if not scanned.damaged:
             self._unindexed.append(file)
 
@@ -241,31 +238,46 @@ class Recovery:
             position = file.base + write_all(handle, [chunk], position - file.base)
         handle.sync_data()
 
-    def _merge(self, file: WalFile) -> None:
-        """Add a file's spans to the ledgers, without what a seal cut off."""
-        table = self._table
-        table.add_file(file)
-        for ledger_id, span in list(file.spans.items()):
-            ledger = table.ledgers.setdefault(ledger_id, Ledger())
-            if ledger.sealed:
-                path = log_path(self._directory, file.generation)
-                self._note_damage(
-                    ledger_id, Corrupt(f"ledger {ledger_id} goes on in {path} after it was sealed: {REMEDY}")
-                )
-                continue
-            if ledger.spans and span.first_entry != ledger.end_entry:
-                path = log_path(self._directory, file.generation)
-                what = f"entry {span.first_entry} follows entry {ledger.end_entry - 1}"
-                self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what} in {path}: {REMEDY}"))
-            ledger.spans.append(span)
-        for ledger_id, last_entry in file.seals.items():
-            table.seal(ledger_id)
-            cut = table.cut_ledger(ledger_id, last_entry + 1)
-            ledger = table.ledgers[ledger_id]
-            if not cut or (ledger.spans and ledger.end_entry <= last_entry):
-                path = log_path(self._directory, file.generation)
-                what = f"it was sealed at entry {last_entry} in {path} and ends at entry {ledger.end_entry - 1}"
-                self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}: {REMEDY}"))
+    def _merge(self) -> None:
+        """Put the files together: first what is sealed, wherever the seal lies, then the ledgers, file by file."""
+        for file in self._files:
+            self._table.add_file(file)
+            for ledger_id, last_entry in file.seals.items():
+                self._seals[ledger_id] = min(last_entry, self._seals.get(ledger_id, last_entry))
+        for file in self._files:
+            for span in list(file.spans.values()):
+                self._merge_span(file, span)
+        for ledger_id in self._seals:
+            self._table.seal(ledger_id)
+
+    def _merge_span(self, file: WalFile, span: Span) -> None:
+        """Add a span to its ledger, without what lies behind the ledger's seal."""
+        ledger_id, path = span.ledger_id, log_path(self._directory, file.generation)
+        end = self._seals.get(ledger_id, span.end_entry) + 1
+        if span.first_entry >= end:
+            del file.spans[ledger_id]
+            return
+        if span.end_entry > end:
+            if span.index is None:
+                span.index = self._rows(file, span)
+            span.keep(end - span.first_entry)
+        ledger = self._table.ledgers.setdefault(ledger_id, Ledger())
+        if ledger.spans and span.first_entry != ledger.end_entry:
+            what = f"entry {span.first_entry} follows entry {ledger.end_entry - 1}"
+            self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what} in {path}: {REMEDY}"))
+        ledger.spans.append(span)
+
+    def _rows(self, file: WalFile, span: Span) -> Index:
+        """The rows of an indexed span."""
+        sidecar = self._disk.open(index_path(self._directory, file.generation))
+        try:
+            rows = load_rows(sidecar, span)
+        finally:
+            sidecar.close()
+        if rows is None:
+            path = log_path(self._directory, file.generation)
+            raise Corrupt(f"{path}: its index is damaged: remove {path.stem}.idx, it will be made again")
+        return rows
 
     def _note_damage(self, ledger_id: int, error: Corrupt) -> None:
         if self._is_needed(ledger_id):

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from .table import STATE_KINDS, UNIT_SHIFT, Ledger, Span, Table, WalFile
 
 
-def releasable_files(table: Table, durable: int, take_out: Callable[[int], bool]) -> list[WalFile]:
-    """The oldest files that hold nothing needed, as far as nobody reads them. The newest file always stays."""
+def releasable_files(
+    table: Table, durable: int, take_out: Callable[[int], bool], held_from: int | None = None
+) -> list[WalFile]:
+    """The oldest files that hold nothing needed, as far as nobody reads them, before `held_from`. The newest stays."""
     files: list[WalFile] = []
-    for generation in range(table.oldest, table.newest):
+    for generation in range(table.oldest, table.newest if held_from is None else held_from):
         file = table.files[generation]
         if any(_pins(table, durable, span) for span in file.spans.values()) or not take_out(generation):
             break

@@ -265,19 +265,19 @@ class Table:
                 del file.spans[ledger_id]
                 self.ledgers[ledger_id].spans.remove(span)
 
-    def cut_ledger(self, ledger_id: int, end_entry: int) -> bool:
-        """Entries from this one on do not count. False when a span is in the way whose rows are not in memory."""
+    def cut_ledger(self, ledger_id: int, end_entry: int) -> int | None:
+        """Entries from this one on do not count; the oldest file in which there were any."""
         ledger = self.ledgers.get(ledger_id)
+        oldest: int | None = None
         while ledger is not None and ledger.end_entry > end_entry:
             span = ledger.spans[-1]
+            oldest = span.generation
             if span.first_entry >= end_entry:
                 ledger.spans.pop()
                 del self.files[span.generation].spans[ledger_id]
-            elif span.index is None:
-                return False
             else:
                 span.keep(end_entry - span.first_entry)
-        return True
+        return oldest
 
     def drop_file(self, file: WalFile) -> None:
         """The oldest file was released."""

@@ -213,9 +213,10 @@ class LogWriter:
 
         def trim() -> None:
             try:
-                files = releasable_files(self._engine.table, self._engine.durable, self._handles.take_out)
+                engine = self._engine
+                files = releasable_files(engine.table, engine.durable, self._handles.take_out, engine.held_from)
                 if files:
-                    self._engine.release(files)
+                    engine.release(files)
                 self._post(_settle, answer, [file.generation for file in files], None)
             except Exception as error:
                 self._post(_settle, answer, [], error)
