@@ -320,10 +320,10 @@ async def test_readers_in_many_threads_and_a_writer_do_not_disturb_each_other(tm
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=read) for _ in range(3)]
+        threads = [threading.Thread(target=read) for _ in range(2)]
         for thread in threads:
             thread.start()
-        await ledger.fill(200)
+        await ledger.fill(60)
         stop.set()
         for thread in threads:
             thread.join()
