@@ -16,14 +16,16 @@ from typing import Final, Self
 import msgspec
 
 from .broker import Broker, BrokerSettings
+from .broker.ownership import LEDGER_COUNTER
 from .broker.registry import Registry
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
+from .metadata.counters import last_id
 from .metadata.embedded import EmbeddedStore
 from .metadata.store import Compare, Put, Store
 from .model.errors import Refused
 from .runtime.clock import Clock, SystemClock
-from .runtime.disk import Disk, OsDisk
+from .runtime.disk import Disk, OsDisk, read_whole, replace_whole
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
@@ -35,6 +37,9 @@ log = get_logger(__name__)
 DEFAULT_NODE: Final = "broker-1"
 METADATA_PART: Final = "metadata"
 LOG_PART: Final = "wal"
+REVISION_FILE: Final = "METADATA_REVISION"
+"""In the data directory: the metadata's revision at the last start or clean end; the metadata may only be newer."""
+
 IDENTITY_KEY: Final = "/identity"
 """In the metadata store: whose it is, so that two halves of different brokers are never taken for one."""
 
@@ -102,7 +107,7 @@ class Server:
         store = await self._open_metadata(directory)
         registry = Registry(store, clock)
         await registry.load()
-        writer = await self._open_log(directory, await registry.needed_ledgers())
+        writer = await self._open_log(directory, store, await registry.needed_ledgers())
         tasks = Tasks()
         self._parts.push_async_callback(tasks.close)
         broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
@@ -134,9 +139,26 @@ class Server:
                 )
             await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
         directory.add_part(METADATA_PART)
+        await self._refuse_older_metadata(store, directory)
         return store
 
-    async def _open_log(self, directory: DataDirectory, needed: set[int]) -> LogWriter:
+    async def _refuse_older_metadata(self, store: Store, directory: DataDirectory) -> None:
+        """A copy of the metadata that is older than the log would give out ids and offsets a second time."""
+        disk, path = self._components.disk, directory.path / REVISION_FILE
+        seen = int(read_whole(disk, path)) if disk.exists(path) else 0
+        if await store.revision() < seen:
+            raise Refused(
+                f"{self._settings.metadata_path} is at revision {await store.revision()}, and this data directory has "
+                f"seen {seen}: it is an older copy; put back the newest one"
+            )
+
+        async def remember() -> None:
+            replace_whole(disk, path, b"%d" % await store.revision())
+
+        await remember()
+        self._parts.push_async_callback(remember)
+
+    async def _open_log(self, directory: DataDirectory, store: Store, needed: set[int]) -> LogWriter:
         writer = await LogWriter.open(
             self._components.disk,
             self._settings.log_directory,
@@ -148,6 +170,12 @@ class Server:
         )
         self._parts.push_async_callback(writer.close)
         directory.add_part(LOG_PART)
+        newest = max(writer.recovered.ledgers, default=0)
+        if newest > await last_id(store, LEDGER_COUNTER):
+            raise Refused(
+                f"the log has ledger {newest}, which {self._settings.metadata_path} never gave out: the metadata is "
+                f"older than the log; put back the newest copy"
+            )
         writer.forget(set(writer.recovered.ledgers) - needed)
         return writer
 

@@ -131,3 +131,18 @@ async def main():
             await asyncio.Event().wait()
 asyncio.run(main())
 """
+
+
+async def test_an_older_copy_of_the_metadata_is_refused(tmp_path):
+    data = tmp_path / "data"
+    with BrokerProcess(data) as broker:
+        await publish(broker.url, [b"a"])
+        broker.stop()
+        older = (data / "metadata.db").read_bytes()
+        broker.start()
+        async with pydanube.connect(broker.url) as client:
+            await client.create_topic("/default/later")
+        broker.stop()
+        (data / "metadata.db").write_bytes(older)
+        with pytest.raises(AssertionError, match="it is an older copy"):
+            broker.start()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
-from pydanube.metadata.counters import take_ids
+from pydanube.metadata.counters import last_id, take_ids
 from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
 from pydanube.model.errors import StaleEpoch
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
@@ -26,6 +26,8 @@ from .records import (
     unpack,
 )
 
+LEDGER_COUNTER: Final = "ledger"
+
 
 class Ids:
     """Numbers of one kind, taken from the store in blocks; the rest of a block is never used after a restart."""
@@ -35,6 +37,7 @@ class Ids:
         self._name = name
         self._block = block
         self._left: list[int] = []
+        self._last = 0
         self._fetching = asyncio.Lock()  # a thousand takers at once need one block, not a thousand comparisons
 
     async def take(self) -> int:
@@ -43,7 +46,16 @@ class Ids:
             async with self._fetching:
                 if not self._left:
                     self._left = list(reversed(await take_ids(self._store, self._name, self._block)))
-        return self._left.pop()
+        self._last = self._left.pop()
+        return self._last
+
+    async def load(self) -> None:
+        """Learn what was given out before this start."""
+        self._last = await last_id(self._store, self._name)
+
+    def were_given(self, number: int) -> bool:
+        """Whether somebody was given this number, now or before; numbers rise."""
+        return 0 < number <= self._last
 
 
 class Ownership:
@@ -57,6 +69,7 @@ class Ownership:
         self._key = partition_key(topic_id, index)
         self._record = PartitionRecord(owner=owner)
         self._revision = 0
+        self._writing = asyncio.Lock()  # a reservation changes the revision that every other write compares
 
     @property
     def epoch(self) -> int:
@@ -99,17 +112,19 @@ class Ownership:
 
     async def reserve(self, end: int) -> None:
         """Offsets below `end` may be given out from now on; a restart begins at `end`."""
-        record = PartitionRecord(self.epoch, self._record.owner, end)
-        compare = Compare.mod_revision(self._key, self._revision)
-        result = await self._store.transact([compare], [Put(self._key, pack(record))])
-        if not result.succeeded:
-            raise self._fenced()
-        self._record, self._revision = record, result.revision
+        async with self._writing:
+            record = PartitionRecord(self.epoch, self._record.owner, end)
+            compare = Compare.mod_revision(self._key, self._revision)
+            result = await self._store.transact([compare], [Put(self._key, pack(record))])
+            if not result.succeeded:
+                raise self._fenced()
+            self._record, self._revision = record, result.revision
 
     async def _write(self, writes: list[Put | Delete]) -> None:
-        result = await self._store.transact([Compare.mod_revision(self._key, self._revision)], writes)
-        if not result.succeeded:
-            raise self._fenced()
+        async with self._writing:
+            result = await self._store.transact([Compare.mod_revision(self._key, self._revision)], writes)
+            if not result.succeeded:
+                raise self._fenced()
 
     def _fenced(self) -> StaleEpoch:
         return StaleEpoch(

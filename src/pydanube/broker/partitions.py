@@ -16,7 +16,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LogWriter
 
 from .opening import Opening
-from .ownership import Ids, Ownership
+from .ownership import LEDGER_COUNTER, Ids, Ownership
 from .partition import Partition, PartitionSettings
 from .records import SubscriptionRecord, TopicRecord
 from .registry import Registry
@@ -50,7 +50,7 @@ class Partitions:
         self._clock = clock
         self._owner = owner
         self._settings = settings
-        self._ledger_ids = Ids(store, "ledger", 1000)
+        self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
         self._open: dict[Key, Partition] = {}
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""

@@ -37,6 +37,7 @@ class Registry:
 
     async def load(self) -> None:
         """Read everything; `default` exists from the first start on."""
+        await self._producer_ids.load()
         async for one in list_all(self._store, records.NAMESPACES):
             self._namespaces.add(one.key.removeprefix(records.NAMESPACES))
         async for one in list_all(self._store, records.TOPICS):
@@ -188,6 +189,23 @@ class Registry:
 
     async def new_producer(self) -> ProducerRecord:
         return ProducerRecord(await self._producer_ids.take(), 0)
+
+    async def check_producer(self, topic: TopicName, name: str, identity: ProducerRecord) -> int:
+        """Whether this identity was given out, and to this name; the name's newest epoch, 0 without a name.
+
+        Raises Refused for an identity that nobody was given.
+        """
+        if not self._producer_ids.were_given(identity.producer_id) or not 0 <= identity.epoch < 2**32:
+            raise Refused(
+                f"producer {identity.producer_id} epoch {identity.epoch} was never given out: open without one"
+            )
+        if not name:
+            return 0
+        found = await self._store.get(records.producer_key(self.topic(topic).topic_id, name))
+        owner = records.unpack(found.value, ProducerRecord) if found else None
+        if owner is None or owner.producer_id != identity.producer_id:
+            raise Refused(f"producer {identity.producer_id} is not the one named {name!r}: open without an identity")
+        return owner.epoch
 
     async def resume_producer(self, topic: TopicName, name: str) -> ProducerRecord:
         """The name's own id under a higher epoch: whoever used it before is fenced."""

@@ -19,7 +19,8 @@ from crc32c import crc32c
 
 from pydanube.codec.state import FORMAT, CursorChange, Delta, Snapshot, encode
 from pydanube.codec.wal import RecordKind
-from pydanube.model.errors import DanubeError
+from pydanube.model.errors import DanubeError, Full
+from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import Level, LogWriter
@@ -139,11 +140,19 @@ class StateLedger:
         self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.SYNC, synced)
 
     async def _drop(self, former: list[int]) -> None:
-        await self._ownership.drop_ledgers(former)
-        self._writer.forget(set(former))
+        """Cancelled or refused: they stay listed, and the next owner supersedes them again."""
+        try:
+            await self._ownership.drop_ledgers(former)
+        except DanubeError as error:
+            log.warning("state.ledgers_kept", ledgers=former, error=error.message)
+        else:
+            self._writer.forget(set(former))
 
     def _append(self, kind: RecordKind, body: bytes, level: Level, done: Done) -> None:
         assert self.ledger_id is not None
+        if len(body) > RECORD_BODY_BYTES_MAX:
+            done(Full(f"the state of the partition has {len(body)} bytes, over the limit of {RECORD_BODY_BYTES_MAX}"))
+            return
         entry, self._next_entry = self._next_entry, self._next_entry + 1
         noted = partial(self._noted, self.ledger_id, done)
         self._writer.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, noted)

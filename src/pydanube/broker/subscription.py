@@ -15,7 +15,8 @@ from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.exclusive import Attachment, Exclusive
-from pydanube.model.errors import DanubeError, Invalid, Refused
+from pydanube.model.errors import DanubeError, Full, Invalid, Refused
+from pydanube.model.limits import ACKED_RANGES_REFUSED
 from pydanube.model.topics import SubscriptionPartition, SubscriptionType
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.stream import Stream
@@ -23,7 +24,7 @@ from pydanube.storage.stream import Stream
 from .state import Done, NoState, StateLedger
 
 READ_BYTES: Final = 2 * 1024 * 1024
-"""One read from the log for a subscription that is behind; also what it may hold ahead of its consumer."""
+"""The most that is read at a time for a subscription that is behind; its consumer's credit may be less."""
 
 
 class Sink(Protocol):
@@ -58,6 +59,7 @@ class Consumer:
     def pause(self) -> None:
         """The way to the consumer is full: deliver nothing until `resume`."""
         self._attachment.paused = True
+        self._subscription.forget_ahead()
 
     def resume(self) -> None:
         self._attachment.paused = False
@@ -101,7 +103,7 @@ class LiveSubscription:
     def attach(self, consumer: str, sink: Sink, created: bool) -> Consumer:
         attachment, former = self.core.attach(consumer)
         former_sink, self._sink = self._sink, sink
-        self._forget_ahead()
+        self.forget_ahead()
         if former is not None and former_sink is not None:
             former_sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
         return Consumer(self, attachment, created, self._epoch())
@@ -109,7 +111,7 @@ class LiveSubscription:
     def detach(self, attachment: Attachment) -> None:
         if self.core.holder is attachment:
             self._sink = None
-            self._forget_ahead()
+            self.forget_ahead()
         self.core.detach(attachment)
 
     def close(self, error: DanubeError) -> None:
@@ -117,7 +119,7 @@ class LiveSubscription:
         sink, self._sink = self._sink, None
         if self.core.holder is not None:
             self.core.detach(self.core.holder)
-        self._forget_ahead()
+        self.forget_ahead()
         if sink is not None:
             sink.closed(error)
 
@@ -133,7 +135,9 @@ class LiveSubscription:
             else:
                 views = self._stream.read_cached(core.next_read, READ_BYTES)
             if views is None:
-                self._reading = self._tasks.spawn(self._read(core.next_read), "catch-up read")
+                assert core.holder is not None
+                wanted = min(core.holder.bytes, READ_BYTES)
+                self._reading = self._tasks.spawn(self._read(core.next_read, wanted), "catch-up read")
                 return
             self._deliver(views)
 
@@ -147,11 +151,15 @@ class LiveSubscription:
             stop = min(stop, end)
             if cursor.ack(start, stop):
                 settled.append((start, stop))
+            if cursor.gaps > ACKED_RANGES_REFUSED:
+                break
         if settled:
             self._state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, settled), done)
         elif done is not None:
             self._state.barrier(done)
-        if cursor.gaps < gaps:
+        if cursor.gaps > ACKED_RANGES_REFUSED:
+            self.close(Full(f"more than {ACKED_RANGES_REFUSED} gaps between acks: ack the oldest messages first"))
+        elif cursor.gaps < gaps:
             self.pump()
 
     def seek(self, position: int, done: Done) -> None:
@@ -159,7 +167,7 @@ class LiveSubscription:
         if position > self._stream.end_offset:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
         self.core.move(position)
-        self._forget_ahead()
+        self.forget_ahead()
         self._state.change(CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)]), done)
         self.pump()
 
@@ -190,11 +198,11 @@ class LiveSubscription:
                 rows = [] if whole else [(start - base, stop - base) for start, stop in ranges]
                 sink.deliver(view, epoch, rows, ())
 
-    async def _read(self, offset: int) -> None:
+    async def _read(self, offset: int, bytes_max: int) -> None:
         """One stretch from the log. Cancelled: nothing was delivered, the next pump reads again."""
         me, end = asyncio.current_task(), self._stream.end_offset
         try:
-            views = await self._stream.read(offset, READ_BYTES)
+            views = await self._stream.read(offset, bytes_max)
         except DanubeError as error:
             if self._reading is me:
                 self._reading = None
@@ -202,12 +210,15 @@ class LiveSubscription:
             return
         if self._reading is me:
             self._reading = None
-            self._ahead.extend(views)
             if not views:
                 self.core.skip_to(end)
+            elif self.core.wants:
+                self._ahead.extend(views)
+            # Whoever cannot be delivered to now keeps nothing in memory: it is read again when its turn comes.
             self.pump()
 
-    def _forget_ahead(self) -> None:
+    def forget_ahead(self) -> None:
+        """Let go of what was read and not delivered."""
         self._ahead.clear()
         if self._reading is not None:
             self._reading.cancel()

@@ -41,6 +41,12 @@ async def take_ids(store: Store, name: str, count: int) -> range:
     raise Unavailable(f"no ids of {name!r}: others were faster {_ATTEMPTS_MAX} times in a row")
 
 
+async def last_id(store: Store, name: str) -> int:
+    """The highest number that may have been given out; 0 when none was."""
+    entry = await store.get(counter_key(name))
+    return 0 if entry is None else _parse(entry.key, entry.value)
+
+
 def _parse(key: str, value: bytes) -> int:
     if not value.isdigit() or len(value) > 19:
         raise Corrupt(f"metadata key {key} should hold a number and holds {value[:40]!r}")

@@ -220,7 +220,7 @@ def translate(error: sqlite3.Error, path: Path) -> Exception:
     """What SQLite's error means to a caller; an error that is our own mistake stays what it is."""
     code = getattr(error, "sqlite_errorcode", None)
     match None if code is None else code & 0xFF:
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_ERROR | sqlite3.SQLITE_SCHEMA:
             return Corrupt(f"metadata database {path} is damaged ({error}): {_REMEDY}")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Unavailable(f"metadata database {path} is in use by another process")

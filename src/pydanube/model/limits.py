@@ -54,5 +54,8 @@ PRODUCER_BATCHES_IN_FLIGHT_MAX: Final = 64
 ACKED_RANGES_MAX: Final = 10_000
 """Gaps in what a subscription has acked; past it delivery waits, and no ack is forgotten."""
 
+ACKED_RANGES_REFUSED: Final = 4 * ACKED_RANGES_MAX
+"""What was delivered before the waiting began may still be acked; whoever makes more gaps than this is closed."""
+
 assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX
 assert ACKED_RANGES_MAX * 8 + BATCH_MESSAGES_MAX * 2 + ALIGNMENT < CONTROL_BYTES_MAX, "a delivery's row selection"

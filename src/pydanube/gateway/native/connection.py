@@ -56,7 +56,7 @@ VERSION_MIN: Final = 1
 KEEP_ALIVE_INTERVALS: Final = 3
 """So many silent intervals, and the peer counts as gone."""
 
-SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 16
+SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 4
 """Smaller batches are copied out of the chunk they arrived in. A batch that is cached keeps its whole chunk in memory:
 for a large one that is not much more than itself, a small one could hold many times its size."""
 
@@ -107,6 +107,8 @@ class House:
     tasks: Tasks
     memory: PublishMemory
     forget: Callable[[Session], None]
+    unread_bytes: Callable[[], int]
+    """What all clients together have been sent and have not taken."""
 
 
 class Session:
@@ -131,7 +133,7 @@ class Session:
         self._publishes = 0
         self._publish_bytes = 0
         self._requests = 0
-        self._fetches = Fetches(connection, house.broker, house.settings, house.tasks)
+        self._fetches = Fetches(connection, house.broker, house.settings, house.tasks, house.unread_bytes)
         self._last_ping = 0.0
         self._turn = 0
 

@@ -8,6 +8,7 @@ read what it asked for makes the broker hold more than a few answers.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from pydanube.broker import Broker, Fetched
@@ -15,7 +16,7 @@ from pydanube.codec.native import frames
 from pydanube.codec.native.frames import Kind
 from pydanube.codec.native.requests import Fetch
 from pydanube.core.access import Principal
-from pydanube.model.errors import DanubeError, Full
+from pydanube.model.errors import DanubeError, Full, Unavailable
 from pydanube.model.limits import ALIGNMENT, FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -25,8 +26,8 @@ from pydanube.runtime.tasks import Tasks
 from .requests import error_frame, internal_error, position_of
 from .settings import NativeSettings
 
-READS_AT_ONCE: Final = 4
-"""Enough to keep a disk or an object store busy for one reader; each may hold an answer."""
+READS_AT_ONCE: Final = 2
+"""One is read while the other is sent; each may hold an answer."""
 
 _ZEROS: Final = bytes(ALIGNMENT)
 
@@ -34,8 +35,17 @@ _ZEROS: Final = bytes(ALIGNMENT)
 class Fetches:
     """The fetches of one connection that have no answer yet."""
 
-    def __init__(self, connection: FramedConnection, broker: Broker, settings: NativeSettings, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        connection: FramedConnection,
+        broker: Broker,
+        settings: NativeSettings,
+        tasks: Tasks,
+        unread_bytes: Callable[[], int],
+    ) -> None:
+        """`unread_bytes`: what all clients together have been sent and have not taken."""
         self._connection = connection
+        self._unread_bytes = unread_bytes
         self._broker = broker
         self._settings = settings
         self._tasks = tasks
@@ -85,6 +95,7 @@ class Fetches:
         while True:
             async with self._places:
                 await self._writable.wait()
+                self._check_memory()
                 fetched = await self._broker.fetch(principal, topic, fetch.partition, start, bytes_max, 0)
                 if fetched.batches or wait_ms == 0:
                     self._send(correlation, fetched)
@@ -92,6 +103,13 @@ class Fetches:
             start = Position("offset", fetched.next_offset)
             await self._broker.fetch(principal, topic, fetch.partition, start, 1, wait_ms)
             wait_ms = 0
+
+    def _check_memory(self) -> None:
+        unread = self._unread_bytes()
+        if unread > self._settings.unread_answers_bytes_max:
+            raise Unavailable(
+                f"clients have not taken {unread} bytes they asked for: read what was sent, then try again"
+            )
 
     def _send(self, correlation: int, fetched: Fetched) -> None:
         body: list[Buffer] = []

@@ -50,7 +50,8 @@ class NativeServer:
         self._settings = settings
         self._clock = clock
         self._tasks = tasks
-        self._house = House(broker, settings, clock, tasks, PublishMemory(settings.publish_memory_bytes), self._forget)
+        memory = PublishMemory(settings.publish_memory_bytes)
+        self._house = House(broker, settings, clock, tasks, memory, self._forget, self._unread_bytes)
         self._large_frames = Budget(settings.large_frames_bytes)
         self._connections_max = settings.connections_max
         self._per_address_max = settings.connections_per_address_max
@@ -136,6 +137,9 @@ class NativeServer:
         self._sessions.add(session)
         self._addresses[address] += 1
         return session
+
+    def _unread_bytes(self) -> int:
+        return sum(session.connection.queued_bytes for session in self._sessions)
 
     def _forget(self, session: Session) -> None:
         self._sessions.discard(session)

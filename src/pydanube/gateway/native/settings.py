@@ -44,6 +44,8 @@ class NativeSettings:
 
     write_high_bytes: int = 1 * MIB
     """With more than this waiting to be sent to a client, its consumers get nothing until it has read."""
+    unread_answers_bytes_max: int = 256 * MIB
+    """With more than this waiting for all clients together, fetches are refused until some was taken."""
     answers_bytes_max: int = 4 * MIB
     """With more than this waiting, the client is not read from either."""
 
