@@ -92,6 +92,26 @@ class TestProducers:
             found = await stored(client)
             assert found in ([b"before", b"perhaps", b"after"], [b"before", b"after"])
 
+    async def test_a_flush_ends_when_the_broker_has_forgotten_what_may_be_stored(self, tmp_path: Path) -> None:
+        async with wired_broker(tmp_path) as wire, pydanube.connect(wire.url) as client:
+            await client.create_topic(TOPIC, ack_level="memory")
+            async with client.producer(TOPIC) as producer:
+                await producer.send(b"first")
+                wire.answers_flow = False
+                producer.send_nowait(b"perhaps")
+                await broker_end(wire, 2)
+                flushing = asyncio.get_running_loop().create_task(producer.flush())
+                async with testing.broker(tmp_path / "other") as other:
+                    async with pydanube.connect(other) as direct, direct.producer(TOPIC):
+                        pass  # the number of our producer is known there, its messages are not
+                    wire.target = int(other.rsplit(":", 1)[1])
+                    wire.cut()
+                    wire.answers_flow = True
+                    async with asyncio.timeout(10):
+                        with pytest.raises(Unavailable, match="may be stored or not"):
+                            await flushing
+                        assert (await producer.send(b"after")).offset == 0
+
     async def test_who_is_cancelled_is_not_kept_waiting_for_a_broker_that_is_gone(
         self, wire: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -371,7 +391,7 @@ class Signpost:
             route = requests.Route(asked.topic, 1, False, True, "durable", [here])
             self.answer(Kind.RESPONSE, route, received.correlation)
         elif received.kind is Kind.REQUEST and self.opens_producers and isinstance(asked, requests.OpenProducer):
-            self.answer(Kind.RESPONSE, requests.ProducerOpened(1, 99, 1), received.correlation)
+            self.answer(Kind.RESPONSE, requests.ProducerOpened(1, 1, 0), received.correlation)
         elif received.correlation:
             failure = requests.Failure.of(NotOwner("not mine", self.owner))
             self.answer(Kind.ERROR, failure, received.correlation)
@@ -400,6 +420,8 @@ async def signpost(url: str, opens_producers: bool = False):  # type: ignore[no-
     Signpost.address = f"{host}:{port}"
     async with pydanube.connect(url) as client:
         await client.create_topic(TOPIC)
+        async with client.producer(TOPIC):
+            pass  # producer 1: the signpost goes on as it
     try:
         yield Signpost.address
     finally:

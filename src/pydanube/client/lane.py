@@ -52,7 +52,7 @@ class Host(Protocol):
         """Another producer took this one's name."""
 
     def progressed(self) -> None:
-        """Something was answered or given up."""
+        """A flight's fate is known, or open again. What settles is told by the outbox."""
 
 
 class Lane:
@@ -162,7 +162,6 @@ class Lane:
                 self._problem = error
                 if not worth_retrying(error):
                     self.outbox.fail_all(partial(copy, error))
-                    self._host.progressed()
                     return
                 self._brokers.moved(self._topic, self._partition, error.owner if isinstance(error, NotOwner) else "")
             await self._brokers.clock.sleep(self._backoff.next())
@@ -234,7 +233,6 @@ class Lane:
             self._backoff.reset()
             self._fruitless = False
         self.outbox.published(cast(Flight, ticket), base_offset, duplicate)
-        self._host.progressed()
         self.pump()
 
     def refused(self, ticket: object, error: DanubeError) -> None:
@@ -272,10 +270,7 @@ class Lane:
     def tick(self, now: float) -> None:
         """Give up what has waited too long."""
         self.outbox.close_filling(born_before=now - FILLING_SECONDS_MAX)
-        before = self.outbox.settled
         self.outbox.expire(now - self._settings.timeout, self._timed_out)
-        if self.outbox.settled != before:
-            self._host.progressed()
         self.pump()
 
     def _timed_out(self) -> DanubeError:

@@ -112,6 +112,7 @@ class Publisher:
         if error is not None and awaited < len(rows):
             self.note_failure(error, len(rows) - awaited)
         self.room.release(len(rows), rows.size)
+        self.progressed()
 
     def note_failure(self, error: DanubeError, messages: int) -> None:
         """For the next flush to raise: nobody else waits for these."""
@@ -145,7 +146,6 @@ class Publisher:
     def _fail_all(self, error: DanubeError) -> None:
         for lane in self.lanes:
             lane.outbox.fail_all(partial(copy, error))
-        self.progressed()
 
     # -- identity ----------------------------------------------------------------------------------------------------
 
