@@ -166,6 +166,8 @@ class Connection:
         self.window.take(size)
         head = frames.PUBLISH.pack(handle)
         self._framed.send(frames.encode_front(Kind.PUBLISH, head, size, correlation), batch)
+        if len(self._publishes) == 1:
+            self._framed.flush()  # a lone message is in a hurry; those behind it will wait for its answer anyway
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class Connection:
         fail(self._greeted, self.lost)
         asked, self._asked = self._asked, {}
         for one in asked.values():
-            one.fail(self.lost)
+            self._tell(one.fail, self.lost)
         fetches, self._fetches = self._fetches, {}
         for fetch in fetches.values():
             fail(fetch, self.lost)
@@ -245,7 +247,15 @@ class Connection:
         self.window.close()
         callbacks, self._on_lost = self._on_lost, {}
         for callback in callbacks.values():
-            callback(self.lost)
+            self._tell(callback, self.lost)
+
+    def _tell(self, callback: Callable[[DanubeError], None], lost: DanubeError) -> None:
+        """One who stumbles over the news must not keep it from the others."""
+        try:
+            callback(lost)
+        except Exception as error:
+            told = f"{callback!r} failed when the connection to {self.address} ended"
+            self._loop.call_exception_handler({"message": told, "exception": error})
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
