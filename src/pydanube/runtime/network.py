@@ -195,6 +195,11 @@ class FramedConnection(asyncio.BufferedProtocol):
             self.writable = False
             self._handler.writable_changed(False)
 
+    def flush(self) -> None:
+        """Send now what `send` took, for what nothing else will follow: it saves a turn of the loop."""
+        if not self._cutting and not self._kernel_full:
+            self._flush()
+
     def pause_reading(self) -> None:
         """No frame reaches the handler until `resume_reading`, not even one that has arrived."""
         if self._reading and not self._closing:

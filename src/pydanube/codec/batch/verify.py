@@ -132,6 +132,9 @@ def _check_deltas(view: memoryview, header: BatchHeader, place: Layout) -> None:
 
 
 def _bounds(view: memoryview, start: int, count: int) -> tuple[int, int]:
+    if count <= FEW:
+        few = view[start : start + 8 * count].cast("q").tolist()
+        return min(few), max(few)
     times = np.frombuffer(view, INT64, count, start)
     return int(np.minimum.reduce(times)), int(np.maximum.reduce(times))
 
