@@ -187,7 +187,10 @@ class Partition:
         answer = Published(append.base_offset, self._ownership.epoch, False)
         for done in append.waiters:
             done(answer)
-        self._wake()
+        if self._decide.in_flight:
+            self._wake()  # more of the same group follows: deliver it together
+        else:
+            self._woken()
 
     def _roll_back(self, error: DanubeError) -> None:
         """Nothing on its way arrives, nothing of it was seen: the retry goes to a new ledger."""
@@ -307,6 +310,7 @@ class Partition:
             asyncio.get_running_loop().call_soon(self._woken)
 
     def _woken(self) -> None:
+        """Whoever waits for what is visible gets it now."""
         self._wake_scheduled = False
         for subscription in list(self.subscriptions.values()):
             subscription.pump()
