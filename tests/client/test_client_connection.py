@@ -3,11 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+import pytest
+
+import pydanube
+from pydanube import Unavailable
 from pydanube.client.address import Address
 from pydanube.client.connection import Connection
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Frame, Kind
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import SystemClock
+
+
+@asynccontextmanager
+async def broker_that(answers: Callable[[Frame], bytes]) -> AsyncIterator[str]:
+    """The address of one who greets, pongs, and answers anything else like this."""
+    welcome = requests.encode(requests.Welcome(version=1, broker="odd"))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readexactly(len(frames.PREAMBLE))
+            while True:
+                header = await reader.readexactly(frames.HEADER.size)
+                rest = await reader.readexactly(frames.frame_length(memoryview(header)) - len(header))
+                frame = frames.decode(memoryview(header + rest))
+                match frame.kind:
+                    case Kind.HELLO:
+                        writer.write(frames.encode(Kind.WELCOME, welcome, frame.correlation))
+                    case Kind.PING:
+                        writer.write(frames.encode(Kind.PONG, b"", frame.correlation))
+                    case _:
+                        writer.write(answers(frame))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def nonsense(frame: Frame) -> bytes:
+    return frames.encode(Kind.RESPONSE, b"\xc1", frame.correlation)
+
+
+def silence(_: Frame) -> bytes:
+    return b""
 
 
 async def test_everyone_hears_that_a_connection_ended_even_when_one_fails_over_it(url: str) -> None:
@@ -25,3 +67,37 @@ async def test_everyone_hears_that_a_connection_ended_even_when_one_fails_over_i
     await connection.close()
     assert connection.lost is not None
     assert (heard, problems) == ([connection.lost], [mistake])
+
+
+async def test_a_request_whose_answer_cannot_be_read_fails_with_the_connection() -> None:
+    async with broker_that(nonsense) as address, asyncio.timeout(5):
+        connection = await Connection.open(Address.parse(address), SystemClock())
+        with pytest.raises(Unavailable, match="sent what cannot be read: Names"):
+            await connection.request(requests.ListTopics(), requests.Names)
+        heard: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
+        connection = await Connection.open(Address.parse(address), SystemClock())
+        connection.ack(1, [(0, 1)], on_done=heard.set_result)
+        assert isinstance(await heard, Unavailable)
+
+
+async def test_no_call_waits_longer_for_an_answer_than_the_client_was_told_to() -> None:
+    async with broker_that(silence) as address, asyncio.timeout(5):
+        client = await pydanube.connect(f"danube://{address}", timeout=0.2)
+        with pytest.raises(Unavailable, match=r"gave up after 0\.2 s: no answer"):
+            await client.list_topics()
+        with pytest.raises(Unavailable, match=r"did not answer CreateTopic within 0\.\d+ s"):
+            await client.create_topic("/default/orders")
+        with pytest.raises(Unavailable, match=r"gave up after 0\.2 s: no answer"):
+            await client.producer("/default/orders")
+        await client.close()
+
+
+async def test_a_listed_broker_that_does_not_greet_leaves_time_for_the_next_one(url: str) -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        first = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with pydanube.connect(f"danube://{first},{url.removeprefix('danube://')}", timeout=3) as client:
+            assert await client.list_topics() == []

@@ -208,9 +208,10 @@ class Connection:
                 if listener is not None:
                     listener.delivered(head, decoded.body)
             case Kind.RESPONSE:
-                asked = self._asked.pop(decoded.correlation, None)
+                asked = self._asked.get(decoded.correlation)
                 if asked is not None:
                     asked.succeed(decoded.head)
+                    del self._asked[decoded.correlation]  # not before: one that cannot be read is still owed
             case Kind.FETCHED:
                 self._fetched(decoded)
             case Kind.ERROR:

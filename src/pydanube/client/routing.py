@@ -26,7 +26,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .address import Address
 from .backoff import Backoff
-from .connection import Connection
+from .connection import HANDSHAKE_SECONDS, REQUEST_SECONDS, Connection
 
 log = get_logger(__name__)
 
@@ -59,6 +59,8 @@ class Brokers:
         self.timeout = timeout
         """Seconds after which trying again gives way to Unavailable."""
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever waits for a connection gets its error
+        # a listed broker that says nothing leaves time to try the others
+        self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._unreachable: dict[Address, float] = {}
@@ -95,7 +97,7 @@ class Brokers:
 
     async def _connect(self, address: Address) -> Connection:
         try:
-            connection = await Connection.open(address, self.clock)
+            connection = await Connection.open(address, self.clock, self._handshake_seconds)
         except DanubeError as error:
             self._unreachable[address] = self.clock.monotonic() + UNREACHABLE_SECONDS
             log.debug("broker.unreachable", address=str(address), error=error.message)
@@ -176,7 +178,10 @@ class Brokers:
         hops = 0
         while True:
             try:
-                return await attempt()
+                async with asyncio.timeout(deadline - self.clock.monotonic()):
+                    return await attempt()
+            except TimeoutError:
+                raise Unavailable(f"gave up after {self.timeout:g} s: no answer from the broker") from None
             except DanubeError as error:
                 if not worth_retrying(error) or self._closed:
                     raise
@@ -199,8 +204,10 @@ class Brokers:
         """Ask any broker. What is not `repeatable` is asked once: its loss in between raises Unavailable."""
         if repeatable:
             return await self.retrying(lambda: self._call_once(request, answer))
+        deadline = self.clock.monotonic() + self.timeout
         connection = await self.retrying(self.anyone)
-        return await connection.request(request, answer)
+        left = max(0.0, deadline - self.clock.monotonic())
+        return await connection.request(request, answer, timeout=min(REQUEST_SECONDS, left))
 
     async def _call_once(self, request: requests.Request, answer: type[StructT]) -> StructT:
         connection = await self.anyone()
