@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 import pytest
@@ -145,8 +148,11 @@ def test_what_is_left_open_is_closed_with_the_client(url: str) -> None:
     with pydanube.connect_blocking(url) as client:
         producer = client.producer(TOPIC).open()
         producer.send_nowait(b"queued")
-    with pytest.raises(Refused):
-        producer.send(b"x")
+    for _ in range(2):
+        with pytest.raises(Refused):
+            producer.send(b"x")
+        with pytest.raises(Refused):
+            producer.send_nowait(b"x")
 
 
 def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
@@ -154,6 +160,27 @@ def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
         pass
     with pytest.raises(Refused, match="not open"):
         pydanube.connect_blocking("danube://127.0.0.1:1").list_topics()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_is_told_to_connect_for_itself(url: str, client: BlockingClient) -> None:
+    with client.producer(TOPIC) as producer:
+        producer.send(b"parent")
+        uses = [lambda: producer.send(b"x"), lambda: producer.send_nowait(b"x"), producer.close, client.close]
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # it hangs rather than fails if this is broken
+            with suppress(BaseException):
+                for use in uses * 2:
+                    with pytest.raises(Refused, match="connect again in the child"):
+                        use()
+                with pydanube.connect_blocking(url) as own, own.producer(TOPIC) as mine:
+                    mine.send(b"child")
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert producer.send(b"parent again").offset == 2
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ class BlockingProducer(Blocking[Producer]):
         """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
         payload = checked_payload(payload)
         size = len(payload)
+        if not self._planned:
+            self._thread.running_loop()  # refused before it is queued: nobody would take it from there
         if not self._has_room(size):
             raise Full("the producer's queue is full: wait with flush(), use send(), or raise its limits")
         self._queued.append((payload, key, attributes, publish_time))

@@ -116,6 +116,8 @@ class BlockingConsumer(BlockingStream[Consumer]):
 
     def _ack(self, received: Message | ReceivedBatch, cumulative: bool) -> None:
         acks_of(received)
+        if not self._planned:
+            self._thread.running_loop()  # as in `send_nowait`
         self._acked.append((cumulative, received))
         if not self._planned:
             self._planned = True

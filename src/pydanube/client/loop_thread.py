@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -20,13 +21,18 @@ OpenableT = TypeVar("OpenableT", bound=Openable)
 
 
 class LoopThread:
-    """An event loop in a thread of its own, from `start` to `stop`."""
+    """An event loop in a thread of its own, from `start` to `stop`.
+
+    A forked child inherits the loop and its sockets, but not the thread. They stay the parent's: the child is refused.
+    """
 
     def __init__(self) -> None:
+        self._process = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        self._process = os.getpid()
         loop = self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="pydanube-client", daemon=True)
         self._thread.start()
@@ -34,7 +40,7 @@ class LoopThread:
     def stop(self) -> None:
         """Nothing may run there any more. The thread is gone on return."""
         loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None:
+        if loop is not None and thread is not None and self._process == os.getpid():
             self._loop = self._thread = None
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
@@ -43,10 +49,13 @@ class LoopThread:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it there and wait. An interrupted wait (Ctrl-C) cancels it."""
-        loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
+        try:
+            loop = self.running_loop()
+            if threading.current_thread() is self._thread:
+                raise Refused("the thread that does this client's work cannot wait for it: call from another thread")
+        except Refused:
             coroutine.close()
-            raise Refused("this client is not open: use it inside its `with` block")
+            raise
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             return future.result()
@@ -56,10 +65,16 @@ class LoopThread:
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Run it there, after whatever was asked for before."""
+        self.running_loop().call_soon_threadsafe(callback)
+
+    def running_loop(self) -> asyncio.AbstractEventLoop:
+        """Where things are run; raises Refused where nothing can be."""
         loop = self._loop
         if loop is None:
             raise Refused("this client is not open: use it inside its `with` block")
-        loop.call_soon_threadsafe(callback)
+        if self._process != os.getpid():
+            raise Refused("this client was opened in another process: after a fork, connect again in the child")
+        return loop
 
 
 def blocking(
