@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -67,6 +68,26 @@ async def test_everyone_hears_that_a_connection_ended_even_when_one_fails_over_i
     await connection.close()
     assert connection.lost is not None
     assert (heard, problems) == ([connection.lost], [mistake])
+
+
+async def test_opening_may_be_cancelled_at_any_step_and_leaves_nothing_unheard(url: str) -> None:
+    problems: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(str(context["message"])))
+    address = Address.parse(url.removeprefix("danube://"))
+    for steps in range(12):
+        opening = loop.create_task(Connection.open(address, SystemClock()))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        opening.cancel()
+        (opened,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(opened, Connection):
+            await opened.close()
+        del opening
+        for _ in range(5):  # the transport ends in the next turns
+            await asyncio.sleep(0)
+        gc.collect()
+    assert problems == []
 
 
 async def test_a_request_whose_answer_cannot_be_read_fails_with_the_connection() -> None:

@@ -65,6 +65,7 @@ class Connection:
         self._framed = framed
         self._loop = asyncio.get_running_loop()
         self._greeted: asyncio.Future[requests.Welcome] = self._loop.create_future()
+        self._greeted.add_done_callback(_take_note)  # who opens it may be cancelled before waiting for this
         self._correlation = 0
         self._asked: dict[int, Answerable] = {}
         self._fetches: dict[int, asyncio.Future[Fetched]] = {}
@@ -91,11 +92,9 @@ class Connection:
             async with asyncio.timeout(timeout):
                 self.welcome = await self._greeted
         except TimeoutError:
-            self._greeted.cancel()
             framed.abort()
             raise Unavailable(f"broker at {address} did not greet within {timeout:g} s") from None
         except BaseException:
-            self._greeted.cancel()
             framed.abort()
             raise
         self.window.limit = self.welcome.publish_window_bytes
@@ -332,3 +331,9 @@ class Connection:
 
 def _give_up(waiting: asyncio.Future[T], what: str, address: Address, timeout: float) -> None:
     fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))
+
+
+def _take_note(done: asyncio.Future[T]) -> None:
+    """An exception that nobody will ask for is no accident."""
+    if not done.cancelled():
+        done.exception()
