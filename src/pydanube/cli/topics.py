@@ -34,7 +34,6 @@ def topics() -> None:
         """
 danube topics create /default/orders
 danube topics create /default/clicks --partitions 8 --ack-level written
-danube topics create /default/metrics --non-reliable
 """
     ),
 )
