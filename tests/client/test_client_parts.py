@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from pydanube.client.address import Address, parse_addresses
 from pydanube.client.backoff import Backoff
 from pydanube.client.intake import ANY_PARTITION, cut
+from pydanube.client.message import ReceivedBatch, rows_of
 from pydanube.client.partitioning import Partitioner, fnv1a_64
 from pydanube.client.receipts import Placed, Receipt, Receipts
 from pydanube.client.room import Room
+from pydanube.client.rows import Rows
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
+from pydanube.codec.batch import Batch, Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+from pydanube.model.positions import micros_from_datetime
 
 
 class TestAddresses:
@@ -249,3 +253,16 @@ class TestSettings:
     def test_of_a_consumer_out_of_range_are_refused_by_name(self, name: str) -> None:
         with pytest.raises(Invalid, match=name):
             ConsumerSettings(**{name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("times", [[5, 1_760_000_000_123_457, 7, 8], [7, 7, 7, 7]], ids=["each its own", "one for all"])
+@pytest.mark.parametrize("ranges", [[], [(1, 3)], [(0, 1), (2, 4)]], ids=["all rows", "a range", "some rows"])
+def test_a_message_has_the_publish_time_of_its_row(times: list[int], ranges: list[tuple[int, int]]) -> None:
+    rows = Rows(0.0)
+    for time_us in times:
+        rows.add(b"x", None, None, time_us, 1)
+    stored = Batch.open(bytes(rows.encode("", 1, 0, 0, Codec.NONE)))
+    batch = ReceivedBatch(stored, "/default/orders", 0, rows=rows_of(ranges, len(times)))
+    wanted = [times[row] for start, end in ranges or [(0, 4)] for row in range(start, end)]
+    assert [micros_from_datetime(message.publish_time) for message in batch] == wanted
+    assert batch.publish_times_us.tolist() == wanted

@@ -53,7 +53,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def publish_time(self) -> datetime:
         """When its producer says it was made; UTC."""
-        return datetime_from_micros(int(self._delivery.publish_times_us[self._place]))
+        return self._delivery.publish_time_at(self._place)
 
     @property
     def append_time(self) -> datetime:
@@ -89,6 +89,7 @@ class ReceivedBatch:
     """Messages of one partition, as columns: row i of each belongs to message i. Iterating gives the messages."""
 
     __slots__ = (
+        "_append_time",
         "_attributes",
         "_batch",
         "_keys",
@@ -121,6 +122,7 @@ class ReceivedBatch:
         self._keys: list[str | None] | None = None
         self._attributes: list[dict[str, str]] | None = None
         self._offsets: Int64Array | None = None
+        self._append_time: datetime | None = None
 
     def __len__(self) -> int:
         return self._batch.count if self._rows is None else len(self._rows)
@@ -177,7 +179,9 @@ class ReceivedBatch:
     @property
     def append_time(self) -> datetime:
         """When the broker took the batch; UTC."""
-        return datetime_from_micros(self._batch.append_time)
+        if self._append_time is None:
+            self._append_time = datetime_from_micros(self._batch.append_time)
+        return self._append_time
 
     @property
     def redeliveries(self) -> Sequence[int]:
@@ -227,6 +231,10 @@ class ReceivedBatch:
     def offset_at(self, place: int) -> int:
         row = place if self._rows is None else int(self._rows[place])
         return self._batch.offset_at(row)
+
+    def publish_time_at(self, place: int) -> datetime:
+        row = place if self._rows is None else int(self._rows[place])
+        return datetime_from_micros(self._batch.publish_time_at(row))
 
     def part(self, start: int, end: int) -> ReceivedBatch:
         """Messages [start, end) as a batch of their own, over the same memory."""
