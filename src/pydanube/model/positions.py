@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, Self
 
 from .errors import Invalid
@@ -62,4 +62,4 @@ def micros_from_datetime(moment: datetime) -> int:
 
 
 def datetime_from_micros(micros: int) -> datetime:
-    return datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000)
+    return _EPOCH + timedelta(microseconds=micros)
