@@ -5,6 +5,7 @@ Everything is checked before it is added, because what is in one batch succeeds 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -30,7 +31,7 @@ class Rows:
         self.attributes: list[Attributes] | None = None
         self.time = 0
         """The publish time of all rows, while they have the same."""
-        self.times: list[int] | None = None
+        self.times: array[int] | None = None
         """The publish time of each row, once they differ."""
         self.size = 0
         self.born = born
@@ -100,11 +101,11 @@ class Rows:
     def _add_times(self, time_us: int, count: int) -> None:
         """Called before the rows are added."""
         if self.times is not None:
-            self.times.extend([time_us] * count)
+            self.times.extend(array("q", (time_us,)) * count)
         elif not self.payloads:
             self.time = time_us
         else:
-            self.times = [self.time] * len(self.payloads) + [time_us] * count
+            self.times = array("q", (self.time,)) * len(self.payloads) + array("q", (time_us,)) * count
 
 
 def checked_payload(payload: bytes) -> bytes:

@@ -149,7 +149,7 @@ def attribute_columns(attributes: Sequence[Mapping[str, str] | None] | None) -> 
 
 def time_column(times: Sequence[int], earliest: int, what: str) -> array[int]:
     try:
-        column = array("q", times)
+        column = times if isinstance(times, array) and times.typecode == "q" else array("q", times)
         first, last = bounds(column)
         if earliest <= first and last <= TIME_MAX:
             return column
