@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import signal
@@ -160,6 +161,16 @@ def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
         pass
     with pytest.raises(Refused, match="not open"):
         pydanube.connect_blocking("danube://127.0.0.1:1").list_topics()
+
+
+def test_it_may_be_used_where_a_loop_is_running(url: str) -> None:
+    """As in a notebook."""
+
+    async def cell() -> list[str]:
+        with pydanube.connect_blocking(url) as client:
+            return client.list_namespaces()
+
+    assert asyncio.run(cell()) == ["default"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -34,7 +34,7 @@ class LoopThread:
     def start(self) -> None:
         self._process = os.getpid()
         loop = self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="pydanube-client", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(loop,), name="pydanube-client", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -44,8 +44,6 @@ class LoopThread:
             self._loop = self._thread = None
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it there and wait. An interrupted wait (Ctrl-C) cancels it."""
@@ -75,6 +73,15 @@ class LoopThread:
         if self._process != os.getpid():
             raise Refused("this client was opened in another process: after a fork, connect again in the child")
         return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Until it is stopped. The loop ends where it ran: the caller's thread may be running a loop of its own."""
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
 
 
 def blocking(
