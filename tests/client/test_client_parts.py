@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta, timezone
 from random import Random
 
 import pytest
@@ -18,10 +19,11 @@ from pydanube.client.receipts import Placed, Receipt, Receipts
 from pydanube.client.room import Room
 from pydanube.client.rows import Rows
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
+from pydanube.client.wire import wire_start
 from pydanube.codec.batch import Batch, Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
-from pydanube.model.positions import micros_from_datetime
+from pydanube.model.positions import Position, micros_from_datetime
 
 
 class TestAddresses:
@@ -266,3 +268,30 @@ def test_a_message_has_the_publish_time_of_its_row(times: list[int], ranges: lis
     wanted = [times[row] for start, end in ranges or [(0, 4)] for row in range(start, end)]
     assert [micros_from_datetime(message.publish_time) for message in batch] == wanted
     assert batch.publish_times_us.tolist() == wanted
+
+
+class TestPositions:
+    @pytest.mark.parametrize(
+        "position", [2**63 - 1, str(2**63 - 1), "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999"]
+    )
+    def test_the_last_that_can_be_meant_travel(self, position: str | int | datetime) -> None:
+        wire_start(position)
+        assert Position.parse(str(Position.parse(position))) == Position.parse(position)
+
+    @pytest.mark.parametrize(
+        "position",
+        [
+            2**63,
+            str(2**64),
+            "9" * 5_000,
+            Position("offset", 2**63),
+            Position("offset", -1),
+            Position("time", 1 << 62),
+            datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
+            datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
+            "0001-01-01T00:00:00+01:00",
+        ],
+    )
+    def test_beyond_what_travels_are_invalid(self, position: str | int | datetime | Position) -> None:
+        with pytest.raises(Invalid, match="is not a position"):
+            wire_start(position)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from .errors import Invalid
+
+OFFSET_END: Final = 1 << 63
+"""Every offset is below this: they travel and are stored as signed 64-bit numbers."""
 
 type_names = "earliest, latest, an offset such as 1000, or a time such as 2026-01-31T12:00:00Z"
 
@@ -21,6 +24,16 @@ class Position:
     @classmethod
     def parse(cls, text: object) -> Self:
         """From what a person or a program writes: a word, an offset, a datetime, or a timestamp in ISO 8601."""
+        try:
+            position = cls._parsed(text)
+        except (ValueError, OverflowError):  # no number of digits, and no time, that can be meant
+            position = None
+        if position is None or not position._in_range():
+            raise Invalid(f"{text!r} is not a position: use {type_names}")
+        return position
+
+    @classmethod
+    def _parsed(cls, text: object) -> Self | None:
         match text:
             case Position():
                 return cls(text.kind, text.value)
@@ -30,16 +43,21 @@ class Position:
                 return cls("latest")
             case datetime():
                 return cls("time", micros_from_datetime(text))
-            case int() if not isinstance(text, bool) and text >= 0:
+            case int() if not isinstance(text, bool):
                 return cls("offset", text)
             case str() if text.isdecimal():
                 return cls("offset", int(text))
             case str():
-                try:
-                    return cls("time", micros_from_datetime(datetime.fromisoformat(text)))
-                except ValueError:
-                    pass
-        raise Invalid(f"{text!r} is not a position: use {type_names}")
+                return cls("time", micros_from_datetime(datetime.fromisoformat(text)))
+        return None
+
+    def _in_range(self) -> bool:
+        match self.kind:
+            case "offset":
+                return 0 <= self.value < OFFSET_END
+            case "time":
+                return _TIME_MIN <= self.value <= _TIME_MAX
+        return True
 
     def __str__(self) -> str:
         if self.kind == "time":
@@ -63,3 +81,8 @@ def micros_from_datetime(moment: datetime) -> int:
 
 def datetime_from_micros(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
+
+
+_TIME_MIN: Final = micros_from_datetime(datetime.min.replace(tzinfo=UTC))
+_TIME_MAX: Final = micros_from_datetime(datetime.max.replace(tzinfo=UTC))
+"""The times a datetime can say, in UTC: the years 1 to 9999."""
