@@ -9,7 +9,7 @@ import pytest
 from flaky_wire import until
 
 import pydanube
-from pydanube import AlreadyExists, Client, Invalid, NotFound, Refused
+from pydanube import AlreadyExists, Client, Consumer, Invalid, NotFound, Reader, Refused
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
 TOPIC = "/default/orders"
@@ -100,6 +100,56 @@ class TestReader:
         for wrong in ({"partition": -1}, {"fetch_bytes": 0}, {"start": "soon"}, {"end": -1}):
             with pytest.raises(Invalid):
                 client.reader(TOPIC, **wrong)  # type: ignore[arg-type]
+
+
+async def polled(stream: Reader | Consumer) -> pydanube.Message:
+    """By looking only. Each look gives the loop a turn, or this never ends."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await stream.receive(timeout=0)
+            except TimeoutError:
+                continue
+
+
+class TestTimeouts:
+    async def test_of_zero_hand_out_what_is_here(self, client: Client) -> None:
+        await publish(client, 300)
+        reader = client.reader(TOPIC, start="earliest")
+        assert (await polled(reader)).offset == 0
+        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+            assert (await polled(consumer)).offset == 0
+            await until(lambda: not consumer._queue.empty)
+            for stream in (reader, consumer):
+                stream._ran_at = 0.0  # long ago: the loop is due a turn
+                stream._pause_due = True
+                batch = await stream.receive_batch(timeout=0)
+                assert batch.offsets[0] == 1
+                await until(lambda queue=stream._queue: bool(queue._batches))  # type: ignore[misc]
+                stream._pause_due = True
+                assert (await stream.receive(timeout=0)).offset == batch.offsets[-1] + 1
+
+    async def test_of_zero_hand_out_what_arrives_in_this_turn(self, client: Client) -> None:
+        await publish(client, 20)
+        async with client.reader(TOPIC, start="earliest") as reader:
+            await until(lambda: len(reader._queue._batches) == 2)
+            held = list(reader._queue._batches)
+            reader._queue._batches.clear()
+            asyncio.get_running_loop().call_soon(reader._queue.put, held[0])
+            assert (await reader.receive(timeout=0)).offset == 0
+
+    async def test_say_how_long_was_waited(self, client: Client) -> None:
+        await publish(client, 1)
+        async with client.reader(TOPIC) as reader:
+            with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
+                await reader.receive(timeout=0.01)
+            with pytest.raises(TimeoutError, match="no message within 0 s"):
+                await reader.receive_batch(timeout=0)
+            for wrong in (-1, -0.001, float("nan"), "5"):
+                with pytest.raises(Invalid, match="timeout"):
+                    await reader.receive(wrong)  # type: ignore[arg-type]
+                with pytest.raises(Invalid, match="timeout"):
+                    await reader.receive_batch(wrong)  # type: ignore[arg-type]
 
 
 class TestAdministration:

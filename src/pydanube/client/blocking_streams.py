@@ -10,7 +10,7 @@ from .consumer import Consumer, acks_of, record_ack, record_ack_cumulative
 from .loop_thread import Blocking, LoopThread, blocking
 from .message import Message, ReceivedBatch
 from .reader import Reader
-from .stream import Stream
+from .stream import Stream, check_timeout
 from .wire import AnyPosition
 
 StreamT = TypeVar("StreamT", bound=Stream)
@@ -43,6 +43,7 @@ class BlockingStream(Blocking[StreamT]):
 
     def receive(self, timeout: float | None = None) -> Message:
         """See `Stream.receive`."""
+        check_timeout(timeout)
         message = next(self._messages, None)
         if message is None:
             message = self._begin(self._thread.call(self._inner.receive_batch(timeout)))
@@ -51,6 +52,7 @@ class BlockingStream(Blocking[StreamT]):
 
     def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
         """See `Stream.receive_batch`."""
+        check_timeout(timeout)
         batch, given = self._batch, self._given
         self._forget_batch()
         if batch is not None and given < len(batch):

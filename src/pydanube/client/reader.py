@@ -19,7 +19,7 @@ from pydanube.runtime.tasks import Tasks
 
 from .answers import Fetched
 from .backoff import Backoff
-from .message import Message, ReceivedBatch
+from .message import ReceivedBatch
 from .routing import Brokers, worth_retrying
 from .settings import check_count
 from .stream import Stream
@@ -63,15 +63,7 @@ class Reader(Stream):
         self._held: list[int] = []
         self._room = asyncio.Event()
 
-    async def _next_batch(self) -> ReceivedBatch | None:
-        await self._open_if_needed()
-        return await super()._next_batch()
-
-    async def _next(self) -> Message | None:
-        await self._open_if_needed()
-        return await super()._next()
-
-    async def _open_if_needed(self) -> None:
+    async def _ready_to_receive(self) -> None:
         if not self._opened and not self._closed:
             await self.open()
 

@@ -7,9 +7,10 @@ then it lets the loop run all the same, so that acks and credit leave and other 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import copy
-from typing import Final
+from math import inf
+from typing import Final, TypeVar
 
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.runtime.clock import Clock
@@ -17,6 +18,9 @@ from pydanube.runtime.clock import Clock
 from .inbox import Inbox
 from .lifecycle import Openable
 from .message import Message, ReceivedBatch
+from .settings import check_number
+
+T = TypeVar("T")
 
 PAUSE_SECONDS: Final = 0.005
 """So long a loop over messages may keep the event loop to itself (looked at between chunks)."""
@@ -45,47 +49,68 @@ class Stream(Openable, AsyncIterator[Message]):
         return message
 
     async def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises TimeoutError after `timeout` seconds. Cancelled, no message is lost."""
+        """The next message. Raises TimeoutError after `timeout` seconds. Cancelled, no message is lost.
+
+        With 0 it only looks: the loop gets a turn, and what is here then is returned.
+        """
+        check_timeout(timeout)
         try:
             return self._queue.ready()
         except StopIteration:
-            pass
-        async with asyncio.timeout(timeout):
-            message = await self._next()
-        if message is None:
-            raise self._over_error()
-        return message
+            return await self._within(timeout, self._next, self._message_here)
 
     async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
         """The next messages of one partition, as they come. Raises TimeoutError. Cancelled, nothing is lost."""
-        async with asyncio.timeout(timeout):
-            batch = await self._next_batch()
-        if batch is None:
-            raise self._over_error()
-        return batch
+        check_timeout(timeout)
+        return await self._within(timeout, self._next_batch, self._queue.take_batch)
 
     async def batches(self) -> AsyncIterator[ReceivedBatch]:
         """`async for batch in ...`: as receive_batch, until the end."""
         while (batch := await self._next_batch()) is not None:
             yield batch
 
+    async def _within(
+        self, timeout: float | None, wait: Callable[[], Awaitable[T | None]], look: Callable[[], T | None]
+    ) -> T:
+        """What `wait` brings before the deadline. What arrived together with the deadline is not late."""
+        await self._ready_to_receive()
+        try:
+            async with asyncio.timeout(timeout):
+                found = await wait()
+        except TimeoutError:
+            await asyncio.sleep(0)  # what the loop has read from its sockets meanwhile is handed out in this turn
+            self._check_readable()
+            found = look()
+            if found is None and not self._over:
+                raise TimeoutError(f"no message within {timeout:g} s") from None
+        if found is None:
+            raise self._over_error()
+        return found
+
     async def _next(self) -> Message | None:
         """The slow path: the chunk is used up. None at the end."""
-        queue = self._queue
+        await self._ready_to_receive()
         while True:
             self._check_readable()
             if self._pause_due or self._monotonic() - self._ran_at > PAUSE_SECONDS:
                 await self._pause()
+            message = self._message_here()  # another task may have been here meanwhile
+            if message is not None or self._over:
+                return message
+            await self._queue.wait()
+            self._ran_at = self._monotonic()
+
+    def _message_here(self) -> Message | None:
+        queue = self._queue
+        while True:
             try:
-                return queue.ready()  # another task may have been here meanwhile
+                return queue.ready()
             except StopIteration:
                 if not queue.advance():
-                    if self._over:
-                        return None
-                    await queue.wait()
-                    self._ran_at = self._monotonic()
+                    return None
 
     async def _next_batch(self) -> ReceivedBatch | None:
+        await self._ready_to_receive()
         queue = self._queue
         while True:
             self._check_readable()
@@ -95,6 +120,9 @@ class Stream(Openable, AsyncIterator[Message]):
             if batch is not None or self._over:
                 return batch
             await queue.wait()
+
+    async def _ready_to_receive(self) -> None:
+        """Before anything is waited for, and before a deadline counts."""
 
     async def _pause(self) -> None:
         self._pause_due = False
@@ -116,3 +144,8 @@ class Stream(Openable, AsyncIterator[Message]):
             raise copy(self._queue.failure)
         if not self._opened:
             self._check_open()
+
+
+def check_timeout(timeout: float | None) -> None:
+    if timeout is not None:
+        check_number("timeout", timeout, 0, inf)
