@@ -7,6 +7,7 @@ goes the other way, so that nothing is answered that could no longer be kept.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -192,6 +193,8 @@ async def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     server = await Server.start(settings)
+    gc.collect()
+    gc.freeze()  # what was imported and opened stays: the collector need not look at it again
     print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
     await stop.wait()
     log.info("broker.stopping")
