@@ -92,6 +92,20 @@ class TestReader:
         assert (await other.receive_batch(timeout=5)).offsets[0] == 0
         # closed with the client
 
+    @pytest.mark.parametrize("start", ["earliest", 3])
+    async def test_of_a_partition_that_is_not_there_is_refused_at_once(self, client: Client, start: str | int) -> None:
+        await client.create_topic(TOPIC, partitions=2)
+        with pytest.raises(NotFound, match="no partition 5: it has 2"):
+            await client.reader(TOPIC, partition=5, start=start)
+
+    async def test_of_a_topic_that_was_made_anew_with_more_partitions(self, url: str, client: Client) -> None:
+        await publish(client, 1)
+        async with pydanube.connect(url) as other:
+            await other.delete_topic(TOPIC)
+            await other.create_topic(TOPIC, partitions=6)
+        async with client.reader(TOPIC, partition=5, start="earliest", end="latest") as reader:
+            assert [message async for message in reader] == []
+
     async def test_of_nothing_is_refused_by_name(self, client: Client) -> None:
         with pytest.raises(NotFound, match="nowhere"):
             async with client.reader("/default/nowhere"):

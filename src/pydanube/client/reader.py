@@ -19,6 +19,7 @@ from pydanube.runtime.tasks import Tasks
 
 from .answers import Fetched
 from .backoff import Backoff
+from .connection import Connection
 from .message import ReceivedBatch
 from .routing import Brokers, worth_retrying
 from .settings import check_count
@@ -70,10 +71,14 @@ class Reader(Stream):
     # -- reading ahead -----------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
+        await self._brokers.retrying(self._owner, self.topic, self.partition)  # NotFound, before anything is waited for
         if self._end_position is not None:
             self._stop_offset = await self._find(self._end_position)
         self.next_offset = await self._find(self._start)
         self._tasks.spawn(self._read_ahead(), f"read {self.topic}[{self.partition}]")
+
+    async def _owner(self) -> Connection:
+        return await self._brokers.owner(self.topic, self.partition)
 
     async def _find(self, position: requests.Start) -> int:
         if position.kind == "offset":
@@ -81,7 +86,7 @@ class Reader(Stream):
         request = requests.FindOffset(topic=self.topic, partition=self.partition, position=position)
 
         async def attempt() -> int:
-            connection = await self._brokers.owner(self.topic, self.partition)
+            connection = await self._owner()
             return (await connection.request(request, requests.Offset)).offset
 
         return await self._brokers.retrying(attempt, self.topic, self.partition)
@@ -106,7 +111,7 @@ class Reader(Stream):
         self._queue.end()
 
     async def _fetch(self) -> Fetched:
-        connection = await self._brokers.owner(self.topic, self.partition)
+        connection = await self._owner()
         return await connection.fetch(
             requests.Fetch(
                 topic=self.topic,

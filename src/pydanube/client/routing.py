@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from pydanube.codec.native import requests
-from pydanube.model.errors import DanubeError, Full, NotOwner, Unavailable
+from pydanube.model.errors import DanubeError, Full, NotFound, NotOwner, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -129,8 +129,11 @@ class Brokers:
     async def owner(self, topic: str, partition: int) -> Connection:
         """The connection to the owner of a partition, as far as is known. One try; raises Unavailable or NotFound."""
         route = await self.route(topic)
+        if partition >= len(route.partitions):  # the topic may have been deleted and made anew, with more of them
+            self.moved(topic)
+            route = await self.route(topic)
         if not 0 <= partition < len(route.partitions):
-            raise Unavailable(f"{topic} has no partition {partition} at present: it has {len(route.partitions)}")
+            raise NotFound(f"{topic} has no partition {partition}: it has {len(route.partitions)}, counted from 0")
         owner = route.partitions[partition].owner
         if not owner:
             return await self.anyone()
