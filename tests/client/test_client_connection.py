@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from flaky_wire import until
 
 import pydanube
 from pydanube import Unavailable
 from pydanube.client.address import Address
-from pydanube.client.connection import Connection
+from pydanube.client.connection import CROWDED_FETCHES, CROWDED_WAIT_MS, FETCHES_MAX, Connection
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, Kind
 from pydanube.model.errors import DanubeError
@@ -122,3 +123,52 @@ async def test_a_listed_broker_that_does_not_greet_leaves_time_for_the_next_one(
         first = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with pydanube.connect(f"danube://{first},{url.removeprefix('danube://')}", timeout=3) as client:
             assert await client.list_topics() == []
+
+
+class HeldFetches:
+    """A broker that holds all fetches until it is asked for its topics."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.waits: list[int] = []
+
+    def answer(self, frame: Frame) -> bytes:
+        if frame.kind is Kind.FETCH:
+            self.held.append(frame.correlation)
+            self.waits.append(requests.decode(frame.head, requests.Fetch).wait_ms)
+            return b""
+        held, self.held = self.held, []
+        fetched = [frames.encode(Kind.FETCHED, frames.FETCHED.pack(7, 0, 7, 0), correlation) for correlation in held]
+        names = frames.encode(Kind.RESPONSE, requests.encode(requests.Names([])), frame.correlation)
+        return b"".join([*fetched, names])
+
+
+FETCH = requests.Fetch("/default/orders", 0, requests.Start("latest", 0), 1_000, wait_ms=5_000)
+
+
+async def test_more_fetches_than_a_broker_takes_at_once_wait_for_their_turn() -> None:
+    broker = HeldFetches()
+    async with broker_that(broker.answer) as address, asyncio.timeout(10):
+        connection = await Connection.open(Address.parse(address), SystemClock())
+        fetches = [asyncio.ensure_future(connection.fetch(FETCH)) for _ in range(FETCHES_MAX * 2 + 10)]
+        await until(lambda: len(broker.held) == FETCHES_MAX)
+        assert broker.waits == [5_000] * CROWDED_FETCHES + [CROWDED_WAIT_MS] * (FETCHES_MAX - CROWDED_FETCHES)
+        for abandoned in fetches[:100]:
+            abandoned.cancel()
+        for turn in range(3):
+            assert len(broker.held) == (10 if turn == 2 else FETCHES_MAX)  # the abandoned still count there
+            await connection.request(requests.ListTopics(), requests.Names)
+            await until(lambda: len(broker.waits) == len(fetches) or len(broker.held) == FETCHES_MAX)
+        assert {answer.next_offset for answer in await asyncio.gather(*fetches[100:])} == {7}
+        await connection.close()
+
+
+async def test_fetches_that_wait_for_their_turn_hear_that_the_connection_ended() -> None:
+    broker = HeldFetches()
+    async with broker_that(broker.answer) as address, asyncio.timeout(10):
+        connection = await Connection.open(Address.parse(address), SystemClock())
+        fetches = [asyncio.ensure_future(connection.fetch(FETCH)) for _ in range(FETCHES_MAX * 3)]
+        await until(lambda: len(broker.held) == FETCHES_MAX)
+        await connection.close()
+        outcomes = await asyncio.gather(*fetches, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {Unavailable}

@@ -15,6 +15,7 @@ Requests are pipelined: each takes a correlation number and its answer finds the
 
 Invariants
     every request ends exactly once: with its answer, the broker's error, or Unavailable when the connection ends
+    at most FETCHES_MAX fetches are unanswered, also counting those whose answer nobody waits for any more
     the bytes of unanswered PUBLISH frames stay within the broker's window, except for a single batch larger than it
     a handle's listener is registered before any frame for it can be looked at
 """
@@ -44,6 +45,14 @@ HANDSHAKE_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 30.0
 """A broker that answers nothing for so long is as good as gone for the one who asked."""
 
+FETCHES_MAX: Final = 512
+"""Unanswered fetches of one connection; more wait their turn. A broker refuses some number of them, 1,024 by default,
+and half of that leaves room for brokers that were set lower."""
+
+CROWDED_FETCHES: Final = FETCHES_MAX // 2
+CROWDED_WAIT_MS: Final = 250
+"""So many fetches may keep their place for as long as they like; those after them leave soon, for the next ones."""
+
 _FRAMING: Final = network.Framing(frame_length=frames.frame_length, header_bytes=frames.HEADER.size)
 _CORRELATIONS: Final = 0xFFFFFFFF
 
@@ -69,6 +78,7 @@ class Connection:
         self._correlation = 0
         self._asked: dict[int, Answerable] = {}
         self._fetches: dict[int, asyncio.Future[Fetched]] = {}
+        self._fetch_places = asyncio.Semaphore(FETCHES_MAX)
         self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
         self._consumers: dict[int, DeliveryListener] = {}
         self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
@@ -142,9 +152,16 @@ class Connection:
         return await self._answer(waiting, timeout, type(request).__name__)
 
     async def fetch(self, fetch: requests.Fetch, timeout: float = REQUEST_SECONDS) -> Fetched:
-        """Read without a subscription. Cancelled, the answer is ignored."""
+        """Read without a subscription; may wait for its turn. Cancelled, the answer is ignored."""
+        await self._fetch_places.acquire()
+        try:
+            correlation = self._next_correlation()
+        except DanubeError:
+            self._fetch_places.release()  # the next one in the queue has to hear it too
+            raise
+        if len(self._fetches) >= CROWDED_FETCHES:
+            fetch = msgspec.structs.replace(fetch, wait_ms=min(fetch.wait_ms, CROWDED_WAIT_MS))
         waiting: asyncio.Future[Fetched] = self._loop.create_future()
-        correlation = self._next_correlation()
         self._fetches[correlation] = waiting
         self._framed.send(frames.encode(Kind.FETCH, requests.encode(fetch), correlation))
         return await self._answer(waiting, timeout + fetch.wait_ms / 1_000, "Fetch")
@@ -242,6 +259,7 @@ class Connection:
         fetches, self._fetches = self._fetches, {}
         for fetch in fetches.values():
             fail(fetch, self.lost)
+            self._fetch_places.release()
         self._publishes.clear()
         self._consumers.clear()
         self.window.close()
@@ -274,9 +292,15 @@ class Connection:
 
     def _fetched(self, frame: Frame) -> None:
         next_offset, start, end, _ = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)
-        waiting = self._fetches.pop(frame.correlation, None)
+        waiting = self._fetch_answered(frame.correlation)
         if waiting is not None and not waiting.done():
             waiting.set_result(Fetched(next_offset, start, end, frame.body))
+
+    def _fetch_answered(self, correlation: int) -> asyncio.Future[Fetched] | None:
+        waiting = self._fetches.pop(correlation, None)
+        if waiting is not None:
+            self._fetch_places.release()
+        return waiting
 
     def _failed(self, frame: Frame) -> None:
         error = requests.decode(frame.head, requests.Failure).error()
@@ -290,7 +314,7 @@ class Connection:
             self.window.let_in()
         elif (asked := self._asked.pop(frame.correlation, None)) is not None:
             asked.fail(error)
-        elif (fetch := self._fetches.pop(frame.correlation, None)) is not None:
+        elif (fetch := self._fetch_answered(frame.correlation)) is not None:
             fail(fetch, error)
 
     def _announced(self, frame: Frame) -> None:
