@@ -3,12 +3,10 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, Collector, Door, open_broker
+from broker_harness import TOPIC, Door, open_broker
 
-from pydanube.codec.batch import Codec, encode
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.model.errors import AlreadyExists, Corrupt, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
-from pydanube.model.limits import ACKED_RANGES_REFUSED
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -428,84 +426,3 @@ async def test_a_damaged_partition_refuses_its_users_and_no_others_and_the_broke
         described = await broker.describe_topic(ANONYMOUS, TOPIC)
         assert log.name in described.partitions[0].health
         assert len(await Door(broker, other).read_all()) == 1
-
-
-async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_harms_nobody(tmp_path):
-    async with open_broker(tmp_path, message_bytes_max=1 << 24) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        for n in range(2):
-            await door.publish(producer, [b""] * 100_000, sequence=n * 100_000)
-        consumer = await door.subscribe()
-        consumer.consumer.ack([(n, n + 1) for n in range(1, 200_000, 2)], False)
-        assert isinstance(consumer.error, Full)
-        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
-        assert place.acked_ahead == ACKED_RANGES_REFUSED + 1
-    async with open_broker(tmp_path) as broker:
-        assert (await Door(broker).fetch()).end_offset == 200_000
-
-
-async def test_identities_that_nobody_was_given_are_refused(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        given, named = await door.producer(), await door.producer("meter")
-        for producer_id, epoch in ((named.producer_id + 1, 0), (-1, 0), (2**64 - 1, 0), (given.producer_id, 2**32)):
-            with pytest.raises(Refused, match="never given out"):
-                await door.producer(producer_id=producer_id, epoch=epoch)
-        with pytest.raises(Refused, match="not the one named"):
-            await door.producer("meter", producer_id=given.producer_id)
-        with pytest.raises(Invalid, match="at most 255 bytes"):
-            await door.producer("x" * 256)
-
-
-async def test_fencing_outlives_a_restart(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        older = await door.producer("meter")
-        await door.producer("meter")
-    async with open_broker(tmp_path) as broker:
-        with pytest.raises(StaleEpoch):
-            await Door(broker).producer("meter", producer_id=older.producer_id, epoch=older.producer_epoch)
-
-
-async def test_reservations_and_ledgers_do_not_fence_each_other(tmp_path):
-    async with open_broker(tmp_path, offset_block=2) as broker:
-        door = Door(broker)
-        await door.create(ack_level=AckLevel.WRITTEN)
-        producer, consumer = await door.producer(), await door.subscribe()
-        for n in range(50):
-            await door.publish(producer, [b"a", b"b"], sequence=n * 2)
-            consumer.consumer.ack([(n * 2, n * 2 + 2)], False)
-        await consumer.ack((0, 100))
-        assert consumer.error is None
-
-
-async def test_a_compressed_batch_is_not_kept_unpacked(tmp_path):
-    async with open_broker(tmp_path, message_bytes_max=1 << 24) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        bomb = encode([bytes(1 << 23)], publish_times=1, producer_id=producer.producer_id, codec=Codec.ZSTD)
-        assert broker._check_batch(producer, memoryview(bomb))._data is None
-
-
-async def test_a_subscription_that_is_behind_holds_no_more_than_its_consumer_has_credit_for(tmp_path):
-    async with open_broker(tmp_path, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        for n in range(20):
-            await door.publish(producer, [b"x" * 10_000], sequence=n)
-        consumer = Collector()
-        consumer.consumer = await broker.subscribe(
-            ANONYMOUS, TOPIC, 0, "slow", "a", SubscriptionType.EXCLUSIVE, EARLIEST, consumer
-        )
-        consumer.consumer.credit(1, 1)
-        await consumer.wait_for(1)
-        (live,) = next(iter(broker._partitions)).subscriptions.values()
-        assert not live._ahead
-        consumer.consumer.credit(1_000, 1 << 20)
-        assert [offset for offset, _ in await consumer.wait_for(20)] == list(range(20))
