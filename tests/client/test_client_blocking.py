@@ -156,6 +156,24 @@ def test_what_is_left_open_is_closed_with_the_client(url: str) -> None:
             producer.send_nowait(b"x")
 
 
+def test_what_is_queued_when_the_program_ends_is_published(url: str, client: BlockingClient) -> None:
+    program = f"""
+import pydanube
+client = pydanube.connect_blocking({url!r}).open()
+producer = client.producer({TOPIC!r}).open()
+for number in range(1_000):
+    producer.send_nowait(b"%d" % number)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ended.stderr == ""
+    assert client.partitions(TOPIC)[0].end_offset == 1_000
+
+
+def test_closing_what_was_never_opened_does_nothing(client: BlockingClient) -> None:
+    pydanube.connect_blocking("danube://127.0.0.1:1").close()
+    client.producer(TOPIC).close()
+
+
 def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
     with pytest.raises(Unavailable), pydanube.connect_blocking("danube://127.0.0.1:1", timeout=0.1):
         pass

@@ -17,6 +17,7 @@ Invariants
 
 from __future__ import annotations
 
+import atexit
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
@@ -24,6 +25,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from pydanube.model.errors import Full
+from pydanube.runtime.telemetry import get_logger
 
 from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import DEFAULT_URL, Client
@@ -31,6 +33,8 @@ from .lifecycle import Openable
 from .loop_thread import Blocking, LoopThread, blocking
 from .producer import Producer
 from .rows import Attributes, checked_payload
+
+log = get_logger(__name__)
 
 P = ParamSpec("P")
 OpenableT = TypeVar("OpenableT", bound=Openable)
@@ -116,21 +120,32 @@ def _making(
 
 
 class BlockingClient(Blocking[Client]):
-    """See `Client`. Its thread lives from `open` to `close`."""
+    """See `Client`. Its thread lives from `open` to `close`; one that is still open when the program ends is closed."""
 
     def open(self) -> Self:
         self._thread.start()
         try:
-            return super().open()
+            super().open()
         except BaseException:
             self._thread.stop()
             raise
+        atexit.register(self._close_at_exit)
+        return self
 
     def close(self) -> None:
         try:
             super().close()
         finally:
             self._thread.stop()
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """What was queued is published, or its loss is told. A forked child leaves that to the parent."""
+        if not self._thread.elsewhere:
+            try:
+                self.close()
+            except Exception as error:
+                log.warning("client.not_closed", url=self._inner.url, error=str(error))
 
     producer = _making(Client.producer, BlockingProducer)
     consumer = _making(Client.consumer, BlockingConsumer)

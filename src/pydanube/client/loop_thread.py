@@ -40,7 +40,7 @@ class LoopThread:
     def stop(self) -> None:
         """Nothing may run there any more. The thread is gone on return."""
         loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None and self._process == os.getpid():
+        if loop is not None and thread is not None and not self.elsewhere:
             self._loop = self._thread = None
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
@@ -65,12 +65,17 @@ class LoopThread:
         """Run it there, after whatever was asked for before."""
         self.running_loop().call_soon_threadsafe(callback)
 
+    @property
+    def elsewhere(self) -> bool:
+        """It runs in the process that this one was forked from."""
+        return self._process not in (0, os.getpid())
+
     def running_loop(self) -> asyncio.AbstractEventLoop:
         """Where things are run; raises Refused where nothing can be."""
         loop = self._loop
         if loop is None:
             raise Refused("this client is not open: use it inside its `with` block")
-        if self._process != os.getpid():
+        if self.elsewhere:
             raise Refused("this client was opened in another process: after a fork, connect again in the child")
         return loop
 
@@ -113,7 +118,7 @@ class Blocking(Generic[OpenableT]):
 
     def close(self) -> None:
         """End in good order; see the async form."""
-        if self._inner._closed:
+        if self._inner._closed or not self._inner._opened:
             return
         self._hand_over()
         self._thread.call(self._inner.close())
