@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from .model.errors import Invalid
+
 if TYPE_CHECKING:
     from .server import Server
 
@@ -72,7 +74,11 @@ async def _server(data_dir: Path | str | None, overrides: dict[str, object]) -> 
 
     with TemporaryDirectory(prefix="danube-test-") as temporary:
         chosen = {"server.data_dir": str(data_dir or temporary), "server.port": 0, **_dotted(overrides)}
-        server = await Server.start(Settings.load(None, {}, chosen))
+        try:
+            settings = Settings.load(None, {}, chosen)
+        except Invalid as problem:  # to the settings, any program's choice comes from its command line
+            raise Invalid(problem.message.replace("command line:", "argument of the test broker:")) from None
+        server = await Server.start(settings)
         try:
             yield server
         finally:

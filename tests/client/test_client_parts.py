@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import datetime, timedelta, timezone
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydanube import testing
 from pydanube.client.address import Address, parse_addresses
 from pydanube.client.backoff import Backoff
 from pydanube.client.intake import ANY_PARTITION, cut
@@ -20,7 +22,7 @@ from pydanube.client.room import Room
 from pydanube.client.rows import Rows
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
 from pydanube.client.wire import wire_start
-from pydanube.codec.batch import Batch, Codec
+from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from pydanube.model.positions import Position, micros_from_datetime
@@ -268,6 +270,26 @@ def test_a_message_has_the_publish_time_of_its_row(times: list[int], ranges: lis
     wanted = [times[row] for start, end in ranges or [(0, 4)] for row in range(start, end)]
     assert [micros_from_datetime(message.publish_time) for message in batch] == wanted
     assert batch.publish_times_us.tolist() == wanted
+
+
+def test_a_url_with_a_password_is_refused_without_repeating_it() -> None:
+    with pytest.raises(Invalid, match="broker URL holds no user and no password") as refused:
+        parse_addresses("danube://user:secret@host:6655")
+    assert "secret" not in str(refused.value)
+
+
+def test_arrow_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = ReceivedBatch(Batch.open(encode([b"x"], publish_times=1)), "/default/orders", 0)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "pydanube.codec.batch.arrow", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'pydanube\[arrow\]'"):
+        received.to_arrow()
+
+
+async def test_a_setting_the_test_broker_does_not_know_is_an_argument() -> None:
+    with pytest.raises(Invalid, match="argument of the test broker: nonsense"):
+        async with testing.broker(nonsense=1):
+            pass
 
 
 class TestPositions:

@@ -184,8 +184,8 @@ class TestAdministration:
             await client.delete_topic(TOPIC)
         with pytest.raises(NotFound):
             await client.describe_topic(TOPIC)
-        for wrong in ({"partitions": -1}, {"ack_level": "often"}):
-            with pytest.raises(Invalid):
+        for wrong in ({"partitions": -1}, {"partitions": "3"}, {"partitions": 3.0}, {"ack_level": "often"}):
+            with pytest.raises(Invalid, match=r"partitions|ack level"):
                 await client.create_topic(TOPIC, **wrong)  # type: ignore[arg-type]
 
     async def test_namespaces(self, client: Client) -> None:
@@ -235,3 +235,7 @@ class TestAdministration:
             assert await client.list_topics() == []
         with pytest.raises(Refused, match="closed"):
             await client.list_topics()
+        uses = (client.producer, lambda topic: client.consumer(topic, subscription="billing"), client.reader)
+        for use in uses:
+            with pytest.raises(Refused, match="closed"):
+                use(TOPIC)

@@ -47,6 +47,8 @@ def parse_addresses(url: str) -> list[Address]:
         rest = scheme
     elif scheme.lower() != SCHEME:
         raise Invalid(f"broker URL {url!r} has the scheme {scheme!r}: {_EXAMPLE}")
+    if "@" in rest:  # not repeated in the message: it may hold a password
+        raise Invalid(f"a broker URL holds no user and no password: {_EXAMPLE}")
     addresses = [Address.parse(part.strip()) for part in rest.removesuffix("/").split(",")]
     return list(dict.fromkeys(addresses))
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from pydanube.codec.native import requests
+from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.positions import LATEST
 from pydanube.model.topics import (
@@ -19,12 +20,12 @@ from pydanube.model.topics import (
     PartitionDescription,
     SubscriptionDescription,
     SubscriptionType,
-    TopicConfig,
     TopicDescription,
 )
 
 from .lifecycle import Openable
 from .routing import Brokers
+from .settings import check_count
 from .wire import AnyPosition, broker_description, subscription_description, topic_description, wire_start
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -41,8 +42,8 @@ class Admin(Openable):
         self, topic: str, *, partitions: int = 0, reliable: bool = True, ack_level: str = "durable"
     ) -> None:
         """Create a topic; `partitions` 0 is plain. Raises AlreadyExists."""
+        check_count("partitions", partitions, 0, PARTITIONS_MAX)
         name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
-        TopicConfig(partitions, reliable, AckLevel.parse(ack_level))
         request = requests.CreateTopic(topic=name, partitions=partitions, reliable=reliable, ack_level=level)
         self._brokers.moved(name)
         await self._change(request)

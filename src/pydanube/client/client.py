@@ -142,6 +142,8 @@ class Client(Admin):
         return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
 
     def _keep(self, made: OpenableT) -> OpenableT:
+        if self._closed:
+            self._check_open()
         self._made.add(made)
         return made
 

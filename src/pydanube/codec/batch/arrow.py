@@ -12,7 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
+
+try:
+    import pyarrow as pa
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("to_arrow() needs pyarrow: pip install 'pydanube[arrow]'", name=error.name) from error
 
 from .columns import INT32, INT64
 from .layout import ATTRIBUTES, KEY, KEY_VALIDITY, PUBLISH_TIME
