@@ -125,6 +125,22 @@ async def test_a_listed_broker_that_does_not_greet_leaves_time_for_the_next_one(
             assert await client.list_topics() == []
 
 
+async def test_many_who_need_the_same_topic_look_it_up_once() -> None:
+    lookups: list[str] = []
+
+    def answer(frame: Frame) -> bytes:
+        lookups.append(requests.decode_request(frame.head).topic)  # type: ignore[union-attr]
+        route = requests.Route("/default/orders", 1, False, True, "durable", [requests.PartitionRoute(0, "", 0)])
+        return frames.encode(Kind.RESPONSE, requests.encode(route), frame.correlation)
+
+    async with broker_that(answer) as address, pydanube.connect(f"danube://{address}") as client:
+        opening = [asyncio.ensure_future(client._brokers.route("/default/orders")) for _ in range(100)]
+        await asyncio.sleep(0)  # all have asked
+        opening[0].cancel()  # the one who began it
+        routes = await asyncio.gather(*opening[1:])
+        assert (lookups, {len(route.partitions) for route in routes}) == (["/default/orders"], {1})
+
+
 class HeldFetches:
     """A broker that holds all fetches until it is asked for its topics."""
 

@@ -45,8 +45,10 @@ class Admin(Openable):
         check_count("partitions", partitions, 0, PARTITIONS_MAX)
         name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
         request = requests.CreateTopic(topic=name, partitions=partitions, reliable=reliable, ack_level=level)
-        self._brokers.moved(name)
-        await self._change(request)
+        try:
+            await self._change(request)
+        finally:
+            self._brokers.moved(name)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with everything in it. Raises NotFound."""

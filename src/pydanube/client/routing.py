@@ -4,7 +4,7 @@ Addresses come from three places: those the user listed, those lookups advertise
 whose advertised address cannot be reached (behind a port forward, say) is tried through the listed ones.
 
 Invariants
-    one connection per address, however many ask for it at once
+    one connection per address, and one lookup per topic, however many ask for it at once
     a cached route is only a hint: whoever is answered NotOwner, or cannot connect, looks the topic up again
 """
 
@@ -58,11 +58,12 @@ class Brokers:
         self.random = random
         self.timeout = timeout
         """Seconds after which trying again gives way to Unavailable."""
-        self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever waits for a connection gets its error
+        self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever waits for one gets its error
         # a listed broker that says nothing leaves time to try the others
         self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
+        self._looking: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
         self._unreachable: dict[Address, float] = {}
         self._routes: dict[str, requests.Route] = {}
         self._closed = False
@@ -88,10 +89,14 @@ class Brokers:
             connecting = self._tasks.spawn(self._connect(address), f"connect {address}")
             self._connecting[address] = connecting
             connecting.add_done_callback(lambda _: self._connecting.pop(address, None))
+        return await self._shared(connecting)
+
+    async def _shared(self, task: asyncio.Task[T]) -> T:
+        """What a task brings that several may wait for. Cancelled, the others still get it."""
         try:
-            return await asyncio.shield(connecting)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if connecting.cancelled():
+            if task.cancelled():
                 raise Unavailable("this client is closed") from None
             raise
 
@@ -154,6 +159,23 @@ class Brokers:
         known = self._routes.get(topic)
         if known is not None:
             return known
+        if self._closed:
+            raise Unavailable("this client is closed")
+        looking = self._looking.get((topic, create))
+        if looking is None or looking.done():
+            looking = self._tasks.spawn(self._look_up(topic, create), f"look up {topic}")
+            self._looking[topic, create] = looking
+        return await self._shared(looking)
+
+    async def _look_up(self, topic: str, create: bool) -> requests.Route:
+        mine = asyncio.current_task()
+        try:
+            return await self._ask_for_route(topic, create)
+        finally:
+            if self._looking.get((topic, create)) is mine:
+                del self._looking[topic, create]
+
+    async def _ask_for_route(self, topic: str, create: bool) -> requests.Route:
         connection = await self.anyone()
         return self._learn(topic, await connection.request(requests.Lookup(topic=topic, create=create), requests.Route))
 
@@ -167,6 +189,8 @@ class Brokers:
 
     def moved(self, topic: str, partition: int = -1, owner: str = "") -> None:
         """What was known about a topic is no longer true; with `owner`, this is what became of one partition."""
+        for create in (False, True):  # an answer that is on its way may be older than this news
+            self._looking.pop((topic, create), None)
         route = self._routes.pop(topic, None)
         if route is not None and owner and 0 <= partition < len(route.partitions):
             route.partitions[partition].owner = owner

@@ -57,7 +57,8 @@ class Stream(Openable, AsyncIterator[Message]):
         try:
             return self._queue.ready()
         except StopIteration:
-            return await self._within(timeout, self._next, self._message_here)
+            pass
+        return await self._within(timeout, self._next, self._message_here)
 
     async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
         """The next messages of one partition, as they come. Raises TimeoutError. Cancelled, nothing is lost."""
