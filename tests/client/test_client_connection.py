@@ -141,6 +141,19 @@ async def test_many_who_need_the_same_topic_look_it_up_once() -> None:
         assert (lookups, {len(route.partitions) for route in routes}) == (["/default/orders"], {1})
 
 
+async def test_giving_up_in_the_middle_of_an_attempt_tells_what_went_wrong_before(url: str) -> None:
+    attempts = iter([Unavailable("the cable is cut")])
+
+    async def attempt() -> None:
+        for error in attempts:
+            raise error
+        await asyncio.get_running_loop().create_future()
+
+    async with pydanube.connect(url, timeout=0.2) as client:
+        with pytest.raises(Unavailable, match=r"gave up after 0\.2 s: the cable is cut"):
+            await client._brokers.retrying(attempt)
+
+
 class HeldFetches:
     """A broker that holds all fetches until it is asked for its topics."""
 

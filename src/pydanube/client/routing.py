@@ -203,13 +203,15 @@ class Brokers:
         deadline = self.clock.monotonic() + self.timeout
         backoff = Backoff.within(self.timeout, self.random)
         hops = 0
+        last: DanubeError = Unavailable("no answer from the broker")
         while True:
             try:
                 async with asyncio.timeout(deadline - self.clock.monotonic()):
                     return await attempt()
             except TimeoutError:
-                raise Unavailable(f"gave up after {self.timeout:g} s: no answer from the broker") from None
+                raise self._gave_up(last) from None
             except DanubeError as error:
+                last = error
                 if not worth_retrying(error) or self._closed:
                     raise
                 if isinstance(error, NotOwner):
