@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pydanube.model.positions import LATEST, Position, datetime_from_micros
 
 from .options import POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, TOPIC, examples, url_option
 from .output import fail, note, payload_json, payload_text
-from .session import Stop, with_client
+from .session import LEAVE_SECONDS, Stop, with_client
 
 if TYPE_CHECKING:
     from pydanube.client import Client, Consumer, Reader, ReceivedBatch
@@ -92,13 +93,21 @@ async def _consume(client: Client, wanted: Wanted) -> int:
     printer = Printer(wanted)
     async with _source(client, wanted, await _exists(client, wanted)) as source:
         while not stop.asked and not printer.full:
-            batch = await stop.first(source.receive_batch(), wanted.timeout)
+            batch = await _next_batch(source, stop, wanted.timeout)
             if batch is None:
                 break
             printed = printer.show(batch)
             if wanted.ack and not isinstance(source, AllPartitions):
                 await source.ack(printed)
     return printer.printed
+
+
+async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: float | None) -> ReceivedBatch | None:
+    """None when the stop or the timeout came first. A partition that was opened counts as something that came."""
+    while isinstance(source, AllPartitions) and source.opening and not source.arrived:
+        if await stop.first(source.open_next(), timeout) is None:
+            return None
+    return await stop.first(source.receive_batch(), timeout)
 
 
 async def _exists(client: Client, wanted: Wanted) -> bool:
@@ -124,36 +133,54 @@ def _source(client: Client, wanted: Wanted, exists: bool) -> Consumer | AllParti
 
 
 class AllPartitions:
-    """Readers of every partition of a topic, taken from as batches arrive."""
+    """Readers of every partition of a topic, opened one after the other and taken from as batches arrive."""
 
     def __init__(self, client: Client, topic: str, start: Position) -> None:
         self._client, self._topic, self._start = client, topic, start
         self._stack = AsyncExitStack()
+        self._unopened: deque[int] = deque()
         self._waiting: dict[asyncio.Task[ReceivedBatch], Reader] = {}
+        self._done: asyncio.Queue[asyncio.Task[ReceivedBatch]] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
         description = await self._client.describe_topic(self._topic)
-        for partition in description.partitions:
-            reader = self._client.reader(self._topic, partition=partition.index, start=self._start)
-            self._ask(await self._stack.enter_async_context(reader))
+        self._unopened.extend(partition.index for partition in description.partitions)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Readers hold nothing that could be lost: one that does not end in time is left behind."""
         for task in self._waiting:
             task.cancel()
         if self._waiting:
-            await asyncio.wait(self._waiting)
-        await self._stack.aclose()
+            await asyncio.wait(self._waiting, timeout=LEAVE_SECONDS)
+        closing = asyncio.get_running_loop().create_task(self._stack.aclose())
+        await asyncio.wait({closing}, timeout=LEAVE_SECONDS)
+
+    @property
+    def opening(self) -> bool:
+        return bool(self._unopened)
+
+    @property
+    def arrived(self) -> bool:
+        return not self._done.empty()
+
+    async def open_next(self) -> bool:
+        """Open one more partition; cancelled, it is not open."""
+        reader = self._client.reader(self._topic, partition=self._unopened[0], start=self._start)
+        self._ask(await self._stack.enter_async_context(reader))
+        self._unopened.popleft()
+        return True
 
     async def receive_batch(self) -> ReceivedBatch:
         """Cancelled, nothing is lost: what arrived stays for the next call."""
-        done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-        task = next(iter(done))
+        task = await self._done.get()
         self._ask(self._waiting.pop(task))
         return task.result()
 
     def _ask(self, reader: Reader) -> None:
-        self._waiting[asyncio.get_running_loop().create_task(reader.receive_batch())] = reader
+        task = asyncio.get_running_loop().create_task(reader.receive_batch())
+        task.add_done_callback(self._done.put_nowait)
+        self._waiting[task] = reader
 
 
 class Printer:

@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 3.0
 """How long a broker that does not answer is tried; a person is waiting."""
+LEAVE_SECONDS: Final = 1.0
+"""How long work that was cancelled is waited for."""
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,7 +50,7 @@ class Stop:
         return self._asked.is_set()
 
     async def first(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T | None:
-        """The work's result, or None when the stop or the timeout came first; the work is then cancelled and gone."""
+        """The work's result, or None when the stop or the timeout came first; the work is then cancelled."""
         loop = asyncio.get_running_loop()
         doing, asked = loop.create_task(work), loop.create_task(self._asked.wait())
         try:
@@ -59,4 +61,4 @@ class Stop:
         finally:
             for task in (doing, asked):
                 task.cancel()
-            await asyncio.wait({doing, asked})
+            await asyncio.wait({doing, asked}, timeout=LEAVE_SECONDS)

@@ -1,0 +1,85 @@
+"""`danube consume` without a subscription ends when it is told to, however many partitions there are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pydanube.cli.consume import AllPartitions, _next_batch
+from pydanube.cli.session import LEAVE_SECONDS, Stop
+from pydanube.model.positions import LATEST
+
+MANY = 1_100
+"""More than a broker lets wait on one connection."""
+
+
+class StubbornReader:
+    """Never opens, or never receives, and takes its time to be cancelled."""
+
+    def __init__(self, opens: bool, ended: asyncio.Event) -> None:
+        self._opens, self._ended = opens, ended
+
+    async def __aenter__(self) -> StubbornReader:
+        if not self._opens:
+            await self._stay()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._ended.wait()
+
+    async def receive_batch(self) -> None:
+        await self._stay()
+
+    async def _stay(self) -> None:
+        while not self._ended.is_set():
+            try:
+                await self._ended.wait()
+            except asyncio.CancelledError:
+                continue
+
+
+class StubbornClient:
+    def __init__(self, opens: bool) -> None:
+        self._opens, self.ended = opens, asyncio.Event()
+
+    async def describe_topic(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(partitions=[SimpleNamespace(index=index) for index in range(3)])
+
+    def reader(self, *_: object, **__: object) -> StubbornReader:
+        return StubbornReader(self._opens, self.ended)
+
+
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("how", ["timeout", "signal"])
+async def test_readers_that_do_not_end_do_not_hold_it_up(opens: bool, how: str):
+    client, stop, loop = StubbornClient(opens), Stop(), asyncio.get_running_loop()
+    begin = loop.time()
+    async with AllPartitions(client, "/default/t", LATEST) as source:
+        if how == "signal":
+            loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+        assert await _next_batch(source, stop, 0.1 if how == "timeout" else None) is None
+    assert loop.time() - begin < 4 * LEAVE_SECONDS
+    client.ended.set()
+
+
+@pytest.mark.process
+def test_more_partitions_than_fetches_may_wait(danube, served, topic):
+    made = danube("produce", topic, "--partitions", str(MANY), "-m", "one")
+    assert made.returncode == 0, made.stderr
+    assert danube("consume", topic, "--from", "earliest", "--count", "1").stdout == "one\n"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pydanube.cli", "consume", topic, "--from", "earliest"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"DANUBE_URL": served.url},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "one\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 0
