@@ -82,11 +82,33 @@ def test_the_table_says_what_was_measured():
 
 @pytest.mark.parametrize(
     "wrong",
-    [("--size", "8"), ("--batch", "0"), ("--producers", "0"), ("--latency", "--consumers", "2"), ("--ack-level", "x")],
+    [
+        ("--size", "8"),
+        ("--batch", "0"),
+        ("--producers", "0"),
+        ("--latency", "--consumers", "2"),
+        ("--ack-level", "x"),
+        ("--count", "0"),
+        ("--verify", "--consumers", "0"),
+    ],
     ids=" ".join,
 )
 def test_what_cannot_be_measured_is_wrong_usage(wrong: tuple[str, ...]):
     assert "Error: " in bench(*wrong, code=2)
+
+
+def test_sigterm_ends_it_like_ctrl_c_and_leaves_nothing(tmp_path: Path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pydanube.cli", "bench", "--seconds", "60", "--data-dir", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(tmp_path.glob("*/broker/wal/MANIFEST")):
+        assert process.poll() is None
+    process.terminate()
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, "danube: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_broker_at_the_url_is_a_failure():

@@ -20,7 +20,7 @@ async def flat(source: AsyncIterator[list[bytes]]) -> list[bytes]:
 
 
 async def test_texts_are_sent_once_each_or_in_turn_up_to_a_count():
-    assert await flat(feed.texts(["a", "ü"], None)) == [b"a", "ü".encode()]
+    assert await flat(feed.texts(["a", "ü", "\udcff"], None)) == [b"a", "ü".encode(), b"\xff"]
     assert await flat(feed.texts(["a", "b"], 5)) == [b"a", b"b", b"a", b"b", b"a"]
     assert len(await flat(feed.texts(["a"], 2_500))) == 2_500
 

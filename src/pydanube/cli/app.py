@@ -3,7 +3,7 @@
 Commands are imported when they are called, so that ``danube --version`` and ``--help`` stay instant; their one-line
 summaries are therefore written here and checked against the commands by a test.
 
-Exit codes: 0 done, 1 failed (one clear line on stderr), 2 wrong usage.
+Exit codes: 0 done, 1 failed (one clear line on stderr), 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ STEPS_PER_SECOND: Final = 100
 
 async def texts(messages: Sequence[str], count: int | None) -> AsyncIterator[list[bytes]]:
     """The texts in turn: each once, or as many as `count` says."""
-    payloads = [message.encode() for message in messages]
+    payloads = [os.fsencode(message) for message in messages]
     source = itertools.islice(itertools.cycle(payloads), len(payloads) if count is None else count)
     while some := list(itertools.islice(source, LIST_MAX)):
         yield some

@@ -47,7 +47,11 @@ class BrokerProcess:
         assert process.stdout is not None
         line = b""
         with contextlib.suppress(TimeoutError):
-            line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS_MAX)
+            try:
+                line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS_MAX)
+            except asyncio.CancelledError:
+                process.kill()
+                raise
         ready = _NATIVE.match(line.decode(errors="replace"))
         if ready is None:
             with contextlib.suppress(ProcessLookupError):

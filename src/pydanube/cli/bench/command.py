@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +80,24 @@ def bench(
         data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="danube-bench-", dir=data_dir) as name:
         if suite:
-            asyncio.run(_suite(Path(name), rounds, full, as_json))
+            _run(_suite(Path(name), rounds, full, as_json))
         else:
-            asyncio.run(_scenario(Path(name), url, baselines, as_json, options))
+            _run(_scenario(Path(name), url, baselines, as_json, options))
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """SIGTERM ends it like Ctrl-C: no process and no directory is left behind."""
+
+    async def until_told() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await work
+
+    try:
+        asyncio.run(until_told())
+    except asyncio.CancelledError:
+        raise click.Abort from None
 
 
 async def _scenario(directory: Path, url: str | None, baselines: bool, as_json: bool, options: dict[str, Any]) -> None:
@@ -88,6 +105,8 @@ async def _scenario(directory: Path, url: str | None, baselines: bool, as_json: 
     from .runs import broker_for, measure, measure_baselines
     from .scenario import Scenario
 
+    if options["count"] is not None and options["count"] < 1:
+        raise click.UsageError("--count must be at least 1")
     if options["latency"]:
         options["rate"] = options["rate"] or 1000.0
         options["count"] = options["count"] or int(options["rate"] * (options["seconds"] or 10))

@@ -43,6 +43,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             return "nothing to send: give --count or --seconds"
         if self.producers < 1 or self.topics < 1:
             return "at least one producer and one topic are needed"
+        if self.verify and self.consumers < 1:
+            return "--verify needs a consumer: what nobody receives cannot be checked"
         if self.latency and self.rate <= 0:
             return "--latency needs a --rate to hold, for example --rate 1000"
         if self.latency and self.consumers > 1:
