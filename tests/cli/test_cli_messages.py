@@ -186,6 +186,8 @@ def test_no_broker_is_one_clear_line(danube):
         ("consume", "/default/t", "--from", "yesterday"),
         ("consume", "/default/t", "-s", "no spaces"),
         ("consume", "/default/t", "--type", "broadcast"),
+        ("consume", "/default/t", "--type", "exclusive"),
+        ("consume", "/default/t", "--no-ack"),
         ("topics", "delete", "/default/t"),
     ],
     ids=" ".join,

@@ -56,9 +56,7 @@ danube consume /default/orders -s debug --no-ack            look, and leave ever
 )
 @click.argument("topic", type=TOPIC)
 @click.option("-s", "--subscription", type=SUBSCRIPTION, help="Through this subscription.  [default: read without one]")
-@click.option(
-    "--type", "type_", type=SUBSCRIPTION_TYPE, default="exclusive", show_default=True, help="Of a new subscription."
-)
+@click.option("--type", "type_", type=SUBSCRIPTION_TYPE, help="Of a new subscription.  [default: exclusive]")
 @click.option("--from", "start", type=POSITION, help="earliest, latest, an offset, or a time.  [default: latest]")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
@@ -68,7 +66,7 @@ danube consume /default/orders -s debug --no-ack            look, and leave ever
 def consume(
     topic: TopicName,
     subscription: str | None,
-    type_: str,
+    type_: str | None,
     start: Position | None,
     count: int | None,
     as_json: bool,
@@ -80,9 +78,11 @@ def consume(
 
     Prints payloads as lines of text; --json adds key, attributes, offset and times, and keeps binary payloads whole
     (payload_encoding base64). With -s messages are acked and the subscription remembers its place; --from counts only
-    when that creates the subscription. Without -s nothing is remembered.
+    when that creates the subscription. Without -s nothing is remembered. A time without a zone is UTC.
     """
-    wanted = Wanted(topic, subscription, type_, start, count, as_json, timeout, not no_ack)
+    if subscription is None and (type_ is not None or no_ack):
+        raise click.UsageError("--type and --no-ack are about a subscription: name it with -s")
+    wanted = Wanted(topic, subscription, type_ or "exclusive", start, count, as_json, timeout, not no_ack)
     received = with_client(url, lambda client: _consume(client, wanted))
     if count is not None and received < count and timeout is not None:
         fail(f"received {received} of {count} messages: nothing more came for {timeout:g} s")
