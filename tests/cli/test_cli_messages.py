@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pydanube.model.limits import MESSAGE_BYTES_MAX
+
 pytestmark = pytest.mark.process
 
 
@@ -68,6 +70,13 @@ def test_no_lines_publish_nothing_and_succeed(danube, topic):
     told = danube("produce", topic, stdin="")
     assert told.returncode == 0
     assert "published 0 messages" in told.stderr
+
+
+def test_a_failure_says_how_many_were_stored(danube, topic):
+    told = danube("produce", topic, stdin="short\n" + "x" * (MESSAGE_BYTES_MAX + 300_000))
+    assert told.returncode == 1
+    assert "of 1 messages read" in told.stderr
+    assert "line 2 is longer than a message may be" in told.stderr
 
 
 def test_texts_are_repeated_up_to_a_count(danube, topic):

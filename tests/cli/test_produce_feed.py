@@ -75,8 +75,8 @@ async def test_a_count_ends_the_reading_of_lines(tmp_path: Path):
 async def test_a_line_longer_than_a_message_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(feed, "MESSAGE_BYTES_MAX", 100)
     monkeypatch.setattr(feed, "READ_BYTES", 64)
-    (tmp_path / "f").write_bytes(b"x" * 1_000)
-    with pytest.raises(Invalid, match="longer than a message may be"):
+    (tmp_path / "f").write_bytes(b"short\n" * 30 + b"x" * 1_000)
+    with pytest.raises(Invalid, match="line 31 is longer than a message may be"):
         await flat(feed.file_lines(tmp_path / "f", None))
 
 

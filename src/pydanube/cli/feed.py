@@ -33,7 +33,7 @@ async def texts(messages: Sequence[str], count: int | None) -> AsyncIterator[lis
 async def lines(descriptor: int, count: int | None) -> AsyncIterator[list[bytes]]:
     """Lines without their ends, until the end of the input or `count` of them. Cancelled, no read is left behind."""
     left = count
-    rest = b""
+    rest, before = b"", 0
     while left is None or left > 0:
         data = await _read(descriptor)
         whole = (rest + data).split(b"\n")
@@ -41,12 +41,13 @@ async def lines(descriptor: int, count: int | None) -> AsyncIterator[list[bytes]
         if not data and whole == [b""]:
             return
         if len(rest) > MESSAGE_BYTES_MAX:
-            raise Invalid(f"a line is longer than a message may be ({MESSAGE_BYTES_MAX} bytes)")
+            raise Invalid(f"line {before + len(whole) + 1} is longer than a message may be ({MESSAGE_BYTES_MAX} bytes)")
         found = [line.removesuffix(b"\r") for line in whole[:left]]
         for at in range(0, len(found), LIST_MAX):
             yield found[at : at + LIST_MAX]
         if not data:
             return
+        before += len(found)
         if left is not None:
             left -= len(found)
 

@@ -124,7 +124,11 @@ async def _publish(client: Client, wanted: Wanted, source: AsyncIterator[list[by
     async with client.producer(str(wanted.topic), compression=wanted.compression, timeout=SEND_SECONDS) as producer:
         with _progress() as progress:
             tally = Tally(producer, wanted, progress)
-            await tally.send_all(source)
+            try:
+                await tally.send_all(source)
+            except BaseException:
+                note(f"published {tally.messages:,} of {tally.read:,} messages read: so many are acked")
+                raise
     return {
         "topic": str(wanted.topic),
         "messages": tally.messages,
@@ -157,6 +161,7 @@ class Tally:
     def __init__(self, producer: Producer, wanted: Wanted, progress: Any) -> None:
         self._producer, self._wanted, self._progress = producer, wanted, progress
         self._room = asyncio.Semaphore(SENDS_IN_FLIGHT)
+        self.read = 0
         self.messages = 0
         self.bytes = 0
         self.places: dict[int, tuple[int, int]] = {}
@@ -167,6 +172,7 @@ class Tally:
         try:
             async with asyncio.TaskGroup() as group:
                 async for payloads in source:
+                    self.read += len(payloads)
                     await self._room.acquire()
                     group.create_task(self._send(payloads))
         except BaseExceptionGroup as failures:
