@@ -207,6 +207,9 @@ async def running_broker(directory: Path):
 
 
 async def main() -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     console.rule("danube: publish, kill -9, verify")
     columns = TextColumn("  {task.description:<10}"), BarColumn(), MofNCompleteColumn()
     with tempfile.TemporaryDirectory(prefix="danube-demo-") as name:
@@ -226,4 +229,8 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    try:
+        sys.exit(asyncio.run(main()))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("interrupted: the broker is stopped, its directory is gone")
+        sys.exit(130)
