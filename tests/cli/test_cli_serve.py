@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,39 @@ def test_a_port_that_is_none_is_wrong_usage():
         [sys.executable, "-m", "pydanube.cli", "serve", "--port", "70000"], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "nohost.invalid"], "host 'nohost.invalid' is unknown here"),
+        (["--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
+    ],
+)
+def test_a_door_that_cannot_be_opened_is_one_line_with_the_remedy(tmp_path, arguments, message):
+    ended = subprocess.run(
+        [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_port_that_is_taken_says_so(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert f"127.0.0.1:{port} is taken" in ended.stderr

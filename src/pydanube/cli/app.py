@@ -97,7 +97,8 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and leave the process with its exit code."""
     try:
         status = cli.main(arguments, prog_name="danube", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before we came: `danube ... >&-`
+            sys.stdout.flush()
     except click.Abort:
         _leave(130, "interrupted")
     except click.ClickException as error:

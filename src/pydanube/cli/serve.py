@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 from pathlib import Path
 
 import click
@@ -67,3 +69,19 @@ def serve(
         asyncio.run(run(settings))
     except (asyncio.CancelledError, KeyboardInterrupt):
         fail("stopped at once; what was not acked may be lost, what was acked is not")
+    except OSError as error:
+        fail(_explained(error, settings.server.host, settings.server.port, settings.server.data_dir))
+
+
+def _explained(error: OSError, host: str, port: int, data_dir: Path) -> str:
+    """What a broker that could not start, or not end in order, says to whoever started it."""
+    if isinstance(error, socket.gaierror):
+        return f"host {host!r} is unknown here: use an address of this machine, for example --host 127.0.0.1"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"{host}:{port} is taken, perhaps by another broker: choose another with --port (0 takes a free one)"
+        case errno.EADDRNOTAVAIL:
+            return f"{host} is no address of this machine: use one that is, for example --host 127.0.0.1"
+        case errno.ENOSPC:
+            return f"disk full: free space where {data_dir} is, then start again; nothing that was acked is lost"
+    return f"{(error.strerror or str(error)).lower()}: {error.filename or data_dir}"
