@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -173,6 +174,14 @@ async def audit(client: pydanube.Client, books: Books) -> list[tuple[str, bool]]
     ]
 
 
+def command() -> str:
+    """The command as it can be typed from here: from a checkout it is in the environment that runs this."""
+    beside = Path(sys.executable).with_name("danube")
+    if shutil.which("danube") or not beside.exists():
+        return "danube"
+    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
 def show(books: Books, checks: list[tuple[str, bool]], seconds: float, away: float) -> None:
     revenue = sum(int(str(order["cents"])) for order in books.received.values())
     facts = Table.grid(padding=(0, 2))
@@ -183,12 +192,13 @@ def show(books: Books, checks: list[tuple[str, bool]], seconds: float, away: flo
     for text, passed in checks:
         facts.add_row("[green]verified[/]" if passed else "[bold red]FAILED[/]", text)
     console.print(Panel(facts, title="what happened", border_style="green" if all(p for _, p in checks) else "red"))
+    danube = command()
     console.print(
-        "Try next:\n"
-        "  danube serve                                            a broker of your own\n"
-        "  danube produce /default/hello -m 'hello, danube'        in another terminal\n"
-        "  danube consume /default/hello --from earliest\n"
-        "  danube bench --verify                                   how fast is it here?",
+        "Try next, the second and third line in another terminal:\n"
+        f"  {danube} serve\n"
+        f"  {danube} produce /default/hello -m 'hello, danube'\n"
+        f"  {danube} consume /default/hello --from earliest\n"
+        f"  {danube} bench --verify",
         highlight=False,
     )
 
