@@ -37,6 +37,16 @@ def test_a_topic_that_exists_is_refused_unless_that_is_fine(danube, topic):
     assert topic in again.stderr
     fine = danube("topics", "create", topic, "--if-not-exists", "--json")
     assert answer(fine) == {"topic": topic, "created": False}
+    assert fine.stderr == ""
+    other = danube("topics", "create", topic, "--if-not-exists", "--partitions", "4")
+    assert other.returncode == 0
+    assert "created with other settings: plain, durable acks" in other.stderr
+
+
+def test_a_url_that_is_none_is_wrong_usage(danube):
+    done = danube("topics", "list", "--url", "http://127.0.0.1:6655")
+    assert done.returncode == 2
+    assert "danube://" in done.stderr
 
 
 def test_a_topic_that_does_not_exist_is_one_clear_line(danube):

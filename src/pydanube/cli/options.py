@@ -53,8 +53,27 @@ ACK_LEVEL: Final = click.Choice(["durable", "written", "memory"])
 SUBSCRIPTION_TYPE: Final = click.Choice(["exclusive", "shared", "failover", "key-shared"])
 COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
 
+
+def _checked_url(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+    """Wrong usage is told before anything is connected."""
+    from pydanube.client.address import parse_addresses
+
+    try:
+        if url is not None:
+            parse_addresses(url)
+    except Invalid as error:
+        raise click.BadParameter(error.message) from None
+    return url
+
+
 url_option = click.option(
-    "--url", envvar="DANUBE_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="Where the broker is."
+    "--url",
+    envvar="DANUBE_URL",
+    default=DEFAULT_URL,
+    show_default=True,
+    show_envvar=True,
+    callback=_checked_url,
+    help="Where the broker is.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 config_option = click.option(

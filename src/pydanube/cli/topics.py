@@ -52,6 +52,7 @@ def create(
     """Create a topic."""
     from pydanube.client import Client
     from pydanube.model.errors import AlreadyExists
+    from pydanube.model.topics import AckLevel, TopicConfig
 
     async def work(client: Client) -> bool:
         try:
@@ -59,6 +60,10 @@ def create(
         except AlreadyExists:
             if not if_not_exists:
                 raise
+            there = (await client.describe_topic(str(topic))).config
+            if there != TopicConfig(partitions, reliable, AckLevel.parse(ack_level)):
+                kind = f"{there.partitions} partitions" if there.partitions else "plain"
+                click.echo(f"danube: {topic} was created with other settings: {kind}, {there.ack_level} acks", err=True)
             return False
         return True
 
