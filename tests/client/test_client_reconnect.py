@@ -259,7 +259,7 @@ class TestConnections:
     async def test_the_second_address_serves_when_the_first_is_down(self, url: str) -> None:
         both = f"danube://127.0.0.1:{free_port()},{url.removeprefix('danube://')}"
         async with pydanube.connect(both) as client, client.producer(TOPIC) as producer:
-            await producer.send(b"x")
+            assert (await producer.send(b"x")).offset == 0
 
     async def test_an_advertised_address_that_cannot_be_reached_falls_back_to_the_listed_one(
         self, tmp_path: Path
@@ -335,10 +335,13 @@ class TestConnections:
 
     async def test_opening_can_be_cancelled(self, url: str) -> None:
         for _ in range(5):
+            before = asyncio.all_tasks()
             task = asyncio.get_running_loop().create_task(pydanube.connect(url).open())
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            assert task.cancelled()
+            assert asyncio.all_tasks() <= before, "nothing of it runs on"
 
 
 async def broker_end(wire: Wire, end: int) -> None:
