@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from typing import IO, Final, Self
 
 from pydanube.model.errors import Unavailable
 
+from .children import end, spawn
 from .measure import resident_bytes
 
 READY_SECONDS_MAX: Final = 120.0
@@ -37,7 +37,7 @@ class BrokerProcess:
         logs = tempfile.TemporaryFile()  # noqa: SIM115 -- as long as the process
         begin = time.perf_counter()
         ports = [f"--{door}=0" for door in ("grpc-port", "admin-port", "http-port")]
-        process = await asyncio.create_subprocess_exec(
+        process = await spawn(
             *(sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), f"--port={port}", *ports),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -46,17 +46,15 @@ class BrokerProcess:
         )
         assert process.stdout is not None
         line = b""
-        with contextlib.suppress(TimeoutError):
-            try:
+        try:
+            with contextlib.suppress(TimeoutError):
                 line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS_MAX)
-            except asyncio.CancelledError:
-                process.kill()
-                raise
+        except asyncio.CancelledError:
+            await end(process)
+            raise
         ready = _NATIVE.match(line.decode(errors="replace"))
         if ready is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await end(process)
             raise Unavailable(f"the broker did not get ready: {_last_words(logs) or f'it printed {line!r}'}")
         return cls(process, logs, f"danube://{ready[1]}:{ready[2]}", time.perf_counter() - begin)
 
@@ -74,7 +72,9 @@ class BrokerProcess:
 
     async def stop(self) -> int:
         """SIGTERM, as an operator would; the exit code. One that does not go is killed."""
-        self._signal(signal.SIGTERM)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
         try:
             return await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
         except TimeoutError:
@@ -82,13 +82,7 @@ class BrokerProcess:
 
     async def kill(self) -> int:
         """kill -9."""
-        self._signal(signal.SIGKILL)
-        return await self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        return await end(self._process)
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,13 +16,14 @@ deadline fails the run; none outlives `Workers`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
 from typing import Any, Final, Self
 
 from pydanube.model.errors import Unavailable
+
+from .children import end, spawn
 
 SILENCE_SECONDS_MAX: Final = 600.0
 LINE_BYTES_MAX: Final = 64 << 20
@@ -41,7 +42,7 @@ class Worker:
 
     @classmethod
     async def start(cls, role: str, spec: dict[str, Any]) -> Self:
-        process = await asyncio.create_subprocess_exec(
+        process = await spawn(
             sys.executable,
             "-m",
             "pydanube.cli.bench.worker",
@@ -51,7 +52,11 @@ class Worker:
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         worker = cls(role, process)
-        await worker.tell({"role": role, **spec})
+        try:
+            await worker.tell({"role": role, **spec})
+        except BaseException:
+            await end(process)
+            raise
         return worker
 
     async def tell(self, message: dict[str, Any]) -> None:
@@ -90,10 +95,7 @@ class Worker:
 
     async def close(self) -> None:
         """Gone when this returns, whatever it was doing."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        await self._process.wait()
+        await end(self._process)
 
 
 class Workers:
