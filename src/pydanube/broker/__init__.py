@@ -9,5 +9,6 @@ Never           sockets, frames, HTTP; a decision that core/ could make without 
 from .facade import Broker, BrokerSettings, Producer
 from .partition import Fetched, Published
 from .subscription import Consumer, Sink
+from .subscriptions import Attachment
 
-__all__ = ["Broker", "BrokerSettings", "Consumer", "Fetched", "Producer", "Published", "Sink"]
+__all__ = ["Attachment", "Broker", "BrokerSettings", "Consumer", "Fetched", "Producer", "Published", "Sink"]

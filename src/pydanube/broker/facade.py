@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
@@ -18,8 +16,6 @@ from pydanube.model.topics import (
     AckLevel,
     BrokerDescription,
     PartitionDescription,
-    SubscriptionDescription,
-    SubscriptionType,
     TopicConfig,
     TopicDescription,
 )
@@ -35,8 +31,7 @@ from .partition import Fetched, Partition, PartitionSettings, PublishDone
 from .partitions import Partitions
 from .records import ProducerRecord, TopicRecord
 from .registry import Registry
-from .state import settle
-from .subscription import Consumer, LiveSubscription, Sink
+from .subscriptions import Subscriptions
 
 log = get_logger(__name__)
 
@@ -97,6 +92,7 @@ class Broker:
         opening = Opening(writer, TailCache(settings.tail_bytes), settings.memory_topic_bytes, settings.remembered_max)
         partition_settings = PartitionSettings(settings.offset_block, settings.remembered_us)
         self._partitions = Partitions(registry, store, writer, opening, tasks, clock, settings.node, partition_settings)
+        self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self._started_at = clock.now_us()
         self.address = ""
         """host:port that clients are sent to; known once the door is open."""
@@ -253,103 +249,6 @@ class Broker:
         if largest > self._settings.message_bytes_max:
             limit = self._settings.message_bytes_max
             raise Invalid(f"a message of {largest} bytes is larger than limits.message_bytes_max, which is {limit}")
-
-    # -- consuming -----------------------------------------------------------------------------------------------------
-
-    async def subscribe(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        partition: int,
-        subscription: str,
-        consumer: str,
-        subscription_type: SubscriptionType,
-        start: Position,
-        sink: Sink,
-    ) -> Consumer:
-        """Attach a consumer; creates the subscription, on every partition, where it does not exist."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        owned = await self._partitions.get(topic, partition)
-        created = await self._ensure_subscription(topic, subscription, subscription_type, start)
-        live = self._live(topic, owned, subscription)
-        if live.type is not subscription_type:
-            raise Refused(f"subscription {subscription!r} on {topic} is {live.type}, not {subscription_type}")
-        return live.attach(consumer, sink, created)
-
-    async def create_subscription(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        subscription: str,
-        subscription_type: SubscriptionType,
-        start: Position,
-    ) -> None:
-        """Without a consumer. Its position is durable on return."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        if not await self._ensure_subscription(topic, subscription, subscription_type, start):
-            raise AlreadyExists(f"subscription {subscription!r} exists already on {topic}")
-
-    async def _ensure_subscription(
-        self, topic: TopicName, name: str, subscription_type: SubscriptionType, start: Position
-    ) -> bool:
-        if name in self._registry.subscriptions(topic):
-            return False
-        if subscription_type is not SubscriptionType.EXCLUSIVE:
-            raise Refused(f"subscription type {subscription_type} is not served by this release: use exclusive")
-        partitions = await self._partitions.all_of(topic)
-        starts = [await partition.resolve(start) for partition in partitions]
-        record, created = await self._registry.create_subscription(topic, name, subscription_type, starts)
-        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
-            self._partitions.add_subscription(partition, name, record)
-        if created:
-            log.info("subscription.created", topic=str(topic), subscription=name, start=str(start))
-        return created
-
-    def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
-        return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
-
-    async def delete_subscription(self, principal: Principal, topic: TopicName, subscription: str) -> None:
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        await self._registry.delete_subscription(topic, subscription)
-        gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
-        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
-            live = partition.subscriptions.pop(subscription, None)
-            if live is not None:
-                live.close(gone)
-        log.info("subscription.deleted", topic=str(topic), subscription=subscription)
-
-    async def list_subscriptions(self, principal: Principal, topic: TopicName) -> list[str]:
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        return sorted(self._registry.subscriptions(topic))
-
-    async def describe_subscription(
-        self, principal: Principal, topic: TopicName, subscription: str
-    ) -> SubscriptionDescription:
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        record = self._registry.subscription(topic, subscription)
-        partitions = await self._partitions.all_of(topic)
-        places = [self._live(topic, one, subscription).describe(one.index) for one in partitions]
-        return SubscriptionDescription(
-            str(topic), subscription, record.subscription_id, SubscriptionType(record.type), places
-        )
-
-    async def seek(
-        self, principal: Principal, topic: TopicName, subscription: str, position: Position, partition: int = -1
-    ) -> None:
-        """Move the subscription, on one partition or all; durable on return."""
-        self._authorizer.check(principal, Action.CONSUME, str(topic))
-        self._registry.subscription(topic, subscription)
-        chosen = (
-            await self._partitions.all_of(topic) if partition < 0 else [await self._partitions.get(topic, partition)]
-        )
-        targets = [(one, await one.resolve(position)) for one in chosen]
-        loop = asyncio.get_running_loop()
-        moved: list[asyncio.Future[None]] = []
-        for one, offset in targets:
-            future: asyncio.Future[None] = loop.create_future()
-            moved.append(future)
-            self._live(topic, one, subscription).seek(offset, partial(settle, future))
-        await asyncio.gather(*moved)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from pydanube.model.errors import Corrupt
+from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
@@ -58,6 +59,10 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
     type: int = int(SubscriptionType.EXCLUSIVE)
     starts: list[int] = []
     created_at: int = 0
+    failure_policy: FailurePolicy | None = None
+
+    def failure(self) -> FailurePolicy:
+        return self.failure_policy or NATIVE
 
     def start(self, index: int) -> int:
         return self.starts[index] if index < len(self.starts) else 0

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.topics import SubscriptionType, TopicConfig
@@ -162,7 +165,12 @@ class Registry:
         return record
 
     async def create_subscription(
-        self, topic: TopicName, name: str, subscription_type: SubscriptionType, starts: list[int]
+        self,
+        topic: TopicName,
+        name: str,
+        subscription_type: SubscriptionType,
+        starts: list[int],
+        failure_policy: FailurePolicy = NATIVE,
     ) -> tuple[SubscriptionRecord, bool]:
         """The subscription, and whether this call created it. Its start is durable on return."""
         async with self._changing:
@@ -170,12 +178,24 @@ class Registry:
             if (found := self._subscriptions[topic_record.topic_id].get(name)) is not None:
                 return found, False
             record = SubscriptionRecord(
-                await self._subscription_ids.take(), int(subscription_type), starts, self._clock.now_us()
+                await self._subscription_ids.take(),
+                int(subscription_type),
+                starts,
+                self._clock.now_us(),
+                None if failure_policy == NATIVE else failure_policy,
             )
             key = records.subscription_key(topic_record.topic_id, name)
             await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
             self._subscriptions[topic_record.topic_id][name] = record
             return record, True
+
+    async def set_failure_policy(self, topic: TopicName, name: str, policy: FailurePolicy) -> SubscriptionRecord:
+        async with self._changing:
+            record = msgspec.structs.replace(self.subscription(topic, name), failure_policy=policy)
+            topic_id = self.topic(topic).topic_id
+            await self._write([], [Put(records.subscription_key(topic_id, name), records.pack(record))])
+            self._subscriptions[topic_id][name] = record
+            return record
 
     async def delete_subscription(self, topic: TopicName, name: str) -> SubscriptionRecord:
         async with self._changing:

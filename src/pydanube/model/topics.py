@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from .errors import Invalid
+from .failure import NATIVE, FailurePolicy
 from .limits import PARTITIONS_MAX
 
 
@@ -127,3 +128,4 @@ class SubscriptionDescription:
     subscription_id: int
     type: SubscriptionType
     partitions: list[SubscriptionPartition] = field(default_factory=list)
+    failure_policy: FailurePolicy = NATIVE

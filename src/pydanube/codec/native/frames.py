@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+import msgspec
+
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import ALIGNMENT, CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 
@@ -56,6 +58,8 @@ class Kind(IntEnum):
     CREDIT = 31
     ACK = 32
     CONSUMER_CLOSED = 33
+    NACK = 34
+    CONSUMER_CHANGED = 35
     FETCH = 40
     FETCHED = 41
 
@@ -135,8 +139,8 @@ CREDIT: Final = struct.Struct("<Iqq")
 
 DELIVER: Final = struct.Struct("<IIII")
 """handle u32, owner epoch u32, row ranges u32, redelivery counts u32; then for each range (start u32, end u32), then
-for each selected row its redelivery count u16. No ranges: every row. No counts: none was delivered before. Body: one
-batch."""
+for each selected row its redelivery count u16, then, where some row failed before, a MessagePack array with the reason
+of the last failure (or nil) for each. No ranges: every row. No counts: none was delivered before. Body: one batch."""
 
 ACK: Final = struct.Struct("<II")
 """handle u32, ranges u32; then for each range (start i64, end i64) of offsets. FLAG_CUMULATIVE: one range, and
@@ -148,6 +152,7 @@ FETCHED: Final = struct.Struct("<qqqI")
 """next offset i64 (where to go on), start offset i64, end offset i64 of what can be read, owner epoch u32.
 Body: whole batches, each padded to 64; the first may begin below the offset that was asked for."""
 
+_reasons: Final = msgspec.msgpack.Decoder(list[str | None])
 _RANGE_ROWS: Final = struct.Struct("<II")
 _RANGE_OFFSETS: Final = struct.Struct("<qq")
 
@@ -168,13 +173,19 @@ def encode_published(correlation: int, handle: int, base_offset: int, owner_epoc
 
 
 def encode_deliver_head(
-    handle: int, epoch: int, ranges: Sequence[tuple[int, int]] = (), redeliveries: Sequence[int] = ()
+    handle: int,
+    epoch: int,
+    ranges: Sequence[tuple[int, int]] = (),
+    redeliveries: Sequence[int] = (),
+    reasons: Sequence[str | None] = (),
 ) -> bytes:
     head = DELIVER.pack(handle, epoch, len(ranges), len(redeliveries))
     if ranges:
         head += b"".join(_RANGE_ROWS.pack(start, end) for start, end in ranges)
     if redeliveries:
         head += struct.pack(f"<{len(redeliveries)}H", *redeliveries)
+    if reasons:
+        head += msgspec.msgpack.encode(reasons)
     return head
 
 
@@ -183,16 +194,30 @@ class DeliverHead(NamedTuple):
     epoch: int
     ranges: list[tuple[int, int]]
     redeliveries: tuple[int, ...]
+    reasons: Sequence[str | None] = ()
 
 
 def decode_deliver_head(head: memoryview) -> DeliverHead:
     _at_least(head, DELIVER.size, Kind.DELIVER)
     handle, epoch, range_count, redelivery_count = DELIVER.unpack_from(head)
     ranges_end = DELIVER.size + range_count * _RANGE_ROWS.size
-    if len(head) != ranges_end + redelivery_count * 2:
+    counts_end = ranges_end + redelivery_count * 2
+    if len(head) < counts_end:
         raise Invalid("DELIVER head does not have the length its counts ask for")
     ranges = list(_RANGE_ROWS.iter_unpack(head[DELIVER.size : ranges_end]))
-    return DeliverHead(handle, epoch, ranges, struct.unpack_from(f"<{redelivery_count}H", head, ranges_end))
+    redeliveries = struct.unpack_from(f"<{redelivery_count}H", head, ranges_end)
+    reasons = _decode_reasons(head[counts_end:], redelivery_count) if len(head) > counts_end else ()
+    return DeliverHead(handle, epoch, ranges, redeliveries, reasons)
+
+
+def _decode_reasons(packed: memoryview, count: int) -> list[str | None]:
+    try:
+        reasons = _reasons.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Invalid(f"DELIVER: the reasons cannot be read: {error}") from None
+    if len(reasons) != count:
+        raise Invalid(f"DELIVER has {len(reasons)} reasons for {count} rows")
+    return reasons
 
 
 def encode_ack_head(handle: int, ranges: Sequence[tuple[int, int]]) -> bytes:

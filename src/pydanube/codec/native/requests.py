@@ -13,7 +13,23 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from pydanube.model.errors import DanubeError, Invalid, NotOwner, from_code
+from pydanube.model.failure import FailurePolicy
 
+from .answers import Broker as Broker
+from .answers import ConsumerOpened as ConsumerOpened
+from .answers import Done as Done
+from .answers import Names as Names
+from .answers import Offset as Offset
+from .answers import OffsetRanges as OffsetRanges
+from .answers import PartitionInfo as PartitionInfo
+from .answers import PartitionRoute as PartitionRoute
+from .answers import PolicyReport as PolicyReport
+from .answers import ProducerOpened as ProducerOpened
+from .answers import Route as Route
+from .answers import Statistics as Statistics
+from .answers import Subscription as Subscription
+from .answers import SubscriptionPlace as SubscriptionPlace
+from .answers import Topic as Topic
 from .frames import PROTOCOL_VERSION
 
 
@@ -67,6 +83,26 @@ class Fetch(msgspec.Struct, omit_defaults=True):
     start: Start
     bytes_max: int = 1 << 20
     wait_ms: int = 0
+
+
+class Nack(msgspec.Struct, omit_defaults=True):
+    """NACK: these offsets were not managed. `delay_ms` -1 lets the failure policy choose.
+
+    `timeout`: nobody settled them within the subscription's ack timeout, counted from when the application took them.
+    """
+
+    handle: int
+    ranges: list[tuple[int, int]]
+    delay_ms: int = -1
+    reason: str = ""
+    timeout: bool = False
+
+
+class ConsumerChanged(msgspec.Struct, omit_defaults=True):
+    """CONSUMER_CHANGED: the subscription of this consumer has other settings from now on."""
+
+    handle: int
+    ack_timeout_ms: int = 0
 
 
 class Start(msgspec.Struct, omit_defaults=True):
@@ -145,6 +181,7 @@ class OpenProducer(Request, tag="producer.open"):
     name: str = ""
     producer_id: int = 0
     producer_epoch: int = 0
+    access: Literal["shared", "exclusive"] = "shared"
 
 
 class CloseProducer(Request, tag="producer.close"):
@@ -154,7 +191,11 @@ class CloseProducer(Request, tag="producer.close"):
 
 
 class Subscribe(Request, tag="consumer.open"):
-    """Attach to a subscription of one partition -> ConsumerOpened. Creates it, at `start`, when it does not exist."""
+    """Attach to a subscription of one partition -> ConsumerOpened.
+
+    Creates it, at `start` and with `failure_policy`, when it does not exist. `priority`: of failover consumers the
+    lowest comes first. `key_filters`: globs, of which a key-shared consumer accepts any; none accepts every key.
+    """
 
     topic: str
     partition: int
@@ -162,6 +203,9 @@ class Subscribe(Request, tag="consumer.open"):
     consumer: str
     type: str = "exclusive"
     start: Start = msgspec.field(default_factory=Start)
+    priority: int = 0
+    key_filters: list[str] = []
+    failure_policy: FailurePolicy | None = None
 
 
 class CloseConsumer(Request, tag="consumer.close"):
@@ -177,6 +221,7 @@ class CreateSubscription(Request, tag="subscription.create"):
     subscription: str
     type: str = "exclusive"
     start: Start = msgspec.field(default_factory=Start)
+    failure_policy: FailurePolicy | None = None
 
 
 class DeleteSubscription(Request, tag="subscription.delete"):
@@ -206,6 +251,76 @@ class Seek(Request, tag="subscription.seek"):
     subscription: str
     position: Start
     partition: int = -1
+
+
+class Advance(Request, tag="subscription.advance"):
+    """Move a subscription that nobody is attached to, on one partition, if it stands at `expected` -> Done.
+
+    Everything below `offset` is acked then. Refused when it stands elsewhere or has a consumer. Durable when answered.
+    """
+
+    topic: str
+    subscription: str
+    partition: int
+    offset: int
+    expected: int
+
+
+class ListUnsettled(Request, tag="subscription.unsettled"):
+    """The first offsets of a partition that a subscription has not settled -> OffsetRanges"""
+
+    topic: str
+    subscription: str
+    partition: int
+    messages_max: int = 100
+    after: int = 0
+    """Only offsets from here on."""
+
+
+class Settle(Request, tag="subscription.settle"):
+    """Ack offsets without being attached: skip a message, or (ranges []) the whole backlog -> Done. Durable."""
+
+    topic: str
+    subscription: str
+    partition: int = -1
+    ranges: list[tuple[int, int]] = []
+
+
+class SetFailurePolicy(Request, tag="subscription.failure_policy"):
+    """-> Done. Applies at once to what is running."""
+
+    topic: str
+    subscription: str
+    failure_policy: FailurePolicy
+
+
+class SetPolicies(Request, tag="policies.set"):
+    """Change policies of a topic or a namespace (`target`: /namespace/topic, or a namespace) -> PolicyReport.
+
+    A value of None inherits again.
+    """
+
+    target: str
+    changes: dict[str, int | None]
+
+
+class GetPolicies(Request, tag="policies.get"):
+    """-> PolicyReport"""
+
+    target: str
+
+
+class GrowTopic(Request, tag="topic.grow"):
+    """More partitions for a partitioned topic -> Done. A key may go to another partition afterwards."""
+
+    topic: str
+    partitions: int
+
+
+class TopicStatistics(Request, tag="topic.statistics"):
+    """-> Statistics"""
+
+    topic: str
 
 
 class FindOffset(Request, tag="offset.find"):
@@ -238,112 +353,17 @@ AnyRequest = (
     | ListSubscriptions
     | DescribeSubscription
     | Seek
+    | Advance
+    | ListUnsettled
+    | Settle
+    | SetFailurePolicy
+    | SetPolicies
+    | GetPolicies
+    | GrowTopic
+    | TopicStatistics
     | FindOffset
     | DescribeBroker
 )
-
-
-# -- answers -----------------------------------------------------------------------------------------------------------
-
-
-class Done(msgspec.Struct):
-    """It was done. Nothing more to say."""
-
-
-class Names(msgspec.Struct):
-    names: list[str]
-
-
-class PartitionRoute(msgspec.Struct, omit_defaults=True):
-    index: int
-    owner: str
-    """host:port of the owner's native door"""
-    epoch: int = 0
-
-
-class Route(msgspec.Struct, omit_defaults=True):
-    topic: str
-    topic_id: int
-    partitioned: bool
-    reliable: bool
-    ack_level: str
-    partitions: list[PartitionRoute]
-
-
-class PartitionInfo(msgspec.Struct, omit_defaults=True):
-    """`model.topics.PartitionDescription` on the wire."""
-
-    index: int
-    owner: str
-    epoch: int
-    start_offset: int
-    end_offset: int
-    ledgers: int = 0
-    stored_bytes: int = 0
-    health: str = "ok"
-
-
-class Topic(msgspec.Struct, omit_defaults=True):
-    """`model.topics.TopicDescription` on the wire."""
-
-    topic: str
-    topic_id: int
-    partitions: int
-    reliable: bool
-    ack_level: str
-    partition_infos: list[PartitionInfo] = []
-    subscriptions: list[str] = []
-
-
-class ProducerOpened(msgspec.Struct, omit_defaults=True):
-    handle: int
-    producer_id: int
-    producer_epoch: int
-    owner_epoch: int = 0
-
-
-class ConsumerOpened(msgspec.Struct, omit_defaults=True):
-    """`position` is the lowest offset not acked; `created` tells whether `start` counted."""
-
-    handle: int
-    subscription_id: int
-    position: int
-    created: bool = False
-    owner_epoch: int = 0
-
-
-class SubscriptionPlace(msgspec.Struct, omit_defaults=True):
-    """`model.topics.SubscriptionPartition` on the wire."""
-
-    partition: int
-    position: int
-    lag: int
-    acked_ahead: int = 0
-    unacked: int = 0
-    consumer: str = ""
-
-
-class Subscription(msgspec.Struct, omit_defaults=True):
-    topic: str
-    name: str
-    subscription_id: int
-    type: str
-    partitions: list[SubscriptionPlace] = []
-
-
-class Offset(msgspec.Struct):
-    offset: int
-
-
-class Broker(msgspec.Struct, omit_defaults=True):
-    version: str
-    node: str
-    cluster: str
-    state: str
-    """"ok", or why it is read-only"""
-    topics: int = 0
-    started_at: int = 0
-    """microseconds since 1970"""
 
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)

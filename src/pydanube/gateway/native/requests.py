@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from pydanube.broker import Broker, Consumer, Producer
+from pydanube.broker import Attachment, Broker, Consumer, Producer
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import Kind
@@ -31,6 +31,7 @@ _MESSAGE_CHARACTERS_MAX: Final = 2_000
 """Of an error's text on the wire; it may quote what the peer sent."""
 
 _CONSUMER_CHARACTERS_MAX: Final = 200
+_UNSETTLED_MESSAGES_MAX: Final = 10_000
 
 
 class Caller(Protocol):
@@ -165,19 +166,25 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
     if not 0 < len(request.consumer) <= _CONSUMER_CHARACTERS_MAX:
         raise Invalid(f"a consumer's name has 1 to {_CONSUMER_CHARACTERS_MAX} characters")
     sink = caller.new_sink()
-    consumer = await caller.broker.subscribe(
-        caller.principal,
-        TopicName.parse(request.topic),
-        request.partition,
+    wish = Attachment(
         parse_subscription(request.subscription),
         request.consumer,
         SubscriptionType.parse(request.type),
         position_of(request.start),
-        sink,
+        request.priority,
+        request.key_filters,
+        request.failure_policy,
     )
+    topic = TopicName.parse(request.topic)
+    consumer = await caller.broker.subscriptions.subscribe(caller.principal, topic, request.partition, wish, sink)
     caller.add_consumer(sink, consumer)
     return wire.ConsumerOpened(
-        sink.handle, consumer.subscription_id, consumer.position, consumer.created, consumer.owner_epoch
+        sink.handle,
+        consumer.subscription_id,
+        consumer.position,
+        consumer.created,
+        consumer.owner_epoch,
+        consumer.ack_timeout_ms,
     )
 
 
@@ -193,40 +200,82 @@ async def _close_consumer(caller: Caller, request: wire.CloseConsumer) -> wire.D
 
 
 async def _create_subscription(caller: Caller, request: wire.CreateSubscription) -> wire.Done:
-    await caller.broker.create_subscription(
+    await caller.broker.subscriptions.create(
         caller.principal,
         TopicName.parse(request.topic),
         parse_subscription(request.subscription),
         SubscriptionType.parse(request.type),
         position_of(request.start),
+        request.failure_policy,
     )
     return wire.Done()
 
 
 async def _delete_subscription(caller: Caller, request: wire.DeleteSubscription) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    await caller.broker.delete_subscription(caller.principal, topic, subscription)
+    await caller.broker.subscriptions.delete(caller.principal, topic, subscription)
     return wire.Done()
 
 
 async def _list_subscriptions(caller: Caller, request: wire.ListSubscriptions) -> wire.Names:
-    return wire.Names(await caller.broker.list_subscriptions(caller.principal, TopicName.parse(request.topic)))
+    return wire.Names(await caller.broker.subscriptions.names(caller.principal, TopicName.parse(request.topic)))
 
 
 async def _describe_subscription(caller: Caller, request: wire.DescribeSubscription) -> wire.Subscription:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
-    described = await caller.broker.describe_subscription(caller.principal, topic, subscription)
+    described = await caller.broker.subscriptions.describe(caller.principal, topic, subscription)
     places = [
         wire.SubscriptionPlace(one.partition, one.position, one.lag, one.acked_ahead, one.unacked, one.consumer)
         for one in described.partitions
     ]
-    return wire.Subscription(described.topic, described.name, described.subscription_id, str(described.type), places)
+    return wire.Subscription(
+        described.topic,
+        described.name,
+        described.subscription_id,
+        str(described.type),
+        places,
+        described.failure_policy,
+    )
 
 
 async def _seek(caller: Caller, request: wire.Seek) -> wire.Done:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     position = position_of(request.position)
-    await caller.broker.seek(caller.principal, topic, subscription, position, request.partition)
+    await caller.broker.subscriptions.seek(caller.principal, topic, subscription, position, request.partition)
+    return wire.Done()
+
+
+async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    await caller.broker.subscriptions.advance(
+        caller.principal, topic, subscription, request.partition, request.offset, request.expected
+    )
+    return wire.Done()
+
+
+async def _settle(caller: Caller, request: wire.Settle) -> wire.Done:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    if any(start < 0 or end <= start for start, end in request.ranges):
+        raise Invalid("a range of offsets is empty or negative")
+    if request.ranges and request.partition < 0:
+        raise Invalid("offsets need a partition")
+    await caller.broker.subscriptions.settle(caller.principal, topic, subscription, request.partition, request.ranges)
+    return wire.Done()
+
+
+async def _list_unsettled(caller: Caller, request: wire.ListUnsettled) -> wire.OffsetRanges:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    if not 0 < request.messages_max <= _UNSETTLED_MESSAGES_MAX:
+        raise Invalid(f"messages_max={request.messages_max} is out of range: use 1 to {_UNSETTLED_MESSAGES_MAX}")
+    ranges = await caller.broker.subscriptions.unsettled(
+        caller.principal, topic, subscription, request.partition, request.messages_max, request.after
+    )
+    return wire.OffsetRanges(ranges)
+
+
+async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    await caller.broker.subscriptions.set_failure_policy(caller.principal, topic, subscription, request.failure_policy)
     return wire.Done()
 
 
@@ -258,6 +307,10 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListSubscriptions: _list_subscriptions,
     wire.DescribeSubscription: _describe_subscription,
     wire.Seek: _seek,
+    wire.Advance: _advance,
+    wire.Settle: _settle,
+    wire.ListUnsettled: _list_unsettled,
+    wire.SetFailurePolicy: _set_failure_policy,
     wire.FindOffset: _find_offset,
     wire.DescribeBroker: _describe_broker,
 }

@@ -1,7 +1,8 @@
 """The log's thread: takes everything that waits, writes it in one go, syncs once, tells the loop once, and again.
 
-It never waits for the loop: what arrives during one sync shares the next. It owns the engine; whoever wants something
-of the engine sends mail.
+It never waits for the loop: what arrives during one sync shares the next. It owns the engine while it holds the baton
+(see `baton`): whoever wants something of the engine sends mail. It wakes up for mail and, while the disk fails, to try
+again; for nothing else.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
+from .baton import Baton
 from .engine import Engine, Record
 from .settings import Level, WalSettings
 from .table import WalFile
 
 Done: TypeAlias = Callable[[DanubeError | None], None]
-Append: TypeAlias = tuple[Record | None, int, Done]
-"""The record, its level, whom to tell. No record: only the sync is wanted."""
+Append: TypeAlias = tuple[Record | None, int, Done, bool]
+"""The record, its level, whom to tell, whether it is written already. No record: only the sync is wanted."""
 
 Command: TypeAlias = Callable[[], None]
 """Something to do between two groups; it must not raise."""
@@ -45,18 +47,24 @@ class Listener(Protocol):
 
 class Committer:
     def __init__(
-        self, engine: Engine, settings: WalSettings, clock: Clock, mail: SimpleQueue[Mail], listener: Listener
+        self,
+        engine: Engine,
+        settings: WalSettings,
+        clock: Clock,
+        mail: SimpleQueue[Mail],
+        baton: Baton,
+        listener: Listener,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
         self._mail = mail
+        self._baton = baton
         self._listener = listener
         self._kept: list[Mail] = []
         """Taken from the queue and not yet looked at: at most one."""
         self._untold: list[Append] = []
         """Of the group at hand, those whose end nobody has heard of yet."""
-        self._sync_due: float | None = None
         self._cure_due = clock.monotonic() + settings.cure_ms / 1000
         self._is_ending = False
         self._is_failing = engine.failure is not None
@@ -66,37 +74,46 @@ class Committer:
     def run(self) -> None:
         """Until None comes. Everything taken before that is done by then."""
         try:
+            self._pass_baton()
             while self._step():
-                pass
+                self._pass_baton()
             self._is_ending = True
             self._end()
         except BaseException as error:
             log.exception("wal.stopped", error=repr(error))
             self._refuse_everything(Unavailable(f"the log stopped: {error!r}; start the broker again"))
 
+    def _pass_baton(self) -> None:
+        if self._is_failing:
+            self._baton.keep()
+        else:
+            self._baton.offer()
+
     def _step(self) -> bool:
-        """One group, one command, or what was due. False at the end."""
+        """One group, one command, or a try to cure the disk. False at the end."""
         if not self._wait():
-            self._do_what_is_due()
+            self._cure()
             return True
         mail = self._kept.pop()
         if mail is None:
             return False
         if callable(mail):
+            self._baton.did(1)
             mail()
         else:
-            self._commit(self._group(mail))
+            group = self._group(mail)
+            self._baton.did(len(group))
+            self._commit(group)
         return True
 
     def _wait(self) -> bool:
-        """True when there is mail; False when something is due before any came."""
+        """True when there is mail; False when a cure is due before any came."""
         if self._kept:
             return True
-        due = self._cure_due if self._is_failing else self._sync_due
         try:
-            if due is None:
+            if not self._is_failing:
                 self._kept.append(self._mail.get())
-            elif (seconds := due - self._clock.monotonic()) > 0:
+            elif (seconds := self._cure_due - self._clock.monotonic()) > 0:
                 self._kept.append(self._mail.get(timeout=seconds))
         except Empty:
             pass
@@ -121,11 +138,12 @@ class Committer:
     def _commit(self, group: list[Append]) -> None:
         if self._abandoned:
             group = self._without_abandoned(group)
-        records = [append[0] for append in group if append[0] is not None]
+        records = [append[0] for append in group if append[0] is not None and not append[3]]
+        written = [append[0] for append in group if append[0] is not None and append[3]]
         waiting = [append for append in group if append[1] == Level.SYNC]
         self._untold = group
         try:
-            self._engine.write(records)
+            self._engine.write(records, written)
             if len(waiting) < len(group):
                 self._untold = waiting
                 self._listener.finished([append for append in group if append[1] < Level.SYNC], None)
@@ -137,7 +155,6 @@ class Committer:
         if waiting:
             self._untold = []
             self._listener.finished(waiting, None)
-        self._note_due(group)
         self._pass_on_closed()
         if not self._kept and self._mail.empty():
             self._fill_ahead(group)
@@ -159,31 +176,11 @@ class Committer:
         self._listener.finished(late, error)
         return [append for append in group if append[0] is None or append[0][1] not in self._abandoned]
 
-    def _note_due(self, group: list[Append]) -> None:
-        """When the written must be synced, if nobody waits for it before."""
-        if self._engine.durable == self._engine.position:
-            self._sync_due = None
-            return
-        lazy = any(append[1] == Level.LAZY for append in group)
-        delay_ms = self._settings.lazy_sync_ms if lazy else self._settings.written_sync_ms
-        due = self._clock.monotonic() + delay_ms / 1000
-        self._sync_due = due if self._sync_due is None else min(self._sync_due, due)
-
     def _pass_on_closed(self) -> None:
         for file in self._engine.closed:
             log.info("wal.rotated", generation=file.generation, ledgers=len(file.spans))
             self._listener.rotated(file)
         self._engine.closed.clear()
-
-    def _do_what_is_due(self) -> None:
-        if self._is_failing:
-            self._cure()
-            return
-        self._sync_due = None
-        try:
-            self._engine.sync()
-        except Unavailable as error:
-            self._fail(error)
 
     # -- failing ---------------------------------------------------------------------------------------------------
 
@@ -193,7 +190,6 @@ class Committer:
             log.error("wal.failed", error=error.message, ledgers=len(self._engine.abandoned))
             self._is_failing = True
             self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
-        self._sync_due = None
         fresh = self._engine.abandoned - self._abandoned
         self._abandoned |= fresh
         self._listener.failed(error, fresh)
@@ -227,6 +223,7 @@ class Committer:
 
     def _refuse_everything(self, failure: Unavailable) -> None:
         """A mistake of ours: nothing is written any more, and everybody is told."""
+        self._baton.keep()
         self._engine.failure = failure
         self._listener.failed(failure, set(self._engine.abandoned))
         self._tell_failed(failure)

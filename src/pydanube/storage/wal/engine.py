@@ -29,6 +29,7 @@ from pydanube.codec.wal import (
     RecordKind,
     encode_file_body,
     encode_record,
+    record_bytes,
 )
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import ALIGNMENT
@@ -80,8 +81,14 @@ class Engine:
         self.write(records)
         self.sync(records)
 
-    def write(self, records: list[Record]) -> None:
-        """Append to the log, in order. Raises Unavailable when the disk refuses; the file is abandoned then."""
+    def has_room(self, length: int) -> bool:
+        """Whether a record with such a body can be written into the open file, without a rotation."""
+        file = self._file
+        return file is not None and self.position + record_bytes(length) <= file.base + self._settings.file_bytes
+
+    def write(self, records: list[Record], written: Sequence[Record] = ()) -> None:
+        """Append to the log, in order. Raises Unavailable when the disk refuses; the file is abandoned then, and those
+        `written` before, of which nobody has heard yet, do not count either: a rotation may have synced them."""
         if self.failure is not None:
             self.abandoned.update(record[1] for record in records)
             raise self.failure
@@ -92,9 +99,9 @@ class Engine:
                 if start < len(records):
                     self._rotate()
         except OSError as error:
-            raise self._abandon(error, records) from error
+            raise self._abandon(error, [*written, *records]) from error
         except BaseException as error:
-            self._abandon(error, records)
+            self._abandon(error, [*written, *records])
             raise
 
     def sync(self, waiting: Sequence[Record] = ()) -> None:

@@ -25,6 +25,8 @@ class WalSettings:
     """A file is closed before it grows past this; a record larger than that gets a file of its own."""
     group_bytes_max: int = 8 * MIB
     """Written per group commit: bounds how long a record waits for those before it."""
+    loop_write_bytes_max: int = 16 * KIB
+    """A body up to this size is written by the event loop itself while the log's thread has nothing to do. 0: never."""
     fill_bytes: int = 1 * MIB
     """While there is little to do, zeros are written so far ahead of the log's end: a sync that does not make the file
     longer takes half the time. 0: never."""

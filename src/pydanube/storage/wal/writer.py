@@ -1,9 +1,15 @@
 """The log as the event loop sees it: appends go in, and come back done; a thread in between writes and syncs.
 
+While the thread has nothing to do, a small record is written here, on the loop: a lone message then waits for no thread
+to be written, and for one to be synced. The loop never syncs. A disk that lets a write wait is left to the thread for a
+while.
+
 Invariants
-    records reach the log in the order in which `append` was called
+    one of the two uses the engine at a time: whoever holds the baton (see `baton`)
+    records reach the log in the order in which `append` was called: what is written here finds all before it written
     `done` is called on the loop exactly once per append, in that order for appends of one level; levels below SYNC may
-    be done before an earlier SYNC is
+    be done before an earlier SYNC is, and before `append` returns
+    below SYNC, a sync is asked for within the time of the level, by timers of the loop
     an append whose `done` got an error abandons its ledger: `on_failed` names it before, the ledger ends before the
     first append that failed (see `ledger`), the cure seals it there, and what comes after it goes to a new ledger
 """
@@ -15,6 +21,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, TypeVar
@@ -27,8 +34,9 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
+from .baton import Baton
 from .committer import Append, Committer, Done, Mail
-from .engine import Engine
+from .engine import Engine, Record
 from .handles import Handles, Released
 from .layout import LOCK
 from .reader import LogReader
@@ -40,6 +48,12 @@ from .table import LedgerSummary, WalFile, summarize
 
 T = TypeVar("T")
 log: Final = get_logger("storage.wal")
+
+SLOW_WRITE_SECONDS: Final = 0.005
+"""A write on the loop that takes longer was let wait by the disk: everybody waited with it."""
+
+THREAD_ONLY_SECONDS: Final = 1.0
+"""For so long after a slow write all writing is the thread's."""
 
 
 class LogWriter:
@@ -59,13 +73,18 @@ class LogWriter:
         self._settings = settings
         self._lock = lock
         self._loop = asyncio.get_running_loop()
+        self._monotonic = clock.monotonic
+        self._thread_only_until = 0.0
+        self._sync_timers: dict[int, asyncio.TimerHandle] = {}
+        """By level: the next sync of what nobody waits for."""
         self._abandoned: set[int] = set()
         self._closing: asyncio.Future[None] | None = None
+        self._baton = Baton()
         self._mail: SimpleQueue[Mail] = SimpleQueue()
         self._pool = ThreadPoolExecutor(settings.reader_threads, "danube-log-read")
         self._handles = Handles(disk, engine.directory, settings.open_files_max)
         self._reader = LogReader(disk, engine.directory, settings, engine.table, self._handles)
-        committer = Committer(engine, settings, clock, self._mail, _Listener(self))
+        committer = Committer(engine, settings, clock, self._mail, self._baton, _Listener(self))
         self._thread = threading.Thread(target=committer.run, name="danube-log", daemon=True)
 
     @classmethod
@@ -121,16 +140,64 @@ class LogWriter:
         level: Level,
         done: Done,
     ) -> None:
-        """Hand a record over. `body` must not change until `done` was called."""
+        """Hand a record over. `body` must not change until `done` was called, which may be before this returns."""
         assert self._closing is None
         assert len(body) <= RECORD_BODY_BYTES_MAX, f"a body of {len(body)} bytes could not be read again"
         assert self.read_only is not None or ledger_id not in self._abandoned, f"ledger {ledger_id} was abandoned"
+        record = (kind, ledger_id, entry_id, owner_epoch, body, body_crc)
+        is_written = self._may_write_here(len(body)) and self._write_here(record)
+        if level < Level.SYNC:
+            if level not in self._sync_timers:
+                self._plan_sync(level)
+            if is_written:
+                self._tell(done, None)
+                return
         self.pending_bytes += len(body)
-        self._mail.put(((kind, ledger_id, entry_id, owner_epoch, body, body_crc), level, done))
+        self._send((record, level, done, is_written))
 
     def sync(self, done: Done) -> None:
         """`done` once everything appended so far is synced, or has failed."""
-        self._mail.put((None, Level.SYNC, done))
+        self._send((None, Level.SYNC, done, False))
+
+    def _send(self, mail: Mail) -> None:
+        self._baton.hand_over()
+        self._mail.put(mail)
+
+    def _may_write_here(self, length: int) -> bool:
+        return (
+            length <= self._settings.loop_write_bytes_max
+            and self._baton.is_with_loop
+            and self._engine.has_room(length)
+            and self._monotonic() >= self._thread_only_until
+        )
+
+    def _write_here(self, record: Record) -> bool:
+        """False when it failed. The engine then refuses everything; the thread finds that out with its next mail, which
+        is this record again, and does what is to be done about it."""
+        started = self._monotonic()
+        try:
+            self._engine.write([record])
+        except Unavailable:
+            return False
+        except BaseException as error:  # a mistake of ours: the thread stops the log
+            self._send(partial(_raise, error))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        ended = self._monotonic()
+        if ended - started > SLOW_WRITE_SECONDS:
+            log.warning("wal.slow_write", seconds=round(ended - started, 3))
+            self._thread_only_until = ended + THREAD_ONLY_SECONDS
+        return True
+
+    def _plan_sync(self, level: Level) -> None:
+        delay_ms = self._settings.lazy_sync_ms if level is Level.LAZY else self._settings.written_sync_ms
+        self._sync_timers[level] = self._loop.call_later(delay_ms / 1000, self._sync_due, level)
+
+    def _sync_due(self, level: Level) -> None:
+        del self._sync_timers[level]
+        if not (self._baton.is_with_loop and self._engine.durable == self._engine.position):
+            self.sync(_nobody_waits)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +258,7 @@ class LogWriter:
                 if ledger is not None:
                     ledger.forgotten = True
 
-        self._mail.put(forget)
+        self._send(forget)
 
     def release(self, ledger_id: int, below_offset: int, state_ledger: int | None = None) -> None:
         """Batches of a ledger that end at or below this offset are not needed here any more. With `state_ledger`,
@@ -204,7 +271,7 @@ class LogWriter:
                 if state_ledger is not None:
                     ledger.state_ledger = state_ledger
 
-        self._mail.put(release)
+        self._send(release)
 
     async def trim(self) -> list[int]:
         """Give back the oldest files that hold nothing needed; their generations. OSError when the disk refuses.
@@ -221,14 +288,16 @@ class LogWriter:
             except Exception as error:
                 self._post(_settle, answer, [], error)
 
-        self._mail.put(trim)
+        self._send(trim)
         return await answer
 
     async def close(self) -> None:
         """Everything handed in is written and synced, then the file is closed with its index. Cancelled, that happens
         all the same, in the background."""
         if self._closing is None:
-            self._mail.put(None)
+            for timer in self._sync_timers.values():
+                timer.cancel()
+            self._send(None)
             self._closing = self._loop.run_in_executor(None, self._shut)
         await asyncio.shield(self._closing)
 
@@ -241,8 +310,9 @@ class LogWriter:
     # -- called by the log's thread --------------------------------------------------------------------------------
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
+        self._baton.telling()
         try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
+            self._loop.call_soon_threadsafe(self._hear, callback, arguments)
         except RuntimeError:  # the loop was closed under us: nobody is left to be told
             log.warning("wal.loop_gone")
 
@@ -262,14 +332,23 @@ class LogWriter:
 
     # -- on the loop, for the log's thread -------------------------------------------------------------------------
 
+    def _hear(self, callback: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        try:
+            callback(*arguments)
+        finally:
+            self._baton.heard()
+
     def _finished(self, appends: list[Append], error: DanubeError | None) -> None:
-        for record, _, done in appends:
+        for record, _, done, _ in appends:
             if record is not None:
                 self.pending_bytes -= len(record[4])
-            try:
-                done(error)
-            except Exception as failure:
-                self._loop.call_exception_handler({"message": "a log callback failed", "exception": failure})
+            self._tell(done, error)
+
+    def _tell(self, done: Done, error: DanubeError | None) -> None:
+        try:
+            done(error)
+        except Exception as failure:
+            self._loop.call_exception_handler({"message": "a log callback failed", "exception": failure})
 
     def _failed(self, error: DanubeError, ledgers: set[int]) -> None:
         self.read_only = error
@@ -316,6 +395,14 @@ def _read(work: Callable[[], T], directory: Path) -> T:
             continue
         except OSError as error:
             raise Unavailable(f"the log in {directory} cannot be read: {error}") from error
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _nobody_waits(error: DanubeError | None) -> None:
+    """Those whom it concerns are told in other ways."""
 
 
 def _settle(answer: asyncio.Future[list[int]], generations: list[int], error: Exception | None) -> None:

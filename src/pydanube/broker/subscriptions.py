@@ -1,0 +1,198 @@
+"""Subscriptions by name: created, attached to, moved and described over all partitions of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.model.errors import AlreadyExists, NotFound, Refused
+from pydanube.model.failure import NATIVE, FailurePolicy
+from pydanube.model.names import TopicName
+from pydanube.model.positions import Position
+from pydanube.model.topics import SubscriptionDescription, SubscriptionType
+from pydanube.runtime.telemetry import get_logger
+
+from .partition import Partition
+from .partitions import Partitions
+from .records import SubscriptionRecord
+from .registry import Registry
+from .state import settle
+from .subscription import Consumer, LiveSubscription, Sink
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a consumer says when it attaches; see codec.native.requests.Subscribe."""
+
+    subscription: str
+    consumer: str
+    type: SubscriptionType = SubscriptionType.EXCLUSIVE
+    start: Position = field(default_factory=lambda: Position("latest"))
+    priority: int = 0
+    key_filters: Sequence[str] = ()
+    failure_policy: FailurePolicy | None = None
+
+
+class Subscriptions:
+    """Every call names a principal and asks the authorizer before anything happens."""
+
+    def __init__(self, registry: Registry, partitions: Partitions, authorizer: Authorizer) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._authorizer = authorizer
+
+    async def subscribe(
+        self, principal: Principal, topic: TopicName, partition: int, wish: Attachment, sink: Sink
+    ) -> Consumer:
+        """Attach a consumer; creates the subscription, on every partition, where it does not exist."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        owned = await self._partitions.get(topic, partition)
+        created = await self._ensure(topic, wish.subscription, wish.type, wish.start, wish.failure_policy)
+        live = self._live(topic, owned, wish.subscription)
+        if live.type is not wish.type:
+            raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
+        return live.attach(wish.consumer, sink, created, wish.priority, wish.key_filters)
+
+    async def create(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        subscription_type: SubscriptionType,
+        start: Position,
+        failure_policy: FailurePolicy | None = None,
+    ) -> None:
+        """Without a consumer. Its position is durable on return."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        if not await self._ensure(topic, subscription, subscription_type, start, failure_policy):
+            raise AlreadyExists(f"subscription {subscription!r} exists already on {topic}")
+
+    async def _ensure(
+        self,
+        topic: TopicName,
+        name: str,
+        subscription_type: SubscriptionType,
+        start: Position,
+        failure_policy: FailurePolicy | None,
+    ) -> bool:
+        if name in self._registry.subscriptions(topic):
+            return False
+        partitions = await self._partitions.all_of(topic)
+        starts = [await partition.resolve(start) for partition in partitions]
+        record, created = await self._registry.create_subscription(
+            topic, name, subscription_type, starts, failure_policy or NATIVE
+        )
+        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
+            self._partitions.add_subscription(partition, name, record)
+        if created:
+            log.info("subscription.created", topic=str(topic), subscription=name, start=str(start))
+        return created
+
+    def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
+        return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
+
+    async def _places(
+        self, topic: TopicName, name: str, partition: int = -1
+    ) -> list[tuple[Partition, LiveSubscription]]:
+        """The subscription on one partition, or (-1) on each."""
+        self._registry.subscription(topic, name)
+        chosen = (
+            await self._partitions.all_of(topic) if partition < 0 else [await self._partitions.get(topic, partition)]
+        )
+        return [(one, self._live(topic, one, name)) for one in chosen]
+
+    async def delete(self, principal: Principal, topic: TopicName, subscription: str) -> None:
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        await self._registry.delete_subscription(topic, subscription)
+        gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
+        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
+            live = partition.subscriptions.pop(subscription, None)
+            if live is not None:
+                live.close(gone)
+        log.info("subscription.deleted", topic=str(topic), subscription=subscription)
+
+    async def names(self, principal: Principal, topic: TopicName) -> list[str]:
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        return sorted(self._registry.subscriptions(topic))
+
+    async def describe(self, principal: Principal, topic: TopicName, subscription: str) -> SubscriptionDescription:
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        record = self._registry.subscription(topic, subscription)
+        places = [live.describe(one.index) for one, live in await self._places(topic, subscription)]
+        return SubscriptionDescription(
+            str(topic), subscription, record.subscription_id, SubscriptionType(record.type), places, record.failure()
+        )
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    async def seek(
+        self, principal: Principal, topic: TopicName, subscription: str, position: Position, partition: int = -1
+    ) -> None:
+        """Move the subscription, on one partition or all; durable on return."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        places = await self._places(topic, subscription, partition)
+        targets = [(live, await one.resolve(position)) for one, live in places]
+        waits = [_Wait() for _ in targets]
+        for (live, offset), wait in zip(targets, waits, strict=True):
+            live.seek(offset, wait.done)
+        await asyncio.gather(*(wait.future for wait in waits))
+
+    async def advance(
+        self, principal: Principal, topic: TopicName, subscription: str, partition: int, offset: int, expected: int
+    ) -> None:
+        """Compare and set; durable on return. See codec.native.requests.Advance."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        ((_, live),) = await self._places(topic, subscription, partition)
+        wait = _Wait()
+        live.advance(offset, expected, wait.done)
+        await wait.future
+
+    async def settle(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        partition: int,
+        ranges: Sequence[tuple[int, int]],
+    ) -> None:
+        """Ack without being attached; no ranges: everything there is. Durable on return."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        places = await self._places(topic, subscription, partition)
+        waits = [_Wait() for _ in places]
+        for (one, live), wait in zip(places, waits, strict=True):
+            live.settle(ranges or [(0, one.stream.end_offset)], wait.done)
+        await asyncio.gather(*(wait.future for wait in waits))
+
+    async def unsettled(
+        self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
+    ) -> list[tuple[int, int]]:
+        """The first offsets from `after` on that are not settled, as ranges."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        ((_, live),) = await self._places(topic, subscription, partition)
+        return live.unsettled(after, messages_max)
+
+    async def set_failure_policy(
+        self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy
+    ) -> None:
+        """Durable, and in force, on return."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        record = await self._registry.set_failure_policy(topic, subscription, policy)
+        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
+            self._apply(partition, subscription, record)
+        log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
+
+    def _apply(self, partition: Partition, name: str, record: SubscriptionRecord) -> None:
+        self._partitions.add_subscription(partition, name, record).set_failure_policy(record.failure())
+
+
+class _Wait:
+    """A future, and the `done` that completes it."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done = partial(settle, self.future)

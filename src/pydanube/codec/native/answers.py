@@ -1,0 +1,128 @@
+"""What a RESPONSE holds: one struct for each kind of answer. See `requests` for who asks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.policies import Policies
+from pydanube.model.statistics import TopicStatistics
+
+
+class Done(msgspec.Struct):
+    """It was done. Nothing more to say."""
+
+
+class Names(msgspec.Struct):
+    names: list[str]
+
+
+class PartitionRoute(msgspec.Struct, omit_defaults=True):
+    index: int
+    owner: str
+    """host:port of the owner's native door"""
+    epoch: int = 0
+
+
+class Route(msgspec.Struct, omit_defaults=True):
+    topic: str
+    topic_id: int
+    partitioned: bool
+    reliable: bool
+    ack_level: str
+    partitions: list[PartitionRoute]
+
+
+class PartitionInfo(msgspec.Struct, omit_defaults=True):
+    """`model.topics.PartitionDescription` on the wire."""
+
+    index: int
+    owner: str
+    epoch: int
+    start_offset: int
+    end_offset: int
+    ledgers: int = 0
+    stored_bytes: int = 0
+    health: str = "ok"
+
+
+class Topic(msgspec.Struct, omit_defaults=True):
+    """`model.topics.TopicDescription` on the wire."""
+
+    topic: str
+    topic_id: int
+    partitions: int
+    reliable: bool
+    ack_level: str
+    partition_infos: list[PartitionInfo] = []
+    subscriptions: list[str] = []
+
+
+class ProducerOpened(msgspec.Struct, omit_defaults=True):
+    handle: int
+    producer_id: int
+    producer_epoch: int
+    owner_epoch: int = 0
+
+
+class ConsumerOpened(msgspec.Struct, omit_defaults=True):
+    """`position` is the lowest offset not acked; `created` tells whether `start` counted."""
+
+    handle: int
+    subscription_id: int
+    position: int
+    created: bool = False
+    owner_epoch: int = 0
+    ack_timeout_ms: int = 0
+
+
+class SubscriptionPlace(msgspec.Struct, omit_defaults=True):
+    """`model.topics.SubscriptionPartition` on the wire."""
+
+    partition: int
+    position: int
+    lag: int
+    acked_ahead: int = 0
+    unacked: int = 0
+    consumer: str = ""
+
+
+class Subscription(msgspec.Struct, omit_defaults=True):
+    topic: str
+    name: str
+    subscription_id: int
+    type: str
+    partitions: list[SubscriptionPlace] = []
+    failure_policy: FailurePolicy = FailurePolicy()
+
+
+class Offset(msgspec.Struct):
+    offset: int
+
+
+class Broker(msgspec.Struct, omit_defaults=True):
+    version: str
+    node: str
+    cluster: str
+    state: str
+    """"ok", or why it is read-only"""
+    topics: int = 0
+    started_at: int = 0
+    """microseconds since 1970"""
+
+
+class OffsetRanges(msgspec.Struct):
+    """[start, end) each, in order."""
+
+    ranges: list[tuple[int, int]]
+
+
+class PolicyReport(msgspec.Struct):
+    """What is set on the target itself, and what counts there."""
+
+    own: Policies
+    effective: Policies
+
+
+class Statistics(msgspec.Struct):
+    topic: TopicStatistics

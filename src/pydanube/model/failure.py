@@ -1,0 +1,108 @@
+"""What happens to a message that its consumer did not manage: when it comes again, how often, and what then.
+
+Only nacks and ack timeouts count as failures. A consumer that goes, or a broker that starts again, costs a message
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from .errors import Invalid
+from .names import TopicName
+
+DELAY_MS_MAX: Final = 24 * 3600 * 1000
+"""The longest a message waits for its next try."""
+
+REASON_CHARACTERS_MAX: Final = 500
+"""Of a failure's reason; what is longer is cut."""
+
+ACK_TIMEOUT: Final = "ack timeout"
+"""The reason of a message that nobody settled in time."""
+
+
+class Backoff(IntEnum):
+    """How the delay grows with the failures. Numbers as in the Danube gRPC API."""
+
+    FIXED = 0
+    EXPONENTIAL = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Backoff:
+        try:
+            return cls[text.upper()]
+        except (KeyError, AttributeError):
+            raise Invalid(f"backoff {text!r} is unknown: use fixed or exponential") from None
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class Poison(IntEnum):
+    """What becomes of a message that was redelivered as often as is allowed. Numbers as in the Danube gRPC API."""
+
+    DEAD_LETTER = 0
+    """It is published to the dead letter topic, with what is known of it, and settled."""
+    BLOCK = 1
+    """It stays and stops its subscription (on key-shared: its key) until somebody decides."""
+    DROP = 2
+    """It is settled, and counted."""
+
+    @classmethod
+    def parse(cls, text: str) -> Poison:
+        try:
+            return cls[text.upper().replace("-", "_")]
+        except (KeyError, AttributeError):
+            raise Invalid(f"poison policy {text!r} is unknown: use dead-letter, block or drop") from None
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """A subscription's. The defaults redeliver for ever, with a growing delay; no ack timeout."""
+
+    redeliveries_max: int | None = None
+    """None: without limit."""
+    ack_timeout_ms: int = 0
+    """0: none."""
+    delay_ms: int = 1000
+    delay_max_ms: int = 60_000
+    backoff: Backoff = Backoff.EXPONENTIAL
+    poison: Poison = Poison.BLOCK
+    dead_letter_topic: str = ""
+
+    def __post_init__(self) -> None:
+        if self.redeliveries_max is not None and not 0 <= self.redeliveries_max < 2**16:
+            raise Invalid(f"redeliveries_max={self.redeliveries_max} is out of range: use 0 to {2**16 - 1}, or none")
+        if not 0 <= self.ack_timeout_ms <= DELAY_MS_MAX:
+            raise Invalid(f"ack_timeout_ms={self.ack_timeout_ms} is out of range: use 0 (off) to {DELAY_MS_MAX}")
+        if not 0 <= self.delay_ms <= self.delay_max_ms <= DELAY_MS_MAX:
+            raise Invalid(
+                f"delay_ms={self.delay_ms} and delay_max_ms={self.delay_max_ms} must be 0 or more, in this order, and "
+                f"at most {DELAY_MS_MAX}"
+            )
+        if self.dead_letter_topic:
+            TopicName.parse(self.dead_letter_topic)
+        elif self.poison is Poison.DEAD_LETTER:
+            raise Invalid("poison policy dead-letter needs dead_letter_topic")
+
+    def next_delay_ms(self, failures: int) -> int:
+        """How long a message waits after its nth failure."""
+        if self.backoff is Backoff.FIXED:
+            return self.delay_ms
+        return min(self.delay_ms << min(failures - 1, 32), self.delay_max_ms)
+
+    def is_exhausted(self, failures: int) -> bool:
+        """Whether a message that failed so often is not to come again."""
+        return self.redeliveries_max is not None and failures > self.redeliveries_max
+
+
+NATIVE: Final = FailurePolicy()
+"""Of subscriptions made by our own clients."""
+
+DANUBE: Final = FailurePolicy(redeliveries_max=5, ack_timeout_ms=30_000)
+"""Of subscriptions made over the Danube gRPC API."""

@@ -1,0 +1,110 @@
+"""Policies of a namespace or a topic: limits and lifetimes that can be changed while everything runs.
+
+A policy that is not set (None) is inherited: a topic's from its namespace, a namespace's from the broker's settings or
+from the defaults here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Final
+
+from .errors import Invalid
+
+
+class BacklogAction(IntEnum):
+    """What happens when a subscription's backlog passes its quota."""
+
+    REFUSE = 0
+    """Publishes are refused with Full until it is smaller."""
+    EVICT = 1
+    """The oldest messages are settled for the subscriptions that lag, and counted."""
+
+    @classmethod
+    def parse(cls, text: str) -> BacklogAction:
+        try:
+            return cls[text.upper()]
+        except (KeyError, AttributeError):
+            raise Invalid(f"backlog action {text!r} is unknown: use refuse or evict") from None
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """None: inherited. 0: no limit, or never, where the field does not say otherwise."""
+
+    producers_max: int | None = None
+    """Live producers of a topic."""
+    consumers_max: int | None = None
+    """Live consumers of a topic, over its subscriptions."""
+    subscriptions_max: int | None = None
+    message_bytes_max: int | None = None
+    publish_messages_per_s: int | None = None
+    publish_bytes_per_s: int | None = None
+    """Of a partition, over its producers. Past a rate producers wait; nothing is lost."""
+    dispatch_messages_per_s: int | None = None
+    dispatch_bytes_per_s: int | None = None
+    """Of each subscription of a partition."""
+    retention_s: int | None = None
+    """How long messages that every subscription has acked (or all, without one) can still be read. -1: for ever."""
+    retention_bytes: int | None = None
+    """How much of them, in each partition. -1: no limit; 0: nothing is kept once it is consumed."""
+    ttl_s: int | None = None
+    """After so long an unacked message is settled by itself, and counted."""
+    backlog_messages_max: int | None = None
+    backlog_bytes_max: int | None = None
+    """Of each subscription of a partition."""
+    backlog_action: BacklogAction | None = None
+    deduplication_s: int | None = None
+    """How long a silent producer's sequence is remembered."""
+    inactive_topic_s: int | None = None
+    """A topic without producers, consumers, subscriptions and traffic for so long is deleted."""
+    inactive_subscription_s: int | None = None
+    """A subscription without consumers and without acks for so long is deleted."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            least = -1 if one.name.startswith("retention_") else 0
+            if value is not None and not least <= value < 2**53:
+                raise Invalid(f"policy {one.name}={value} is out of range: use {least} to {2**53 - 1}")
+
+    def over(self, base: Policies) -> Policies:
+        """These, and where nothing is set those of `base`."""
+        return replace(base, **{one: value for one in FIELDS if (value := getattr(self, one)) is not None})
+
+    def changed(self, changes: dict[str, int | None]) -> Policies:
+        """With these set (None: inherited again). Raises Invalid for a name that is no policy."""
+        for name in changes:
+            if name not in FIELDS:
+                raise Invalid(f"policy {name!r} is unknown: use one of {', '.join(FIELDS)}")
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+FIELDS: Final = tuple(one.name for one in fields(Policies))
+
+DEFAULTS: Final = Policies(
+    producers_max=0,
+    consumers_max=0,
+    subscriptions_max=0,
+    message_bytes_max=0,
+    publish_messages_per_s=0,
+    publish_bytes_per_s=0,
+    dispatch_messages_per_s=0,
+    dispatch_bytes_per_s=0,
+    retention_s=7 * 24 * 3600,
+    retention_bytes=-1,
+    ttl_s=0,
+    backlog_messages_max=0,
+    backlog_bytes_max=0,
+    backlog_action=BacklogAction.REFUSE,
+    deduplication_s=0,
+    inactive_topic_s=0,
+    inactive_subscription_s=0,
+)
+"""Of a broker that is told nothing. `message_bytes_max` and `deduplication_s` 0: the broker's own setting counts."""
+
+assert all(getattr(DEFAULTS, name) is not None for name in FIELDS)
