@@ -48,3 +48,27 @@ class Meter:
         age_us = max(now_us - self._born_us, _AGE_US_MIN)
         per_second = fade * 1_000_000 / WINDOW_US / -expm1(-age_us / WINDOW_US)
         return self._messages * per_second, self._bytes * per_second
+
+
+class Traffic:
+    """What was published to one partition since it was opened."""
+
+    __slots__ = ("last_us", "meter", "published", "published_bytes", "throttled_s", "unheard")
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.published_bytes = 0
+        self.unheard = 0
+        """Published to a non-reliable topic while nobody listened."""
+        self.throttled_s = 0.0
+        """How long publishes waited for the publish rate."""
+        self.last_us = 0
+        """When something was last published or read."""
+        self.meter = Meter()
+
+    def mark(self, now_us: int, messages: int, size_bytes: int) -> None:
+        """A batch was published."""
+        self.published += messages
+        self.published_bytes += size_bytes
+        self.last_us = now_us
+        self.meter.mark(now_us, messages, size_bytes)

@@ -1,0 +1,89 @@
+"""About how many bytes lie between two offsets of a partition, without asking the log.
+
+Points of a curve, offset against bytes so far, with straight lines between them: one addition per batch, a point where
+enough bytes came together, and half of the points dropped when there are too many.
+
+Invariants
+    offsets and totals of the points rise
+    there are at most POINTS_MAX points, and the memory is bounded with them
+    what is counted over all offsets is exact; over a part it is off by less than one step at either end
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+POINTS_MAX: Final = 1024
+FIRST_STEP_BYTES: Final = 64 * 1024
+
+
+class Sizes:
+    """The bytes of one partition, by offset."""
+
+    __slots__ = ("_bytes", "_end", "_offsets", "_step", "_totals")
+
+    def __init__(self, start: int) -> None:
+        self._offsets = [start]
+        self._totals = [0]
+        self._step = FIRST_STEP_BYTES
+        self._end = start
+        self._bytes = 0
+
+    def add(self, base: int, end: int, size_bytes: int) -> None:
+        """The batch [base, end) was stored. Offsets that it skips take no bytes."""
+        if base != self._end:
+            self._add_point()
+            self._end = base
+            self._add_point()
+        elif size_bytes >= self._step:
+            self._add_point()  # or the small ones before it would be taken for as large
+        self._end = end
+        self._bytes += size_bytes
+        if self._bytes - self._totals[-1] >= self._step:
+            self._add_point()
+
+    def between(self, start: int, end: int) -> int:
+        """About how many bytes [start, end) takes."""
+        return round(max(0.0, self._total_at(end) - self._total_at(start)))
+
+    def start_of_last(self, size_bytes: int, end: int) -> int:
+        """The lowest offset from which to `end` there are about `size_bytes`, and no more."""
+        wanted = self._total_at(end) - size_bytes
+        if wanted <= 0:
+            return self._offsets[0]
+        if size_bytes <= 0:
+            return end
+        index = bisect_right(self._totals, wanted) - 1
+        offset, total = self._offsets[index], self._totals[index]
+        next_offset, next_total = self._point(index + 1)
+        if next_total <= total:
+            return min(end, next_offset)
+        step = (wanted - total) * (next_offset - offset) / (next_total - total)
+        return min(end, offset + -int(-step // 1))
+
+    def _total_at(self, offset: int) -> float:
+        index = bisect_right(self._offsets, offset) - 1
+        if index < 0:
+            return 0.0
+        low, low_total = self._offsets[index], self._totals[index]
+        high, high_total = self._point(index + 1)
+        if offset >= high:
+            return high_total
+        return low_total + (high_total - low_total) * (offset - low) / (high - low)
+
+    def _point(self, index: int) -> tuple[int, int]:
+        """A point of the curve, the last of which is where it ends now."""
+        if index < len(self._offsets):
+            return self._offsets[index], self._totals[index]
+        return self._end, self._bytes
+
+    def _add_point(self) -> None:
+        if self._end == self._offsets[-1]:
+            return
+        self._offsets.append(self._end)
+        self._totals.append(self._bytes)
+        if len(self._offsets) > POINTS_MAX:
+            self._step *= 2
+            # The first point stays the first: what lies before it is unknown.
+            del self._offsets[1:-1:2], self._totals[1:-1:2]
