@@ -153,6 +153,9 @@ FETCHED: Final = struct.Struct("<qqqI")
 Body: whole batches, each padded to 64; the first may begin below the offset that was asked for."""
 
 _reasons: Final = msgspec.msgpack.Decoder(list[str | None])
+_ARRAY_HEAD_BYTES_MAX: Final = 5
+"""Of a MessagePack array."""
+
 _RANGE_ROWS: Final = struct.Struct("<II")
 _RANGE_OFFSETS: Final = struct.Struct("<qq")
 
@@ -185,8 +188,21 @@ def encode_deliver_head(
     if redeliveries:
         head += struct.pack(f"<{len(redeliveries)}H", *redeliveries)
     if reasons:
-        head += msgspec.msgpack.encode(reasons)
+        head += _encode_reasons(reasons, CONTROL_BYTES_MAX - len(head))
     return head
+
+
+def _encode_reasons(reasons: Sequence[str | None], room: int) -> bytes:
+    """The array in at most `room` bytes: reasons that find none are left out, never a row of the delivery."""
+    packed = msgspec.msgpack.encode(reasons)
+    if len(packed) <= room:
+        return packed
+    room -= _ARRAY_HEAD_BYTES_MAX + len(reasons)  # a nil for each
+    kept: list[str | None] = []
+    for reason in reasons:
+        room -= len(msgspec.msgpack.encode(reason)) - 1
+        kept.append(reason if room >= 0 else None)
+    return msgspec.msgpack.encode(kept)
 
 
 class DeliverHead(NamedTuple):

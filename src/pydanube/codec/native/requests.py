@@ -97,6 +97,9 @@ class Nack(msgspec.Struct, omit_defaults=True):
     reason: str = ""
     timeout: bool = False
 
+    def __post_init__(self) -> None:
+        _check_ranges("NACK", self.ranges)
+
 
 class ConsumerChanged(msgspec.Struct, omit_defaults=True):
     """CONSUMER_CHANGED: the subscription of this consumer has other settings from now on."""
@@ -110,6 +113,12 @@ class Start(msgspec.Struct, omit_defaults=True):
 
     kind: Literal["earliest", "latest", "offset", "time"] = "latest"
     value: int = 0
+
+
+def _check_ranges(what: str, ranges: list[tuple[int, int]]) -> None:
+    """Offsets that exist nowhere are refused, as in an ACK; order and overlap are the receiver's business."""
+    if any(not 0 <= start < end < 2**63 for start, end in ranges):
+        raise Invalid(f"{what} holds a range that is empty, negative or too large")
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -284,6 +293,9 @@ class Settle(Request, tag="subscription.settle"):
     subscription: str
     partition: int = -1
     ranges: list[tuple[int, int]] = []
+
+    def __post_init__(self) -> None:
+        _check_ranges("subscription.settle", self.ranges)
 
 
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):

@@ -1,0 +1,95 @@
+"""Hypothesis strategies for all that the native protocol carries."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+
+import msgspec
+from hypothesis import strategies as st
+
+from pydanube.codec.native import requests
+from pydanube.model.failure import DELAY_MS_MAX, Backoff, FailurePolicy, Poison
+from pydanube.model.policies import FIELDS, BacklogAction, Policies
+
+U16 = st.integers(0, 2**16 - 1)
+U32 = st.integers(0, 2**32 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+OFFSET = st.integers(0, 2**63 - 1)
+ROW_RANGES = st.lists(st.tuples(U32, U32), max_size=20)
+OFFSET_RANGES = st.lists(st.tuples(OFFSET, OFFSET).filter(lambda one: one[0] < one[1]), max_size=3)
+
+REQUESTS: list[type[requests.Request]] = list(typing.get_args(requests.AnyRequest))
+OTHERS = [
+    one
+    for one in vars(requests).values()
+    if isinstance(one, type)
+    and issubclass(one, msgspec.Struct)
+    and one not in REQUESTS
+    and one not in (requests.Request, msgspec.Struct)
+]
+"""Every head that is a map and no request."""
+
+_DEAD_LETTER_TOPIC = "/default/dead"
+
+
+@st.composite
+def failure_policies(draw: st.DrawFn) -> FailurePolicy:
+    delays = sorted((draw(st.integers(0, DELAY_MS_MAX)), draw(st.integers(0, DELAY_MS_MAX))))
+    poison = draw(st.sampled_from(Poison))
+    return FailurePolicy(
+        redeliveries_max=draw(st.none() | U16),
+        ack_timeout_ms=draw(st.integers(0, DELAY_MS_MAX)),
+        delay_ms=delays[0],
+        delay_max_ms=delays[1],
+        backoff=draw(st.sampled_from(Backoff)),
+        poison=poison,
+        dead_letter_topic=_DEAD_LETTER_TOPIC if poison is Poison.DEAD_LETTER or draw(st.booleans()) else "",
+    )
+
+
+def policies() -> st.SearchStrategy[Policies]:
+    numbers = {
+        name: st.none() | st.integers(-1 if name.startswith("retention_") else 0, 2**53 - 1)
+        for name in FIELDS
+        if name != "backlog_action"
+    }
+    return st.builds(Policies, **numbers, backlog_action=st.none() | st.sampled_from(BacklogAction))
+
+
+PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=20),
+    bool: st.booleans(),
+    bytes: st.binary(max_size=20),
+    type(None): st.none(),
+    FailurePolicy: failure_policies(),
+    Policies: policies(),
+}
+
+
+def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
+    """Anything that a field of this type, and perhaps of this name, may hold."""
+    arguments = typing.get_args(kind)
+    match typing.get_origin(kind):
+        case typing.Literal:
+            return st.sampled_from(arguments)
+        case builtin if builtin is list and name == "ranges":
+            return OFFSET_RANGES
+        case builtin if builtin is list:
+            return st.lists(values_of(arguments[0]), max_size=3)
+        case builtin if builtin is dict:
+            return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
+        case union if union in (types.UnionType, typing.Union):
+            return st.one_of([values_of(one) for one in arguments])
+    if kind in PLAIN:
+        return PLAIN[kind]
+    assert isinstance(kind, type), kind
+    if issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
+    assert dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct), kind
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{field: values_of(hint, field) for field, hint in hints.items() if field[0] != "_"})
