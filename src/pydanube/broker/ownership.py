@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal
 
+import msgspec
+
 from pydanube.metadata.counters import last_id, take_ids
 from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
 from pydanube.model.errors import StaleEpoch
@@ -79,12 +81,17 @@ class Ownership:
     def reserved_end(self) -> int:
         return self._record.reserved_end
 
+    @property
+    def start_offset(self) -> int:
+        """Where the partition begins, by retention; 0 where nothing was given up yet."""
+        return self._record.start_offset
+
     async def acquire(self) -> None:
         """Take the partition from whoever held it. Raises StaleEpoch when somebody else took it at the same moment."""
         found = await self._store.get(self._key)
         former = unpack(found.value, PartitionRecord) if found else PartitionRecord()
         compare = Compare.mod_revision(self._key, found.mod_revision if found else 0)
-        record = PartitionRecord(former.epoch + 1, self._record.owner, former.reserved_end)
+        record = msgspec.structs.replace(former, epoch=former.epoch + 1, owner=self._record.owner)
         result = await self._store.transact([compare], [Put(self._key, pack(record))])
         if not result.succeeded:
             raise StaleEpoch(f"partition {self._index} of topic {self._topic_id} was taken by another broker")
@@ -112,8 +119,16 @@ class Ownership:
 
     async def reserve(self, end: int) -> None:
         """Offsets below `end` may be given out from now on; a restart begins at `end`."""
+        await self._change(reserved_end=end)
+
+    async def move_start(self, offset: int) -> None:
+        """What lies below `offset` is no longer served, by this owner or another; it never moves back."""
+        if offset > self._record.start_offset:
+            await self._change(start_offset=offset)
+
+    async def _change(self, **fields: int) -> None:
         async with self._writing:
-            record = PartitionRecord(self.epoch, self._record.owner, end)
+            record = msgspec.structs.replace(self._record, **fields)
             compare = Compare.mod_revision(self._key, self._revision)
             result = await self._store.transact([compare], [Put(self._key, pack(record))])
             if not result.succeeded:

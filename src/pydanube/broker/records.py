@@ -40,11 +40,15 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
 
 
 class PartitionRecord(msgspec.Struct, omit_defaults=True):
-    """`reserved_end`: offsets below it may have been given out, on topics whose log may come back shorter."""
+    """`reserved_end`: offsets below it may have been given out, on topics whose log may come back shorter.
+
+    `start_offset`: what lies below it has been given up by retention.
+    """
 
     epoch: int = 0
     owner: str = ""
     reserved_end: int = 0
+    start_offset: int = 0
 
 
 class LedgerRecord(msgspec.Struct, omit_defaults=True):

@@ -10,8 +10,9 @@ Invariants
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 _COMPACT_AFTER: Final = 1024
@@ -52,6 +53,11 @@ class Tail:
             views.append(view)
             index += 1
         return views
+
+    def first(self, matches: Callable[[memoryview], bool]) -> int:
+        """The offset of the first batch that matches, given that all after it do; `end` when none does."""
+        index = bisect_left(self._views, True, lo=self._first, key=lambda view: view is not None and matches(view))
+        return self._bases[index] if index < len(self._bases) else self.end
 
     def add(self, base: int, end: int, view: memoryview) -> None:
         self._bases.append(base)

@@ -1,7 +1,8 @@
 """One partition as one stream: log files, then the tail cache, then whatever comes next, without gap or repetition.
 
 A `Stream` is where a partition's visible batches are read from. Readers ask by offset; where a batch lies is nobody's
-business but this file's. `LoggedStream` is for topics in the log, `MemoryStream` for topics that live in memory only.
+business but this file's. `LoggedStream` is for topics in the log, `MemoryStream` for topics that live in memory only,
+`NoStream` for topics that keep nothing.
 
 Invariants
     a batch is served only after `add` was called for it: what has not reached the ack level cannot be seen
@@ -41,6 +42,9 @@ class Stream(Protocol):
     async def find_time(self, time_us: int) -> int:
         """The first offset of the first batch appended at or after this time; the end when there is none."""
 
+    def trim(self, offset: int) -> None:
+        """Nothing below `offset` is served from now on. It never goes back."""
+
     def clear(self) -> None:
         """Forget what is in memory."""
 
@@ -70,7 +74,7 @@ class LoggedStream:
             self._ids[-1] = ledger_id
             return
         if not self._firsts:
-            self.start_offset = first_offset
+            self.start_offset = max(self.start_offset, first_offset)
         self._firsts.append(first_offset)
         self._ids.append(ledger_id)
 
@@ -119,8 +123,12 @@ class LoggedStream:
                 continue
             found = await self._log.find_time(ledger_id, time_us)
             if found is not None:
-                return min(found, end)
+                return max(self.start_offset, min(found, end))
         return end
+
+    def trim(self, offset: int) -> None:
+        """The log keeps it until its files are released."""
+        self.start_offset = max(self.start_offset, min(offset, self.end_offset))
 
     def clear(self) -> None:
         self._cache.clear(self._tail)
@@ -168,14 +176,33 @@ class MemoryStream:
         return self.read_cached(offset, bytes_max) or []
 
     async def find_time(self, time_us: int) -> int:
-        offset = self._tail.start
-        while offset < self.end_offset:
-            header = read_header(self._tail.read(offset, 0)[0])
-            if header.append_time >= time_us:
-                break
-            offset = header.base_offset + header.span
-        return offset
+        return self._tail.first(lambda view: read_header(view).append_time >= time_us)
+
+    def trim(self, offset: int) -> None:
+        """Whole batches only, and at once."""
+        while len(self._tail) and self._tail.first_end <= offset:
+            self.bytes -= self._tail.drop_oldest()
 
     def clear(self) -> None:
         while len(self._tail):
             self.bytes -= self._tail.drop_oldest()
+
+
+class NoStream:
+    """A partition of a non-reliable topic: what is published is delivered at once or not at all, nothing can be read."""
+
+    start_offset = 0
+    end_offset = 0
+
+    def add(self, base: int, end: int, view: memoryview) -> None: ...
+
+    def read_cached(self, offset: int, bytes_max: int) -> list[memoryview] | None:
+        return []
+
+    async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
+        return []
+
+    async def find_time(self, time_us: int) -> int:
+        return 0
+
+    def clear(self) -> None: ...

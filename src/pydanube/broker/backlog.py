@@ -1,0 +1,95 @@
+"""The backlog quota of one partition: how far behind its subscriptions may be, and what happens past that.
+
+It is looked at before every batch is appended, so a quota is passed by less than a batch. Messages are counted exactly,
+bytes are estimated from what lies between two offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.sizes import Sizes
+from pydanube.model.errors import Full
+from pydanube.model.policies import BacklogAction, Policies
+from pydanube.storage.stream import Stream
+
+from .subscription import LiveSubscription
+
+
+class BacklogQuota:
+    """What the subscriptions of one partition may leave unacked. 0: no limit."""
+
+    __slots__ = ("_action", "_bytes_max", "_messages_max", "_partition", "_sizes", "_stream", "_subscriptions", "on")
+
+    def __init__(
+        self, partition: str, stream: Stream, sizes: Sizes, subscriptions: Mapping[str, LiveSubscription]
+    ) -> None:
+        self._partition = partition
+        self._stream = stream
+        self._sizes = sizes
+        self._subscriptions = subscriptions
+        self._messages_max = 0
+        self._bytes_max = 0
+        self._action = BacklogAction.REFUSE
+        self.on = False
+        """Whether there is a quota at all."""
+
+    def set(self, policies: Policies) -> None:
+        """These count from now on. They are complete: nothing in them is inherited."""
+        assert policies.backlog_messages_max is not None and policies.backlog_bytes_max is not None
+        assert policies.backlog_action is not None
+        self._messages_max = policies.backlog_messages_max
+        self._bytes_max = policies.backlog_bytes_max
+        self._action = policies.backlog_action
+        self.on = bool(self._messages_max or self._bytes_max)
+
+    def check(self, next_offset: int) -> None:
+        """Before the batch that begins at `next_offset`. Raises Full, or makes room by evicting."""
+        if self._action is BacklogAction.EVICT:
+            self.evict(next_offset)
+            return
+        for name, one in self._subscriptions.items():
+            if next_offset - one.cursor.position < self._messages_max or not self._messages_max:
+                pass  # without looking at what was acked ahead: that only makes the backlog smaller
+            elif (messages := self._messages(one, next_offset)) >= self._messages_max:
+                raise self._full(name, f"{messages} messages", "backlog_messages_max", self._messages_max)
+            if self._bytes_max and (size := self._bytes(one, next_offset)) >= self._bytes_max:
+                raise self._full(name, f"about {size} bytes", "backlog_bytes_max", self._bytes_max)
+
+    def evict(self, end: int) -> None:
+        """Settle the oldest messages of those that are past the quota, until they are not."""
+        if self._action is not BacklogAction.EVICT:
+            return
+        for one in list(self._subscriptions.values()):
+            if self._messages_max and end - one.cursor.position > self._messages_max:
+                self._evict_messages(one, self._messages(one, end) - self._messages_max)
+            if self._bytes_max and self._bytes(one, end) > self._bytes_max:
+                kept_from = self._sizes.start_of_last(self._bytes_max, end)
+                one.settle_below(min(kept_from, self._stream.end_offset), "evicted")
+
+    def _evict_messages(self, one: LiveSubscription, surplus: int) -> None:
+        """The oldest that are not acked, over the gaps between them."""
+        if surplus > 0:
+            unsettled = one.unsettled(0, surplus)
+            if unsettled:
+                one.settle_below(unsettled[-1][1], "evicted")
+
+    def _messages(self, one: LiveSubscription, end: int) -> int:
+        cursor = one.cursor
+        return end - max(cursor.position, self._stream.start_offset) - cursor.acked_ahead
+
+    def _bytes(self, one: LiveSubscription, end: int) -> int:
+        return backlog_bytes(self._sizes, one.cursor, end)
+
+    def _full(self, subscription: str, has: str, policy: str, limit: int) -> Full:
+        return Full(
+            f"subscription {subscription!r} on {self._partition} has a backlog of {has}, and the policy {policy} is "
+            f"{limit}: consume it, skip it (`danube subscriptions skip`), delete the subscription, or raise the policy"
+        )
+
+
+def backlog_bytes(sizes: Sizes, cursor: Cursor, end: int) -> int:
+    """About how much is not acked: what was acked ahead counts as if it were spread evenly."""
+    size, span = sizes.between(cursor.position, end), end - cursor.position
+    return size * max(0, span - cursor.acked_ahead) // span if span > 0 else 0
