@@ -28,6 +28,13 @@ class BacklogAction(IntEnum):
         except (KeyError, AttributeError):
             raise Invalid(f"backlog action {text!r} is unknown: use refuse or evict") from None
 
+    @classmethod
+    def of(cls, number: int) -> BacklogAction:
+        try:
+            return cls(number)
+        except ValueError:
+            raise Invalid(f"backlog action {number} is unknown: use 0 (refuse) or 1 (evict)") from None
+
     def __str__(self) -> str:
         return self.name.lower()
 
@@ -81,7 +88,9 @@ class Policies:
         for name in changes:
             if name not in FIELDS:
                 raise Invalid(f"policy {name!r} is unknown: use one of {', '.join(FIELDS)}")
-        return replace(self, **changes)  # type: ignore[arg-type]
+        changed = replace(self, **changes)  # type: ignore[arg-type]
+        action = changed.backlog_action
+        return changed if action is None else replace(changed, backlog_action=BacklogAction.of(action))
 
 
 FIELDS: Final = tuple(one.name for one in fields(Policies))
