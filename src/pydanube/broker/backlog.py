@@ -44,18 +44,22 @@ class BacklogQuota:
         self._action = policies.backlog_action
         self.on = bool(self._messages_max or self._bytes_max)
 
-    def check(self, next_offset: int) -> None:
-        """Before the batch that begins at `next_offset`. Raises Full, or makes room by evicting."""
+    def refusal(self, next_offset: int) -> Full | None:
+        """Why the batch that would begin at `next_offset` may not come in; where the oldest give way, None."""
         if self._action is BacklogAction.EVICT:
             self.evict(next_offset)
-            return
+            return None
         for name, one in self._subscriptions.items():
-            if next_offset - one.cursor.position < self._messages_max or not self._messages_max:
-                pass  # without looking at what was acked ahead: that only makes the backlog smaller
-            elif (messages := self._messages(one, next_offset)) >= self._messages_max:
-                raise self._full(name, f"{messages} messages", "backlog_messages_max", self._messages_max)
+            # What was acked ahead makes a backlog smaller only, so it is counted where the rest is too much already.
+            if (
+                self._messages_max
+                and next_offset - one.cursor.position >= self._messages_max
+                and (messages := self._messages(one, next_offset)) >= self._messages_max
+            ):
+                return self._full(name, f"{messages} messages", "backlog_messages_max", self._messages_max)
             if self._bytes_max and (size := self._bytes(one, next_offset)) >= self._bytes_max:
-                raise self._full(name, f"about {size} bytes", "backlog_bytes_max", self._bytes_max)
+                return self._full(name, f"about {size} bytes", "backlog_bytes_max", self._bytes_max)
+        return None
 
     def evict(self, end: int) -> None:
         """Settle the oldest messages of those that are past the quota, until they are not."""

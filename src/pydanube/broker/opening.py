@@ -72,6 +72,7 @@ class Opening:
             end = ownership.reserved_end
         filled = [(one.first_offset, one.ledger_id) for one in written if one.end_offset > one.first_offset]
         stream = LoggedStream(self._writer, self._cache, filled, end)
+        stream.trim(ownership.start_offset)
         kept = {one.ledger_id for one in written}
         await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in kept])
         last_time = max((one.last_time for one in written), default=0)

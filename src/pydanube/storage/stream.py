@@ -205,4 +205,6 @@ class NoStream:
     async def find_time(self, time_us: int) -> int:
         return 0
 
+    def trim(self, offset: int) -> None: ...
+
     def clear(self) -> None: ...
