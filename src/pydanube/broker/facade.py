@@ -31,6 +31,7 @@ from .partition import Fetched, Partition, PartitionSettings, PublishDone
 from .partitions import Partitions
 from .records import ProducerRecord, TopicRecord
 from .registry import Registry
+from .statistics import Statistics
 from .subscriptions import Subscriptions
 
 log = get_logger(__name__)
@@ -93,6 +94,7 @@ class Broker:
         partition_settings = PartitionSettings(settings.offset_block, settings.remembered_us)
         self._partitions = Partitions(registry, store, writer, opening, tasks, clock, settings.node, partition_settings)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
+        self.statistics = Statistics(registry, self._partitions, authorizer, clock)
         self._started_at = clock.now_us()
         self.address = ""
         """host:port that clients are sent to; known once the door is open."""

@@ -284,6 +284,10 @@ async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
     return wire.Offset(await caller.broker.find_offset(caller.principal, topic, request.partition, position))
 
 
+async def _topic_statistics(caller: Caller, request: wire.TopicStatistics) -> wire.Statistics:
+    return wire.Statistics(await caller.broker.statistics.topic(caller.principal, TopicName.parse(request.topic)))
+
+
 async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.Broker:
     about = caller.broker.describe(caller.principal)
     return wire.Broker(about.version, about.node, about.cluster, about.state, about.topics, about.started_at)
@@ -312,5 +316,6 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListUnsettled: _list_unsettled,
     wire.SetFailurePolicy: _set_failure_policy,
     wire.FindOffset: _find_offset,
+    wire.TopicStatistics: _topic_statistics,
     wire.DescribeBroker: _describe_broker,
 }

@@ -1,0 +1,95 @@
+"""What can be counted about a topic, gathered over its partitions, subscriptions and consumers.
+
+Counters live where things happen and cost an addition per batch; whatever takes reading (how old the oldest message not
+acked is) is done here, when somebody asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydanube.codec.batch import read_header
+from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.model.errors import DanubeError, NotFound
+from pydanube.model.names import TopicName
+from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics
+from pydanube.runtime.clock import MICROSECONDS, Clock
+
+from .backlog import backlog_bytes
+from .partition import Partition
+from .partitions import Partitions
+from .registry import Registry
+
+
+class Statistics:
+    """Every call names a principal and asks the authorizer before anything happens."""
+
+    def __init__(self, registry: Registry, partitions: Partitions, authorizer: Authorizer, clock: Clock) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._authorizer = authorizer
+        self._clock = clock
+
+    async def topic(self, principal: Principal, topic: TopicName) -> TopicStatistics:
+        """Opens the partitions that are not; one that cannot be opened is listed with what is wrong."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        config = self._registry.topic(topic).config()
+        found = [await self._partition(topic, index) for index in range(config.partition_count)]
+        return TopicStatistics(str(topic), config.reliable, found)
+
+    async def _partition(self, topic: TopicName, index: int) -> PartitionStatistics:
+        try:
+            partition = await self._partitions.get(topic, index)
+        except NotFound:
+            raise
+        except DanubeError as error:
+            return PartitionStatistics(index, health=error.message)
+        health, ages = "ok", _Ages(partition, self._clock.now_us())
+        subscriptions: list[SubscriptionStatistics] = []
+        for _, live in sorted(partition.subscriptions.items()):
+            counted = live.statistics()
+            try:
+                age_s = await ages.at(counted.position) if counted.backlog else 0.0
+            except DanubeError as error:
+                health, age_s = error.message, 0.0
+            size = backlog_bytes(partition.sizes, live.cursor, partition.stream.end_offset)
+            subscriptions.append(replace(counted, backlog_bytes=size, backlog_s=age_s))
+        return self._counted(partition, subscriptions, health)
+
+    def _counted(
+        self, partition: Partition, subscriptions: list[SubscriptionStatistics], health: str
+    ) -> PartitionStatistics:
+        about, traffic = partition.describe(""), partition.traffic
+        messages_per_s, bytes_per_s = traffic.meter.rates(self._clock.now_us())
+        return PartitionStatistics(
+            index=partition.index,
+            start_offset=about.start_offset,
+            end_offset=about.end_offset,
+            stored_bytes=about.stored_bytes,
+            producers=partition.producers,
+            published=traffic.published,
+            published_bytes=traffic.published_bytes,
+            messages_per_s=messages_per_s,
+            bytes_per_s=bytes_per_s,
+            unheard=traffic.unheard,
+            throttled_s=traffic.throttled_s,
+            subscriptions=subscriptions,
+            health=health,
+        )
+
+
+class _Ages:
+    """How old the messages of one partition are; each place is read once, however many subscriptions stand there."""
+
+    def __init__(self, partition: Partition, now_us: int) -> None:
+        self._partition = partition
+        self._now_us = now_us
+        self._known: dict[int, float] = {}
+
+    async def at(self, offset: int) -> float:
+        """Seconds since the message at `offset`, or the first after it that is stored, was appended."""
+        if offset not in self._known:
+            views = await self._partition.stream.read(offset, 0)
+            age_us = self._now_us - read_header(views[0]).append_time if views else 0
+            self._known[offset] = max(0, age_us) / MICROSECONDS
+        return self._known[offset]
