@@ -20,7 +20,7 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -46,7 +46,7 @@ class BlockingProducer(Blocking[Producer]):
 
     def __init__(self, inner: Producer, thread: LoopThread) -> None:
         super().__init__(inner, thread)
-        self._queued: deque[tuple[bytes, str | None, Attributes | None, datetime | None]] = deque()
+        self._queued: deque[tuple[bytes, str | None, Attributes | None, datetime | None, int]] = deque()
         self._queued_bytes = 0
         self._planned = False
 
@@ -70,15 +70,18 @@ class BlockingProducer(Blocking[Producer]):
         key: str | None = None,
         attributes: Attributes | None = None,
         publish_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> None:
         """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
         payload = checked_payload(payload)
+        deliver_us = self._inner._delivery_time(deliver_at, deliver_after)
         size = len(payload)
         if not self._planned:
             self._thread.running_loop()  # refused before it is queued: nobody would take it from there
         if not self._has_room(size):
             raise Full("the producer's queue is full: wait with flush(), use send(), or raise its limits")
-        self._queued.append((payload, key, attributes, publish_time))
+        self._queued.append((payload, key, attributes, publish_time, deliver_us))
         self._queued_bytes += size
         if not self._planned:
             self._planned = True
@@ -99,9 +102,9 @@ class BlockingProducer(Blocking[Producer]):
     def _send_queued(self) -> None:
         self._planned = False
         while self._queued:
-            payload, key, attributes, publish_time = self._queued.popleft()
+            payload, key, attributes, publish_time, deliver_us = self._queued.popleft()
             self._queued_bytes = max(0, self._queued_bytes - len(payload))
-            self._inner._send_admitted(payload, key, attributes, publish_time)
+            self._inner._send_admitted(payload, key, attributes, publish_time, deliver_us)
 
 
 def _making(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 from weakref import WeakSet
 
 from pydanube.codec.batch import Codec
@@ -26,6 +26,7 @@ from .address import parse_addresses
 from .admin import Admin
 from .consumer import Consumer
 from .lifecycle import Openable
+from .partitioning import PartitionBy
 from .producer import Producer
 from .reader import FETCH_BYTES, Reader
 from .routing import Brokers
@@ -57,6 +58,8 @@ class Client(Admin):
         topic: str,
         *,
         name: str | None = None,
+        access: Literal["shared", "exclusive"] = "shared",
+        partition_by: PartitionBy = "key",
         compression: str | None = None,
         batch_bytes: int = 256 * KIB,
         batch_messages: int = 10_000,
@@ -65,20 +68,30 @@ class Client(Admin):
         queue_messages: int = 100_000,
         queue_bytes: int = 64 * MIB,
         timeout: float | None = None,
+        refresh_seconds: float = 5.0,
         create_topic: bool = True,
     ) -> Producer:
         """A producer for one topic, to be opened with `async with`.
 
         name                a name resumes an identity: whoever holds it already is fenced off with StaleEpoch
+        access              "exclusive": the only producer of its partitions. It locks out whoever held them before, and
+                            later producers are refused; one that was locked out gets StaleEpoch and stops
+        partition_by        "key": messages of one key go to one partition, those without take turns (by batch);
+                            "round-robin": all take turns; a number: that partition only; or a function
+                            (key, payload, partitions) -> number. More partitions mean other partitions for some keys:
+                            the order of a key does not hold across that moment
         compression         "lz4", "zstd", or none
         batch_bytes, batch_messages     a batch is closed when it reaches either
         linger_ms           the longest a message waits for company while earlier batches are on their way
         in_flight_batches   batches per partition that may be unanswered
         queue_messages, queue_bytes     what may wait or be unanswered; send waits for room, send_nowait raises Full
         timeout             seconds until an unanswered message fails with Unavailable (the client's, by default)
+        refresh_seconds     how often it looks whether the topic has more partitions by now
         create_topic        whether a topic that does not exist is created
         """
         settings = ProducerSettings(
+            access=access,
+            refresh_seconds=refresh_seconds,
             name=name or "",
             codec=Codec.NONE if compression is None else Codec.parse(compression),
             batch_bytes=batch_bytes,
@@ -89,7 +102,7 @@ class Client(Admin):
             queue_bytes=queue_bytes,
             timeout=self._timeout if timeout is None else timeout,
         )
-        return self._keep(Producer(self._brokers, topic, settings, create_topic))
+        return self._keep(Producer(self._brokers, topic, settings, create_topic, partition_by))
 
     def consumer(
         self,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from types import NoneType
 from typing import NamedTuple, TypeVar
 
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 
-from .partitioning import Partitioner, encoded_key
+from .partitioning import ANY_PARTITION, Partitioner, encoded_key
 from .rows import ROW_BYTES, Attributes, attributes_size, checked_payload
 
 T = TypeVar("T")
-
-ANY_PARTITION = -1
-"""Without a key: whichever partition has its turn when the piece is added."""
 
 
 class Piece(NamedTuple):
@@ -38,12 +36,12 @@ def cut(
     bytes_max: int,
 ) -> Iterator[Piece]:
     """Everything in pieces within these limits, in order per partition. Raises Invalid before the first piece."""
-    if keys is None and attributes is None and type(payloads) is list:
+    if keys is None and attributes is None and type(payloads) is list and partitioner.in_turn:
         whole = _whole(payloads, messages_max, bytes_max)
         if whole is not None:
             return iter((whole,))
     payloads, sizes = _checked(payloads, keys, attributes)
-    groups = _groups(len(payloads), keys, partitioner)
+    groups = _groups(payloads, keys, partitioner)
     return _pieces(payloads, keys, attributes, sizes, groups, messages_max, bytes_max)
 
 
@@ -112,21 +110,23 @@ def _checked(
     return payloads, sizes
 
 
-def _groups(count: int, keys: Sequence[str | None] | None, partitioner: Partitioner) -> list[tuple[int, Sequence[int]]]:
+def _groups(
+    payloads: Sequence[bytes], keys: Sequence[str | None] | None, partitioner: Partitioner
+) -> list[tuple[int, Sequence[int]]]:
     """Which payloads go to which partition."""
+    count = len(payloads)
     if count == 0:
         return []
-    if keys is None:
+    if keys is None and partitioner.in_turn:
         return [(ANY_PARTITION, range(count))]
-    if partitioner.count == 1:
+    if partitioner.count == 1 and partitioner.in_turn and keys is not None:
         for key in set(keys):
             if key is not None:
                 partitioner.of_key(key)
         return [(0, range(count))]
     groups: dict[int, list[int]] = {}
-    for index, key in enumerate(keys):
-        partition = ANY_PARTITION if key is None else partitioner.of_key(key)
-        groups.setdefault(partition, []).append(index)
+    for index, key in enumerate(keys if keys is not None else repeat(None, count)):
+        groups.setdefault(partitioner.of(key, payloads[index]), []).append(index)
     return list(groups.items())
 
 

@@ -110,6 +110,7 @@ class Lane:
             name=identity.name,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
+            access=self._settings.access,
         )
         opened = await connection.request(request, requests.ProducerOpened)
         connection.on_lost(self, self._lost)

@@ -62,8 +62,9 @@ class Outbox:
     """Everything one producer has not yet settled with one partition."""
 
     def __init__(
-        self, batch_messages: int, batch_bytes: int, producer_name: str, codec: Codec, on_settled: OnSettled
-    ) -> None:
+        self, batch_messages: int, batch_bytes: int, producer_name: str, codec: Codec, on_settled: OnSettled,
+        schema: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
         self.flights: deque[Flight] = deque()
         self.refusal: DanubeError | None = None
         """Why nothing new is sent: the refused flights must be sent again first."""
@@ -77,6 +78,7 @@ class Outbox:
         self._batch_bytes = batch_bytes
         self._producer_name = producer_name
         self._codec = codec
+        self._schema = schema
         self._on_settled = on_settled
         self._filling: Rows | None = None
         self._closed: deque[Rows] = deque()
@@ -89,7 +91,7 @@ class Outbox:
 
     def add(
         self, payload: bytes, key: str | None, attributes: Attributes | None, time_us: int, size: int, now: float,
-        waiter: object | None = None,
+        waiter: object | None = None, deliver_at: int = 0,
     ) -> bool:  # fmt: skip
         """One message, checked. True when a whole batch waits to be sent."""
         rows = self._filling
@@ -97,7 +99,7 @@ class Outbox:
             rows = self._begin_rows(now)
         if waiter is not None:
             rows.waiters.append((waiter, len(rows.payloads), 1))
-        rows.add(payload, key, attributes, time_us, size)
+        rows.add(payload, key, attributes, time_us, size, deliver_at)
         self.added += 1
         if len(rows.payloads) >= self._batch_messages or rows.size >= self._batch_bytes:
             self.close_filling()
@@ -106,7 +108,7 @@ class Outbox:
     def add_many(
         self, payloads: Sequence[bytes], keys: Sequence[str | None] | None,
         attributes: Sequence[Attributes | None] | None, time_us: int, size: int, now: float,
-        waiter: object | None = None,
+        waiter: object | None = None, deliver_at: int = 0,
     ) -> bool:  # fmt: skip
         """Messages that fit into one batch together, checked. True when a whole batch waits to be sent."""
         rows, count = self._filling, len(payloads)
@@ -114,7 +116,7 @@ class Outbox:
             rows = self._begin_rows(now)
         if waiter is not None:
             rows.waiters.append((waiter, len(rows), count))
-        rows.add_many(payloads, keys, attributes, time_us, size)
+        rows.add_many(payloads, keys, attributes, time_us, size, deliver_at)
         self.added += count
         if len(rows) >= self._batch_messages or rows.size >= self._batch_bytes:
             self.close_filling()
@@ -155,7 +157,9 @@ class Outbox:
             rows = self._closed.popleft()
             sequence = self._next_sequence
             try:
-                data = rows.encode(self._producer_name, self._producer_id, self._producer_epoch, sequence, self._codec)
+                data = rows.encode(
+                    self._producer_name, self._producer_id, self._producer_epoch, sequence, self._codec, self._schema
+                )
             except DanubeError as error:
                 self._settle(rows, -1, False, error)
                 continue

@@ -1,16 +1,24 @@
-"""Which partition a message goes to: by its key, or in turn.
+"""Which partition a message goes to: by its key, in turn, always the same one, or as a function says.
 
-A key's partition is FNV-1a (64 bits) of its UTF-8 modulo the number of partitions, the same for every producer.
-Messages without a key stay with one partition until its batch is closed, then the next one gets its turn: round robin
-for single sends, whole batches for bursts.
+```
+ partition_by        with a key                     without
+ "key" (default)     FNV-1a-64(key) % partitions    in turn
+ "round-robin"       in turn                        in turn
+ 3                   partition 3                    partition 3
+ function            function(key, payload, partitions)
+```
+
+The hash is of the key's UTF-8 and the same in every Danube client. In turn means: messages stay with one partition
+until its batch is closed, then the next one gets its turn: round robin for single sends, whole batches for bursts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pydanube.model.errors import Invalid
-from pydanube.model.limits import KEY_BYTES_MAX
+from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX
 
 _OFFSET_BASIS: Final = 0xCBF29CE484222325
 _PRIME: Final = 0x100000001B3
@@ -20,6 +28,14 @@ KEYS_REMEMBERED: Final = 100_000
 """Hashing in Python costs a microsecond; past so many keys the memory is worth more."""
 
 KEY_CHARACTERS_REMEMBERED: Final = 256
+
+ANY_PARTITION: Final = -1
+"""Whichever partition has its turn when the message is added."""
+
+Choice = Callable[[str | None, bytes, int], int]
+"""(key, payload, partitions) -> the partition, counted from 0"""
+
+PartitionBy = str | int | Choice
 
 
 def fnv1a_64(data: bytes) -> int:
@@ -42,22 +58,51 @@ def encoded_key(key: str) -> bytes:
     return encoded
 
 
+def check_partition_by(partition_by: PartitionBy) -> None:
+    number = isinstance(partition_by, int) and not isinstance(partition_by, bool)
+    if (number and 0 <= partition_by < PARTITIONS_MAX) or callable(partition_by):  # type: ignore[operator]
+        return
+    if partition_by not in ("key", "round-robin"):
+        raise Invalid(
+            f"partition_by={partition_by!r} is unknown: use 'key', 'round-robin', the number of a partition, or a "
+            f"function (key, payload, partitions) -> number"
+        )
+
+
 class Partitioner:
     """The choice among the partitions of one topic."""
 
-    def __init__(self, count: int, first: int = 0) -> None:
+    def __init__(self, count: int, first: int = 0, partition_by: PartitionBy = "key") -> None:
         assert count > 0
         self.count = count
         self.current = first % count
-        """The partition whose turn it is for messages without a key."""
+        """The partition whose turn it is."""
+        self.in_turn = isinstance(partition_by, str)
+        """Messages without a key take turns."""
+        self._partition_by = partition_by
+        self._by_key = partition_by == "key"
         self._known: dict[str, int] = {}
+
+    def grown(self, count: int) -> Partitioner:
+        """The same choice among more partitions. Keys may go elsewhere."""
+        return Partitioner(count, self.current, self._partition_by)
 
     def rotate(self) -> None:
         """The current partition got its batch; let the next one have a turn."""
         self.current = (self.current + 1) % self.count
 
+    def of(self, key: str | None, payload: bytes) -> int:
+        """The partition of a message, or ANY_PARTITION. Raises Invalid for a key that is none."""
+        hashed = ANY_PARTITION if key is None else self.of_key(key)
+        if self._by_key:
+            return hashed
+        choice = self._partition_by
+        if isinstance(choice, str):
+            return ANY_PARTITION
+        return choice if isinstance(choice, int) else self._chosen(choice, key, payload)
+
     def of_key(self, key: str) -> int:
-        """The partition of a key, which is checked the first time it is seen."""
+        """The partition that a key stands for, which is checked the first time it is seen."""
         partition = self._known.get(key)
         if partition is None:
             partition = fnv1a_64(encoded_key(key)) % self.count
@@ -65,4 +110,10 @@ class Partitioner:
                 self._known.clear()
             if len(key) <= KEY_CHARACTERS_REMEMBERED:
                 self._known[key] = partition
+        return partition
+
+    def _chosen(self, choice: Choice, key: str | None, payload: bytes) -> int:
+        partition = choice(key, payload, self.count)
+        if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition < self.count:
+            raise Invalid(f"partition_by chose {partition!r}: use a whole number from 0 to {self.count - 1}")
         return partition

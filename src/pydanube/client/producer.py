@@ -19,17 +19,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from copy import copy
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from pydanube.model.errors import DanubeError, Full
+from pydanube.model.errors import DanubeError, Full, NotFound
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
 
-from .intake import ANY_PARTITION, Piece, cut
+from .delays import delivery_time_us
+from .intake import Piece, cut
 from .lane import Lane
 from .lifecycle import Openable
-from .partitioning import Partitioner
+from .partitioning import ANY_PARTITION, PartitionBy, Partitioner, check_partition_by
 from .publisher import Publisher
 from .receipts import Placed, Receipt, Receipts
 from .routing import Brokers
@@ -42,8 +43,16 @@ class Producer(Openable):
 
     _what = "producer"
 
-    def __init__(self, brokers: Brokers, topic: str, settings: ProducerSettings, create_topic: bool) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        topic: str,
+        settings: ProducerSettings,
+        create_topic: bool,
+        partition_by: PartitionBy = "key",
+    ) -> None:
         super().__init__()
+        check_partition_by(partition_by)
         self.topic = str(TopicName.parse(topic))
         self.name = settings.name
         self._brokers = brokers
@@ -53,6 +62,7 @@ class Producer(Openable):
         self._publisher = Publisher(brokers, self.topic, settings)
         self._room = self._publisher.room
         self._lanes: list[Lane] = []
+        self._partition_by = partition_by
         self._partitioner = Partitioner(1)
         self._sticky = False
 
@@ -65,16 +75,23 @@ class Producer(Openable):
         key: str | None = None,
         attributes: Attributes | None = None,
         publish_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> Receipt:
         """Publish one message and wait until the broker has it, at the topic's ack level.
 
+        deliver_at, deliver_after   not before that time, or for so many seconds: it is stored at once and waits at the
+                                    broker. On shared and key-shared subscriptions; others keep their order and
+                                    deliver it when its turn comes
+
         Waits for room in the queue first. Raises Unavailable after `timeout`. Cancelled, it may still be stored.
         """
-        payload, size = self._checked(payload, key, attributes)
+        payload, size, partition = self._checked(payload, key, attributes)
+        deliver_us = self._delivery_time(deliver_at, deliver_after)
         if not self._room.take_nowait(1, size):
             await self._wait_for_room(1, size)
         waiter: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        self._add(payload, key, attributes, publish_time, size, waiter)
+        self._add(partition, payload, key, attributes, publish_time, deliver_us, size, waiter)
         placed = await waiter
         return Receipt(self.topic, placed.partition, placed.start, placed.duplicate)
 
@@ -85,15 +102,18 @@ class Producer(Openable):
         key: str | None = None,
         attributes: Attributes | None = None,
         publish_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> None:
         """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
-        payload, size = self._checked(payload, key, attributes)
+        payload, size, partition = self._checked(payload, key, attributes)
+        deliver_us = self._delivery_time(deliver_at, deliver_after)
         if not self._room.take_nowait(1, size):
             raise Full(
                 f"the producer's queue holds {self._room.messages} messages of {self._room.bytes} bytes: "
                 f"wait with flush(), use send(), or raise queue_messages or queue_bytes"
             )
-        self._add(payload, key, attributes, publish_time, size, None)
+        self._add(partition, payload, key, attributes, publish_time, deliver_us, size, None)
 
     async def send_many(
         self,
@@ -102,6 +122,8 @@ class Producer(Openable):
         keys: Sequence[str | None] | None = None,
         attributes: Sequence[Attributes | None] | None = None,
         publish_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> Receipts:
         """Publish many messages and wait until the broker has all of them.
 
@@ -109,13 +131,14 @@ class Producer(Openable):
         (others may be stored). Cancelled, any of them may still be stored.
         """
         waiters: list[asyncio.Future[Placed]] = []
+        deliver_us = self._delivery_time(deliver_at, deliver_after)
         pieces = self._cut(payloads, keys, attributes)
         placements: list[Sequence[int]] | None = None
-        if keys is not None and self._partitioner.count > 1:
+        if not self._partitioner.in_turn or (keys is not None and self._partitioner.count > 1):
             placements = []
             pieces = _noting(pieces, placements)
         try:
-            await self._add_many(pieces, publish_time, waiters)
+            await self._add_many(pieces, publish_time, deliver_us, waiters)
             if len(waiters) > 1:
                 await asyncio.wait(waiters)
             placed = [await waiter for waiter in waiters]
@@ -133,13 +156,16 @@ class Producer(Openable):
         keys: Sequence[str | None] | None = None,
         attributes: Sequence[Attributes | None] | None = None,
         publish_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> None:
         """Queue many messages; waits for room, not for the broker. What becomes of them is told by `flush`.
 
         The way to the highest throughput: nothing is waited for while the queue has room. Cancelled, those queued so
         far are published.
         """
-        await self._add_many(self._cut(payloads, keys, attributes), publish_time, None)
+        deliver_us = self._delivery_time(deliver_at, deliver_after)
+        await self._add_many(self._cut(payloads, keys, attributes), publish_time, deliver_us, None)
         await asyncio.sleep(0)
 
     async def flush(self) -> None:
@@ -154,24 +180,30 @@ class Producer(Openable):
 
     def _add(
         self,
+        partition: int,
         payload: bytes,
         key: str | None,
         attributes: Attributes | None,
         publish_time: datetime | None,
+        deliver_us: int,
         size: int,
         waiter: asyncio.Future[Placed] | None,
     ) -> None:
-        lane = self._unkeyed_lane() if key is None else self._lanes[self._partitioner.of_key(key)]
+        lane = self._unkeyed_lane() if partition == ANY_PARTITION else self._lanes[partition]
         time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
         if self._publisher.idle:
             self._publisher.watch()
-        if lane.outbox.add(payload, key, attributes, time_us, size, self._clock.monotonic(), waiter):
+        if lane.outbox.add(payload, key, attributes, time_us, size, self._clock.monotonic(), waiter, deliver_us):
             lane.pump()
         else:
             lane.plan()
 
     async def _add_many(
-        self, pieces: Iterator[Piece], publish_time: datetime | None, waiters: list[asyncio.Future[Placed]] | None
+        self,
+        pieces: Iterator[Piece],
+        publish_time: datetime | None,
+        deliver_us: int,
+        waiters: list[asyncio.Future[Placed]] | None,
     ) -> None:
         """Add each piece once there is room for it."""
         loop = asyncio.get_running_loop()
@@ -187,7 +219,9 @@ class Producer(Openable):
             if self._publisher.idle:
                 self._publisher.watch()
             now = self._clock.monotonic()
-            if lane.outbox.add_many(piece.payloads, piece.keys, piece.attributes, time_us, piece.size, now, waiter):
+            if lane.outbox.add_many(
+                piece.payloads, piece.keys, piece.attributes, time_us, piece.size, now, waiter, deliver_us
+            ):
                 lane.pump()
             else:
                 lane.plan()
@@ -211,18 +245,25 @@ class Producer(Openable):
         self._sticky = True
         return lane
 
-    def _checked(self, payload: bytes, key: str | None, attributes: Attributes | None) -> tuple[bytes, int]:
+    def _checked(self, payload: bytes, key: str | None, attributes: Attributes | None) -> tuple[bytes, int, int]:
+        """The payload, what it takes, and its partition (or ANY_PARTITION); or Invalid."""
         if self._closed or not self._lanes or self._publisher.final is not None:
             self._check_ready()
         if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
             payload = checked_payload(payload)
         size = len(payload) + ROW_BYTES
-        if key is not None:
-            self._partitioner.of_key(key)
-            size += len(key)
+        partition = ANY_PARTITION
+        if key is not None or not self._partitioner.in_turn:
+            partition = self._partitioner.of(key, payload)
+            size += len(key or "")
         if attributes:
             size += attributes_size(attributes)
-        return payload, size
+        return payload, size, partition
+
+    def _delivery_time(self, deliver_at: datetime | None, deliver_after: float | timedelta | None) -> int:
+        if deliver_at is None and deliver_after is None:
+            return 0
+        return delivery_time_us(deliver_at, deliver_after, self._clock)
 
     def _check_ready(self) -> None:
         if self._closed or not self._opened:
@@ -239,25 +280,50 @@ class Producer(Openable):
             raise
 
     def _send_admitted(
-        self, payload: bytes, key: str | None, attributes: Attributes | None, publish_time: datetime | None
+        self,
+        payload: bytes,
+        key: str | None,
+        attributes: Attributes | None,
+        publish_time: datetime | None,
+        deliver_us: int,
     ) -> None:
         """Queue one message that the blocking form has made room for. What is wrong with it is told by `flush`."""
         try:
-            payload, size = self._checked(payload, key, attributes)
+            payload, size, partition = self._checked(payload, key, attributes)
         except DanubeError as error:
             self._publisher.note_failure(error, 1)
             return
         self._room.force(1, size)
-        self._add(payload, key, attributes, publish_time, size, None)
+        self._add(partition, payload, key, attributes, publish_time, deliver_us, size, None)
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         route = await self._brokers.retrying(lambda: self._brokers.route(self.topic, create=self._create_topic))
+        only = self._partition_by if isinstance(self._partition_by, int) else None
+        if only is not None and only >= len(route.partitions):  # it may have been added since
+            route = await self._brokers.retrying(lambda: self._brokers.route(self.topic, age_max=0.0))
+            if only >= len(route.partitions):
+                raise NotFound(f"{self.topic} has no partition {only}: it has {len(route.partitions)}, counted from 0")
         count = len(route.partitions)
-        self._partitioner = Partitioner(count, self._brokers.random.randrange(count))
-        await self._publisher.open(count)
+        self._partitioner = Partitioner(count, self._brokers.random.randrange(count), self._partition_by)
+        await self._publisher.open(count, only)
         self._lanes = self._publisher.lanes
+        if route.partitioned and only is None:
+            self._publisher.follow(self._notice_growth())
+
+    async def _notice_growth(self) -> None:
+        """Publish to new partitions too, once they are seen. Cancelled, the producer is being closed."""
+        refresh = self._settings.refresh_seconds
+        while True:
+            await self._clock.sleep(refresh)
+            try:
+                count = len((await self._brokers.route(self.topic, age_max=refresh / 2)).partitions)
+            except DanubeError:
+                continue  # publishing tells what is wrong
+            if count > self._partitioner.count:
+                self._publisher.grow(count)
+                self._partitioner = self._partitioner.grown(count)
 
     async def _finish(self) -> None:
         await self._publisher.flush()

@@ -13,11 +13,12 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from copy import copy
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from pydanube.model.errors import DanubeError, Refused
+from pydanube.model.errors import DanubeError, Refused, StaleEpoch
 from pydanube.runtime.tasks import Tasks
 
 from .backoff import Backoff
@@ -51,6 +52,8 @@ class Publisher:
         self._settings = settings
         self._tasks = Tasks()
         self._identity = Identity(settings.name)
+        self._first = 0
+        """The lane that asks for identities."""
         self._progress = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
         self._failed_messages = 0
@@ -59,11 +62,13 @@ class Publisher:
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
-    async def open(self, partitions: int) -> None:
-        """A handle at every partition, all under one identity. Cancelled: to be closed."""
+    async def open(self, partitions: int, only: int | None = None) -> None:
+        """A handle at every partition, or at one only, all under one identity. Cancelled: to be closed."""
         self.lanes = [self._lane(partition) for partition in range(partitions)]
-        await self._open_lane(0)
-        await together(self._open_lane(partition) for partition in range(1, partitions))
+        self._first = only or 0
+        await self._open_lane(self._first)
+        if only is None:
+            await together(self._open_lane(partition) for partition in range(1, partitions))
         self._begin_sequences()
 
     def _lane(self, partition: int) -> Lane:
@@ -74,11 +79,23 @@ class Publisher:
             settings.name,
             settings.codec,
             partial(self._settled, partition),
+            settings.schema,
         )
         return Lane(self._brokers, self._tasks, self, self._topic, partition, self._identity, outbox, settings)
 
     async def _open_lane(self, partition: int) -> None:
         await self._brokers.retrying(self.lanes[partition].open, self._topic, partition)
+
+    def grow(self, partitions: int) -> None:
+        """The topic has more of them. Their lanes open when there is something to send."""
+        for partition in range(len(self.lanes), partitions):
+            lane = self._lane(partition)
+            lane.outbox.renew(self._identity.producer_id, self._identity.producer_epoch)
+            self.lanes.append(lane)
+
+    def follow(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Something to do beside publishing, until the producer is closed."""
+        self._tasks.spawn(coroutine, f"follow {self._topic}")
 
     def _begin_sequences(self) -> None:
         for lane in self.lanes:
@@ -183,7 +200,10 @@ class Publisher:
         while any(lane.outbox.has_work for lane in self.lanes):
             self._identity.producer_id = self._identity.producer_epoch = 0
             try:
-                await self.lanes[0].open()
+                await self.lanes[self._first].open()
+            except StaleEpoch as error:
+                self.fenced(error)
+                return
             except DanubeError as error:
                 if not worth_retrying(error):
                     self._fail_all(error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from copy import copy
+from math import inf
 from random import Random
 from typing import Final, TypeVar
 
@@ -66,6 +67,7 @@ class Brokers:
         self._looking: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
         self._unreachable: dict[Address, float] = {}
         self._routes: dict[str, requests.Route] = {}
+        self._learned_at: dict[str, float] = {}
         self._closed = False
 
     async def close(self) -> None:
@@ -154,10 +156,10 @@ class Brokers:
 
     # -- routes ------------------------------------------------------------------------------------------------------
 
-    async def route(self, topic: str, create: bool = False) -> requests.Route:
-        """Who owns the partitions of a topic: from memory, or by one lookup."""
+    async def route(self, topic: str, create: bool = False, age_max: float = inf) -> requests.Route:
+        """Who owns the partitions of a topic: from memory (not older than `age_max` seconds), or by one lookup."""
         known = self._routes.get(topic)
-        if known is not None:
+        if known is not None and (age_max == inf or self.clock.monotonic() - self._learned_at[topic] < age_max):
             return known
         if self._closed:
             raise Unavailable("this client is closed")
@@ -184,7 +186,9 @@ class Brokers:
             raise Unavailable(f"the lookup of {topic} named no partition")
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
+            self._learned_at.clear()
         self._routes[topic] = route
+        self._learned_at[topic] = self.clock.monotonic()
         return route
 
     def moved(self, topic: str, partition: int = -1, owner: str = "") -> None:

@@ -23,12 +23,14 @@ _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 class Rows:
     """The columns of one batch that is being filled. `waiters` are opaque: (whoever waits, its first row, its rows)."""
 
-    __slots__ = ("attributes", "born", "keys", "payloads", "size", "time", "times", "waiters")
+    __slots__ = ("attributes", "born", "deliver_at", "keys", "payloads", "size", "time", "times", "waiters")
 
     def __init__(self, born: float) -> None:
         self.payloads: list[bytes] = []
         self.keys: list[str | None] | None = None
         self.attributes: list[Attributes] | None = None
+        self.deliver_at: array[int] | None = None
+        """Once some row is not to be delivered at once (0)."""
         self.time = 0
         """The publish time of all rows, while they have the same."""
         self.times: array[int] | None = None
@@ -41,11 +43,21 @@ class Rows:
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def add(self, payload: bytes, key: str | None, attributes: Attributes | None, time_us: int, size: int) -> None:
+    def add(
+        self,
+        payload: bytes,
+        key: str | None,
+        attributes: Attributes | None,
+        time_us: int,
+        size: int,
+        deliver_at: int = 0,
+    ) -> None:
         if key is not None or self.keys is not None:
             self._key_column().append(key)
         if attributes or self.attributes is not None:
             self._attribute_column().append(attributes or _NO_ATTRIBUTES)
+        if deliver_at or self.deliver_at is not None:
+            self._deliver_at_column().append(deliver_at)
         if self.times is not None:
             self.times.append(time_us)
         elif time_us != self.time:
@@ -60,8 +72,11 @@ class Rows:
         attributes: Sequence[Attributes | None] | None,
         time_us: int,
         size: int,
+        deliver_at: int = 0,
     ) -> None:
         count = len(payloads)
+        if deliver_at or self.deliver_at is not None:
+            self._deliver_at_column().extend(array("q", (deliver_at,)) * count)
         if keys is not None or self.keys is not None:
             self._key_column().extend(keys if keys is not None else [None] * count)
         if attributes is not None or self.attributes is not None:
@@ -74,7 +89,13 @@ class Rows:
         self.size += size
 
     def encode(
-        self, producer_name: str, producer_id: int, producer_epoch: int, first_sequence: int, codec: Codec
+        self,
+        producer_name: str,
+        producer_id: int,
+        producer_epoch: int,
+        first_sequence: int,
+        codec: Codec,
+        schema: tuple[int, int] = (0, 0),
     ) -> bytearray:
         return encode(
             self.payloads,
@@ -85,6 +106,9 @@ class Rows:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             first_sequence=first_sequence,
+            deliver_at=self.deliver_at,
+            schema_id=schema[0],
+            schema_version=schema[1],
             codec=codec,
         )
 
@@ -97,6 +121,11 @@ class Rows:
         if self.attributes is None:
             self.attributes = [_NO_ATTRIBUTES] * len(self.payloads)
         return self.attributes
+
+    def _deliver_at_column(self) -> array[int]:
+        if self.deliver_at is None:
+            self.deliver_at = array("q", bytes(8 * len(self.payloads)))
+        return self.deliver_at
 
     def _add_times(self, time_us: int, count: int) -> None:
         """Called before the rows are added."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
@@ -44,8 +44,16 @@ class ProducerSettings:
     queue_messages: int = 100_000
     queue_bytes: int = 64 * MIB
     timeout: float = 30.0
+    refresh_seconds: float = 5.0
+    """How often a producer looks whether its topic has more partitions."""
+    access: Literal["shared", "exclusive"] = "shared"
+    schema: tuple[int, int] = (0, 0)
+    """Id and version, on every batch."""
 
     def __post_init__(self) -> None:
+        if self.access not in ("shared", "exclusive"):
+            raise Invalid(f"access {self.access!r} is unknown: use shared or exclusive")
+        check_number("refresh_seconds", self.refresh_seconds, 0.01, 1e6)
         if not isinstance(self.name, str) or len(self.name.encode(errors="replace")) > PRODUCER_NAME_BYTES_MAX:
             raise Invalid(f"producer name {self.name!r} is not text of at most {PRODUCER_NAME_BYTES_MAX} bytes")
         check_count("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_HIGHEST)
