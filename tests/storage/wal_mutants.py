@@ -145,6 +145,17 @@ class WhatFailedCountsWhereItWasDurable(Simulation):
     engine_class = _KeepingEngine
 
 
+class _ForgettingEngine(Engine):
+    def write(self, records: list[Record], written: Sequence[Record] = ()) -> None:
+        super().write(records)
+
+
+class WhatWasWrittenAloneCountsWhenTheRestFails(Simulation):
+    """The rest of a group rotates, which syncs what was written before it; then the rest fails."""
+
+    engine_class = _ForgettingEngine
+
+
 class SyncTriedAgainOnTheSameFile(Simulation):
     engine_class = _StubbornEngine
 
@@ -258,6 +269,7 @@ MUTANTS: list[type[Simulation]] = [
     NoSyncBeforeTheNextFile,
     SyncTriedAgainOnTheSameFile,
     WhatFailedCountsWhereItWasDurable,
+    WhatWasWrittenAloneCountsWhenTheRestFails,
     TailNotWrittenAgain,
     TailsBehindSealsCount,
     SealsDoNotCount,

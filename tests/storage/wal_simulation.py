@@ -272,7 +272,7 @@ class Simulation:
     def write(self, records: list[Record], sync: bool) -> None:
         self.note(f"append {[(record[1], record[2]) for record in records]} sync={sync}")
         try:
-            self.engine.write(records)
+            self.write_together(records)
             if sync:
                 self.engine.sync(records)
         except Unavailable as error:
@@ -286,6 +286,15 @@ class Simulation:
         if sync:
             self.note_synced()
             self.fill_ahead()
+
+    def write_together(self, records: list[Record]) -> None:
+        """In one go, or as a loop does that writes the first alone and leaves the rest to a thread, or what failed."""
+        alone: list[Record] = []
+        if records and self.engine.has_room(len(records[0][4])) and self.random.random() < 0.5:
+            with suppress(Unavailable):
+                self.engine.write(records[:1])
+                alone = records[:1]
+        self.engine.write(records[len(alone) :], alone)
 
     def fill_ahead(self) -> None:
         try:

@@ -196,8 +196,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._handler.writable_changed(False)
 
     def flush(self) -> None:
-        """Send now what `send` took, for what nothing else will follow: it saves a turn of the loop."""
-        if not self._cutting and not self._kernel_full:
+        """Send now what `send` took, unless more may follow from what has arrived: it saves a turn of the loop."""
+        if not self._kernel_full and (not self._cutting or self._start == self._end):
             self._flush()
 
     def pause_reading(self) -> None:

@@ -1,8 +1,8 @@
 """What is in the log, in memory: files, ledgers, and where each record lies.
 
 A `Span` is one ledger's records in one file. The `Index` of a span, one row per record, is kept for the open file only;
-those of closed files are in their sidecars. The log's thread owns all of this; others read it, which is safe because
-rows are only ever added at the end, or cut off there when a file is abandoned.
+those of closed files are in their sidecars. Whoever writes the log owns all of this; others read it, which is safe
+because rows are only ever added at the end, or cut off there when a file is abandoned.
 
 Invariants
     the files are without a gap in generation and in position: each begins where the one before it ends

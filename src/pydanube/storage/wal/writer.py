@@ -1,8 +1,8 @@
 """The log as the event loop sees it: appends go in, and come back done; a thread in between writes and syncs.
 
-While the thread has nothing to do, a small record is written here, on the loop: a lone message then waits for no thread
-to be written, and for one to be synced. The loop never syncs. A disk that lets a write wait is left to the thread for a
-while.
+While the thread has nothing to do, a lone small record is written here, on the loop: no thread must wake up for it but
+to sync it. Records that follow closely share a write in the thread. The loop never syncs, and a disk that lets a write
+wait is left to the thread for a while.
 
 Invariants
     one of the two uses the engine at a time: whoever holds the baton (see `baton`)
@@ -49,10 +49,13 @@ from .table import LedgerSummary, WalFile, summarize
 T = TypeVar("T")
 log: Final = get_logger("storage.wal")
 
-SLOW_WRITE_SECONDS: Final = 0.005
-"""A write on the loop that takes longer was let wait by the disk: everybody waited with it."""
+CLOSE_SECONDS: Final = 0.0001
+"""What comes so soon after a write on the loop is not alone: the thread writes many for the price of one."""
 
-THREAD_ONLY_SECONDS: Final = 1.0
+SLOW_WRITE_SECONDS: Final = 0.005
+"""A write on the loop that takes longer may have waited for the disk, and everybody with it."""
+
+AFTER_SLOW_SECONDS: Final = 1.0
 """For so long after a slow write all writing is the thread's."""
 
 
@@ -185,9 +188,8 @@ class LogWriter:
                 raise
             return False
         ended = self._monotonic()
-        if ended - started > SLOW_WRITE_SECONDS:
-            log.warning("wal.slow_write", seconds=round(ended - started, 3))
-            self._thread_only_until = ended + THREAD_ONLY_SECONDS
+        is_slow = ended - started > SLOW_WRITE_SECONDS
+        self._thread_only_until = ended + (AFTER_SLOW_SECONDS if is_slow else CLOSE_SECONDS)
         return True
 
     def _plan_sync(self, level: Level) -> None:
