@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydanube.codec.batch import read_header
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics
 from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.storage.stream import Stream, append_time_at
 
 from .backlog import backlog_bytes
 from .partition import Partition
@@ -44,7 +44,7 @@ class Statistics:
             raise
         except DanubeError as error:
             return PartitionStatistics(index, health=error.message)
-        health, ages = "ok", _Ages(partition, self._clock.now_us())
+        health, ages = "ok", _Ages(partition.stream, self._clock.now_us())
         subscriptions: list[SubscriptionStatistics] = []
         for _, live in sorted(partition.subscriptions.items()):
             counted = live.statistics()
@@ -81,15 +81,15 @@ class Statistics:
 class _Ages:
     """How old the messages of one partition are; each place is read once, however many subscriptions stand there."""
 
-    def __init__(self, partition: Partition, now_us: int) -> None:
-        self._partition = partition
+    def __init__(self, stream: Stream, now_us: int) -> None:
+        self._stream = stream
         self._now_us = now_us
         self._known: dict[int, float] = {}
 
     async def at(self, offset: int) -> float:
         """Seconds since the message at `offset`, or the first after it that is stored, was appended."""
         if offset not in self._known:
-            views = await self._partition.stream.read(offset, 0)
-            age_us = self._now_us - read_header(views[0]).append_time if views else 0
+            appended_us = await append_time_at(self._stream, offset)
+            age_us = self._now_us - appended_us if appended_us is not None else 0
             self._known[offset] = max(0, age_us) / MICROSECONDS
         return self._known[offset]

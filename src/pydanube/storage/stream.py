@@ -49,6 +49,12 @@ class Stream(Protocol):
         """Forget what is in memory."""
 
 
+async def append_time_at(stream: Stream, offset: int) -> int | None:
+    """When the message at `offset`, or the first after it that is stored, was appended; None when there is none."""
+    views = await stream.read(offset, 0)
+    return read_header(views[0]).append_time if views else None
+
+
 class LoggedStream:
     """A partition whose batches are in the write-ahead log, spread over the ledgers of its owners."""
 

@@ -1,0 +1,182 @@
+"""What ends by itself: messages past retention or time to live, backlogs past their quota, what nobody uses.
+
+One task looks at everything in turn, every so often. What it gives up is durable (starts and cursors); how long a topic
+or a subscription has been unused is counted in memory, and a restart begins that count again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from pydanube.model.errors import DanubeError, NotFound
+from pydanube.model.names import TopicName
+from pydanube.model.policies import Policies
+from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.telemetry import get_logger
+
+from .expiry import Expiry
+from .partition import Partition
+from .partitions import Partitions
+from .records import SubscriptionRecord, TopicRecord
+from .registry import Registry
+from .retention import Retention
+
+log = get_logger(__name__)
+
+OPENED_PER_ROUND: Final = 16
+"""Partitions that nobody has asked for since the start are opened a few at a time, so that what is in them ends too."""
+
+
+class Removals(Protocol):
+    """How things are removed."""
+
+    async def remove_if_idle(self, topic: TopicName) -> bool:
+        """Delete the topic unless somebody has come back to it. Tells whether it is gone."""
+
+    async def remove_subscription(self, topic: TopicName, name: str) -> None: ...
+
+
+class _Care:
+    """What one partition's lifetimes are decided by."""
+
+    __slots__ = ("expiry", "partition", "retention")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.expiry = Expiry(partition)
+        self.retention = Retention(partition)
+
+    async def look(self, now_us: int) -> None:
+        """Expired messages count as acked, so what they held back can go in the same round."""
+        policies = self.partition.policies
+        if policies.deduplication_s:
+            self.partition.forget_idle_producers()
+        await self.expiry.expire(now_us)
+        if self.partition.quota.on:
+            self.partition.quota.evict(self.partition.stream.end_offset)
+        await self.retention.apply(now_us)
+
+
+class Lifetimes:
+    """Ends what has lived long enough."""
+
+    def __init__(self, registry: Registry, partitions: Partitions, clock: Clock, removals: Removals) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._clock = clock
+        self._removals = removals
+        self._started_us = clock.now_us()
+        self._cares: dict[tuple[int, int], _Care] = {}
+        self._used_us: dict[int, int] = {}
+        """When a topic was last seen in use, by id."""
+        self._refused: set[tuple[int, int]] = set()
+        """Partitions that could not be opened: whoever asks for them is told why, nobody else."""
+
+    async def run(self, interval_s: float) -> None:
+        """Until it is cancelled, which leaves nothing half done."""
+        while True:
+            await self._clock.sleep(interval_s)
+            await self.round()
+
+    async def round(self) -> None:
+        """Look at everything once. What cannot be done now is logged, and tried again in the next round."""
+        to_open = OPENED_PER_ROUND
+        for topic in self._registry.topics():
+            record = self._registry.find_topic(topic)
+            if record is None:
+                continue
+            try:
+                if await self._ended_unused(topic, record):
+                    continue
+                if record.reliable:
+                    to_open -= await self._open_some(topic, record, to_open)
+                    await self._look(record.topic_id)
+            except DanubeError as error:
+                log.warning("lifetimes.postponed", topic=str(topic), error=error.message)
+            await self._clock.sleep(0)  # there may be many: others get their turn in between
+        self._forget_closed()
+
+    # -- partitions ----------------------------------------------------------------------------------------------------
+
+    async def _look(self, topic_id: int) -> None:
+        for partition in self._partitions.open_of(topic_id):
+            await self._care_of(topic_id, partition).look(self._clock.now_us())
+
+    def _care_of(self, topic_id: int, partition: Partition) -> _Care:
+        key = (topic_id, partition.index)
+        care = self._cares.get(key)
+        if care is None or care.partition is not partition:
+            care = self._cares[key] = _Care(partition)
+        return care
+
+    async def _open_some(self, topic: TopicName, record: TopicRecord, most: int) -> int:
+        """How many were opened."""
+        config = record.config()
+        is_open = {one.index for one in self._partitions.open_of(record.topic_id)}
+        if len(is_open) == config.partition_count:
+            return 0
+        opened = 0
+        for index in range(config.partition_count):
+            if opened >= most:
+                break
+            if index in is_open or (record.topic_id, index) in self._refused:
+                continue
+            opened += 1
+            try:
+                await self._partitions.get(topic, index)
+            except NotFound:
+                raise
+            except DanubeError:
+                self._refused.add((record.topic_id, index))
+        return opened
+
+    def _forget_closed(self) -> None:
+        live = {record.topic_id for one in self._registry.topics() if (record := self._registry.find_topic(one))}
+        self._cares = {key: one for key, one in self._cares.items() if key[0] in live}
+        self._used_us = {topic_id: one for topic_id, one in self._used_us.items() if topic_id in live}
+        self._refused = {key for key in self._refused if key[0] in live}
+
+    # -- what nobody uses ----------------------------------------------------------------------------------------------
+
+    async def _ended_unused(self, topic: TopicName, record: TopicRecord) -> bool:
+        """Whether the topic is gone; subscriptions that nobody uses go before."""
+        policies = self._partitions.policies_of(topic)
+        if policies.inactive_subscription_s:
+            for name, subscription in list(self._registry.subscriptions(topic).items()):
+                if self._is_subscription_unused(record, name, subscription, policies):
+                    await self._removals.remove_subscription(topic, name)
+                    log.info("subscription.ended_unused", topic=str(topic), subscription=name)
+        if not policies.inactive_topic_s or not self._is_topic_unused(topic, record, policies):
+            return False
+        if not await self._removals.remove_if_idle(topic):
+            return False
+        log.info("topic.ended_unused", topic=str(topic), after_s=policies.inactive_topic_s)
+        return True
+
+    def _is_subscription_unused(
+        self, record: TopicRecord, name: str, subscription: SubscriptionRecord, policies: Policies
+    ) -> bool:
+        assert policies.inactive_subscription_s is not None
+        lives = [
+            live
+            for partition in self._partitions.open_of(record.topic_id)
+            if (live := partition.subscriptions.get(name)) is not None
+        ]
+        if any(live.consumers for live in lives):
+            return False
+        used = max([self._started_us, subscription.created_at, *(live.last_active_us for live in lives)])
+        return self._clock.now_us() - used >= policies.inactive_subscription_s * MICROSECONDS
+
+    def _is_topic_unused(self, topic: TopicName, record: TopicRecord, policies: Policies) -> bool:
+        assert policies.inactive_topic_s is not None
+        now, partitions = self._clock.now_us(), self._partitions.open_of(record.topic_id)
+        if self._registry.subscriptions(topic) or any(one.producers or not one.idle for one in partitions):
+            self._used_us[record.topic_id] = now
+            return False
+        used = max(
+            self._started_us,
+            record.created_at,
+            self._used_us.get(record.topic_id, 0),
+            *(one.traffic.last_us for one in partitions),
+        )
+        return now - used >= policies.inactive_topic_s * MICROSECONDS
