@@ -7,16 +7,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from pydanube.broker import Broker, BrokerSettings, Published
+from pydanube.broker import Attachment, Broker, BrokerSettings, Published
 from pydanube.broker.registry import Registry
 from pydanube.codec.batch import encode
-from pydanube.core.access import ANONYMOUS, AllowAll
+from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import DanubeError
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
-from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.wal import Identity, LogWriter, WalSettings
@@ -39,9 +39,17 @@ SETTINGS = BrokerSettings(
 
 
 @asynccontextmanager
-async def open_broker(directory: Path, disk=None, wal: WalSettings | None = None, crash: bool = False, **changes):
+async def open_broker(
+    directory: Path,
+    disk=None,
+    wal: WalSettings | None = None,
+    crash: bool = False,
+    clock: Clock | None = None,
+    authorizer: Authorizer | None = None,
+    **changes,
+):
     """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves."""
-    clock = SystemClock()
+    clock = clock or SystemClock()
     async with AsyncExitStack() as parts:
         store = await EmbeddedStore.open(directory / "metadata.db", clock)
         parts.push_async_callback(store.close)
@@ -58,7 +66,7 @@ async def open_broker(directory: Path, disk=None, wal: WalSettings | None = None
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        broker = Broker(store, registry, writer, AllowAll(), clock, tasks, replace(SETTINGS, **changes))
+        broker = Broker(store, registry, writer, authorizer or AllowAll(), clock, tasks, replace(SETTINGS, **changes))
         broker.address = "127.0.0.1:1"
         if not crash:
             parts.push_async_callback(broker.close)
@@ -75,8 +83,14 @@ class Door:
     async def create(self, **config) -> None:
         await self.broker.create_topic(ANONYMOUS, self.topic, TopicConfig(**config))
 
-    async def producer(self, name: str = "", partition: int = 0, producer_id: int = 0, epoch: int = 0):
-        return await self.broker.open_producer(ANONYMOUS, self.topic, partition, name, producer_id, epoch)
+    async def producer(
+        self, name: str = "", partition: int = 0, producer_id: int = 0, epoch: int = 0, access: str = "shared"
+    ):
+        return await self.broker.open_producer(ANONYMOUS, self.topic, partition, name, producer_id, epoch, access)
+
+    async def come_back(self, producer, name: str = "", partition: int = 0, access: str = "shared"):
+        """Open again with the identity that was given, as after a reconnect."""
+        return await self.producer(name, partition, producer.producer_id, producer.producer_epoch, access)
 
     def publish(self, producer, payloads: list[bytes], sequence: int = -1) -> asyncio.Future[Published]:
         batch = encode(
@@ -115,13 +129,19 @@ class Door:
             offset = fetched.next_offset
 
     async def subscribe(
-        self, name: str = "billing", consumer: str = "a", start: Position = EARLIEST, partition: int = 0
+        self,
+        name: str = "billing",
+        consumer: str = "a",
+        start: Position = EARLIEST,
+        partition: int = 0,
+        kind: SubscriptionType = SubscriptionType.EXCLUSIVE,
+        credit: int = 1_000_000,
+        **wishes,
     ):
         sink = Collector()
-        sink.consumer = await self.broker.subscribe(
-            ANONYMOUS, self.topic, partition, name, consumer, SubscriptionType.EXCLUSIVE, start, sink
-        )
-        sink.consumer.credit(1_000_000, 1 << 30)
+        wish = Attachment(name, consumer, kind, start, **wishes)
+        sink.consumer = await self.broker.subscriptions.subscribe(ANONYMOUS, self.topic, partition, wish, sink)
+        sink.consumer.credit(credit, 1 << 30)
         return sink
 
 
@@ -130,18 +150,27 @@ class Collector:
 
     def __init__(self) -> None:
         self.received: list[tuple[int, bytes]] = []
+        self.redeliveries: list[int] = []
+        self.reasons: list[str | None] = []
+        """Of every message received, in the same order."""
+        self.ack_timeout_ms: int | None = None
         self.error: DanubeError | None = None
         self.consumer = None
         self._arrived = asyncio.Event()
 
-    def deliver(self, batch, epoch, ranges, redeliveries) -> None:
+    def deliver(self, batch, epoch, ranges, redeliveries, reasons) -> None:
         from pydanube.codec.batch import Batch
 
         opened = Batch.open(batch, stamped=True)
         rows = list(zip(opened.offsets.tolist(), opened.payloads, strict=True))
-        for start, end in ranges or [(0, len(rows))]:
-            self.received += rows[start:end]
+        chosen = [row for start, end in ranges or [(0, len(rows))] for row in rows[start:end]]
+        self.received += chosen
+        self.redeliveries += redeliveries or [0] * len(chosen)
+        self.reasons += reasons or [None] * len(chosen)
         self._arrived.set()
+
+    def changed(self, ack_timeout_ms: int) -> None:
+        self.ack_timeout_ms = ack_timeout_ms
 
     def closed(self, error: DanubeError) -> None:
         self.error = error

@@ -7,6 +7,7 @@ from broker_harness import TOPIC, Door, open_broker
 
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.model.errors import AlreadyExists, Corrupt, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
+from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -70,7 +71,7 @@ async def test_a_subscription_crosses_a_reported_gap(tmp_path):
         await door.publish(await door.producer(), [b"c"])
         assert await consumer.wait_for(2) == [(1, b"b"), (1000, b"c")]
         await consumer.ack((1, 2), (1000, 1001))
-        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (1001, 0)
 
 
@@ -136,7 +137,7 @@ async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
                 await consumer.ack((acked, acked + 1))
                 acked += 1
     async with open_broker(tmp_path, wal=small) as broker:
-        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (200, 0)
         assert len(await Door(broker).read_all()) == 200
 
@@ -148,7 +149,7 @@ async def test_a_new_subscription_starts_where_it_is_told_and_stays_there(tmp_pa
         producer = await door.producer()
         await door.publish(producer, [b"a", b"b"])
         for name, start in (("tail", LATEST), ("all", EARLIEST), ("one", Position("offset", 1))):
-            await broker.create_subscription(ANONYMOUS, TOPIC, name, SubscriptionType.EXCLUSIVE, start)
+            await broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.EXCLUSIVE, start)
         await door.publish(producer, [b"c"])
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
@@ -194,7 +195,7 @@ async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
         consumer = await door.subscribe()
         await consumer.wait_for(3)
         await consumer.ack((0, 3))
-        await broker.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 1))
+        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 1))
         assert [offset for offset, _ in await consumer.wait_for(5)] == [0, 1, 2, 1, 2]
     async with open_broker(tmp_path) as broker:
         assert [offset for offset, _ in await (await Door(broker).subscribe()).wait_for(2)] == [1, 2]
@@ -241,7 +242,7 @@ async def test_deleting_a_topic_tells_its_users_and_leaves_nothing(tmp_path):
         assert (await door.publish(await door.producer(), [b"new"])).base_offset == 0
     async with open_broker(tmp_path) as broker:
         assert await Door(broker).read_all() == [(0, b"new")]
-        assert await broker.list_subscriptions(ANONYMOUS, TOPIC) == []
+        assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == []
 
 
 async def test_names_are_compared_whole(tmp_path):
@@ -306,26 +307,20 @@ async def test_a_memory_topic_refuses_what_does_not_fit_until_it_is_acked(tmp_pa
         await door.publish(producer, [b"x" * 1000])
 
 
-async def test_what_is_not_served_yet_is_refused_by_name(tmp_path):
-    async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        with pytest.raises(Refused, match="non-reliable"):
-            await door.create(reliable=False)
-        await door.create()
-        with pytest.raises(Refused, match="key-shared"):
-            await broker.create_subscription(ANONYMOUS, TOPIC, "s", SubscriptionType.KEY_SHARED, LATEST)
-
-
 async def test_every_call_asks_the_authorizer(tmp_path):
-    class DenyAll:
-        def check(self, principal, action: Action, resource: str) -> None:
-            raise Denied(f"{principal} may not {action} {resource}")
+    class Doorman:
+        asleep = True
 
-    async with open_broker(tmp_path) as broker:
+        def check(self, principal, action: Action, resource: str) -> None:
+            if not self.asleep:
+                raise Denied(f"{principal} may not {action} {resource}")
+
+    doorman = Doorman()
+    async with open_broker(tmp_path, authorizer=doorman) as broker:
         door = Door(broker)
         await door.create()
         producer = await door.producer()
-        broker._authorizer = DenyAll()
+        doorman.asleep = False
         calls = [
             broker.create_namespace(ANONYMOUS, "n"),
             broker.delete_namespace(ANONYMOUS, "n"),
@@ -338,11 +333,19 @@ async def test_every_call_asks_the_authorizer(tmp_path):
             broker.open_producer(ANONYMOUS, TOPIC, 0, "", 0, 0),
             door.publish(producer, [b"x"]),
             door.subscribe(),
-            broker.create_subscription(ANONYMOUS, TOPIC, "s", SubscriptionType.EXCLUSIVE, LATEST),
-            broker.delete_subscription(ANONYMOUS, TOPIC, "s"),
-            broker.list_subscriptions(ANONYMOUS, TOPIC),
-            broker.describe_subscription(ANONYMOUS, TOPIC, "s"),
-            broker.seek(ANONYMOUS, TOPIC, "s", LATEST),
+            broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SubscriptionType.EXCLUSIVE, LATEST),
+            broker.subscriptions.delete(ANONYMOUS, TOPIC, "s"),
+            broker.subscriptions.names(ANONYMOUS, TOPIC),
+            broker.subscriptions.describe(ANONYMOUS, TOPIC, "s"),
+            broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", LATEST),
+            broker.subscriptions.advance(ANONYMOUS, TOPIC, "s", 0, 1, 0),
+            broker.subscriptions.settle(ANONYMOUS, TOPIC, "s", 0, []),
+            broker.subscriptions.unsettled(ANONYMOUS, TOPIC, "s", 0, 1, 0),
+            broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "s", NATIVE),
+            broker.policies.set(ANONYMOUS, TOPIC, {}),
+            broker.policies.set(ANONYMOUS, "default", {}),
+            broker.policies.get(ANONYMOUS, TOPIC),
+            broker.grow_topic(ANONYMOUS, TOPIC, 2),
             door.fetch(),
             broker.find_offset(ANONYMOUS, TOPIC, 0, LATEST),
         ]
@@ -376,7 +379,7 @@ async def test_files_of_deleted_topics_are_given_back_while_others_keep_theirs(t
         assert files() < before
     async with open_broker(tmp_path, wal=small) as broker:
         assert await Door(broker).read_all() == [(0, b"kept")]
-        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert place.position == 1
 
 

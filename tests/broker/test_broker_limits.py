@@ -3,12 +3,13 @@
 import pytest
 from broker_harness import TOPIC, Collector, Door, open_broker
 
+from pydanube.broker import Attachment
 from pydanube.codec.batch import Codec, encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Full, Invalid, Refused, StaleEpoch
 from pydanube.model.limits import ACKED_RANGES_REFUSED
 from pydanube.model.positions import EARLIEST
-from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.model.topics import AckLevel
 
 
 async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_harms_nobody(tmp_path):
@@ -21,7 +22,7 @@ async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_harms_nobody(tm
         consumer = await door.subscribe()
         consumer.consumer.ack([(n, n + 1) for n in range(1, 200_000, 2)], False)
         assert isinstance(consumer.error, Full)
-        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert place.acked_ahead == ACKED_RANGES_REFUSED + 1
     async with open_broker(tmp_path) as broker:
         assert (await Door(broker).fetch()).end_offset == 200_000
@@ -81,8 +82,8 @@ async def test_a_subscription_that_is_behind_holds_no_more_than_its_consumer_has
         for n in range(20):
             await door.publish(producer, [b"x" * 10_000], sequence=n)
         consumer = Collector()
-        consumer.consumer = await broker.subscribe(
-            ANONYMOUS, TOPIC, 0, "slow", "a", SubscriptionType.EXCLUSIVE, EARLIEST, consumer
+        consumer.consumer = await broker.subscriptions.subscribe(
+            ANONYMOUS, TOPIC, 0, Attachment("slow", "a", start=EARLIEST), consumer
         )
         consumer.consumer.credit(1, 1)
         await consumer.wait_for(1)

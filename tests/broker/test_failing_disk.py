@@ -87,7 +87,7 @@ async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_p
         assert broker.describe(ANONYMOUS).state == "ok"
     async with open_broker(tmp_path) as broker:
         assert await Door(broker).read_all() == [(0, b"before"), (1, b"after")], "a failed file's tail stays away"
-        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (2, 0)
 
 
@@ -108,5 +108,5 @@ async def test_acks_given_while_the_disk_failed_are_kept_once_it_is_cured(tmp_pa
         await until_cured(door, producer, sequence=3)
         await consumer.ack((1, 2))
     async with open_broker(tmp_path) as broker:
-        place = (await broker.describe_subscription(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (2, 2)

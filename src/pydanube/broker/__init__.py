@@ -6,8 +6,9 @@ Flows through   a door hands over a batch; decide, stamp, log, visible, deliver,
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
-from .facade import Broker, BrokerSettings, Producer
+from .facade import Broker, BrokerSettings
 from .partition import Fetched, Published
+from .producers import Producer
 from .subscription import Consumer, Sink
 from .subscriptions import Attachment
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import Store
-from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused, StaleEpoch, Unavailable
-from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
+from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import (
@@ -27,9 +26,11 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .opening import Opening
-from .partition import Fetched, Partition, PartitionSettings, PublishDone
+from .partition import Fetched, PartitionSettings, PublishDone
 from .partitions import Partitions
-from .records import ProducerRecord, TopicRecord
+from .policies import PolicyBook, broker_policies
+from .producers import Access, Producer, Producers
+from .records import TopicRecord
 from .registry import Registry
 from .statistics import Statistics
 from .subscriptions import Subscriptions
@@ -55,22 +56,6 @@ class BrokerSettings:
     remembered_us: int
 
 
-class Producer:
-    """Somebody's right to publish to one partition, as one identity."""
-
-    __slots__ = ("owner_epoch", "partition", "producer_epoch", "producer_id", "topic")
-
-    def __init__(self, topic: str, partition: Partition, producer_id: int, producer_epoch: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.producer_id = producer_id
-        self.producer_epoch = producer_epoch
-        self.owner_epoch = partition.epoch
-
-    def close(self) -> None:
-        """Nothing is held beyond what the log remembers."""
-
-
 class Broker:
     """One broker. All doors call this, and only this."""
 
@@ -89,10 +74,23 @@ class Broker:
         self._authorizer = authorizer
         self._clock = clock
         self._settings = settings
-        self._named_epochs: dict[int, int] = {}
         opening = Opening(writer, TailCache(settings.tail_bytes), settings.memory_topic_bytes, settings.remembered_max)
-        partition_settings = PartitionSettings(settings.offset_block, settings.remembered_us)
-        self._partitions = Partitions(registry, store, writer, opening, tasks, clock, settings.node, partition_settings)
+        partition_settings = PartitionSettings(settings.offset_block)
+        policies = broker_policies(settings.message_bytes_max, settings.remembered_us)
+        self._partitions = Partitions(
+            registry,
+            store,
+            writer,
+            opening,
+            tasks,
+            clock,
+            settings.node,
+            partition_settings,
+            policies,
+            lambda: self.address,
+        )
+        self.producers = Producers(registry, self._partitions)
+        self.policies = PolicyBook(registry, self._partitions, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
         self._started_at = clock.now_us()
@@ -135,10 +133,14 @@ class Broker:
 
     async def create_topic(self, principal: Principal, topic: TopicName, config: TopicConfig) -> None:
         self._authorizer.check(principal, Action.CREATE, str(topic))
-        if not config.reliable:
-            raise Refused(f"topic {topic}: non-reliable topics are not served by this release; leave reliable on")
         await self._registry.create_topic(topic, config)
         log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
+
+    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int) -> None:
+        """More partitions for a partitioned topic; clients see them at their next lookup."""
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        await self._registry.grow_topic(topic, partitions)
+        log.info("topic.grown", topic=str(topic), partitions=partitions)
 
     async def delete_topic(self, principal: Principal, topic: TopicName) -> None:
         """Gone once this returns, with everything in it; producers and consumers are told."""
@@ -154,7 +156,7 @@ class Broker:
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")
         if namespace is not None:
-            self._registry.check_namespace(namespace)
+            self._registry.namespace(namespace)
         return [str(name) for name in self._registry.topics(namespace)]
 
     async def describe_topic(self, principal: Principal, topic: TopicName) -> TopicDescription:
@@ -191,30 +193,18 @@ class Broker:
     # -- publishing ----------------------------------------------------------------------------------------------------
 
     async def open_producer(
-        self, principal: Principal, topic: TopicName, partition: int, name: str, producer_id: int, producer_epoch: int
+        self,
+        principal: Principal,
+        topic: TopicName,
+        partition: int,
+        name: str,
+        producer_id: int,
+        producer_epoch: int,
+        access: Access = "shared",
     ) -> Producer:
         """See codec.native.requests.OpenProducer. A producer without an identity gets one."""
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        owned = await self._partitions.get(topic, partition)
-        if len(name.encode()) > PRODUCER_NAME_BYTES_MAX:
-            raise Invalid(f"a producer's name has at most {PRODUCER_NAME_BYTES_MAX} bytes")
-        if producer_id:
-            identity = ProducerRecord(producer_id, producer_epoch)
-            if newest := await self._registry.check_producer(topic, name, identity):
-                self._named_epochs[producer_id] = max(newest, self._named_epochs.get(producer_id, 0))
-        elif name:
-            record = await self._registry.resume_producer(topic, name)
-            producer_id, producer_epoch = record.producer_id, record.epoch
-            self._named_epochs[producer_id] = producer_epoch
-        else:
-            record = await self._registry.new_producer()
-            producer_id, producer_epoch = record.producer_id, record.epoch
-        self._check_fenced(producer_id, producer_epoch)
-        return Producer(str(topic), owned, producer_id, producer_epoch)
-
-    def _check_fenced(self, producer_id: int, producer_epoch: int) -> None:
-        if producer_epoch < self._named_epochs.get(producer_id, 0):
-            raise StaleEpoch(f"producer {producer_id} was opened again under a higher epoch: this one is fenced")
+        return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access)
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         """Take one batch. `done` hears the outcome exactly once, now or when the ack level is reached."""
@@ -227,6 +217,8 @@ class Broker:
         producer.partition.publish(opened, done)
 
     def _check_batch(self, producer: Producer, view: memoryview) -> Batch:
+        if producer.fenced is not None:
+            raise producer.fenced
         batch = Batch.open(view)
         header = batch.header
         if not header.publishable:
@@ -236,21 +228,19 @@ class Broker:
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
-        self._check_fenced(header.producer_id, header.producer_epoch)
-        if header.plain_length > self._settings.message_bytes_max:
-            self._check_message_sizes(batch)
-        if self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max:
+        limit = producer.partition.policies.message_bytes_max
+        assert limit is not None
+        if header.plain_length > limit:
+            _check_message_sizes(batch, limit, producer.topic)
+        if (
+            producer.partition.stored
+            and self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max
+        ):
             raise Unavailable(
                 "the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again"
             )
         # What was unpacked to be checked is not kept while the batch is on its way: it may be a thousand times larger.
         return batch if header.codec is Codec.NONE else Batch.trust(view)
-
-    def _check_message_sizes(self, batch: Batch) -> None:
-        largest = max(map(len, batch.payloads))
-        if largest > self._settings.message_bytes_max:
-            limit = self._settings.message_bytes_max
-            raise Invalid(f"a message of {largest} bytes is larger than limits.message_bytes_max, which is {limit}")
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -265,3 +255,12 @@ class Broker:
     async def find_offset(self, principal: Principal, topic: TopicName, partition: int, position: Position) -> int:
         self._authorizer.check(principal, Action.READ, str(topic))
         return await (await self._partitions.get(topic, partition)).resolve(position)
+
+
+def _check_message_sizes(batch: Batch, limit: int, topic: str) -> None:
+    largest = max(map(len, batch.payloads))
+    if largest > limit:
+        raise Invalid(
+            f"a message of {largest} bytes is larger than topic {topic} takes, which is {limit}: send smaller ones, or "
+            f"raise its policy message_bytes_max (and limits.message_bytes_max, which no policy passes)"
+        )

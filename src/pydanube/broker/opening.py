@@ -18,10 +18,10 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.log import PartitionLog
 from pydanube.core.producers import ProducerTable
 from pydanube.model.errors import Corrupt
-from pydanube.model.topics import AckLevel
+from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
-from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
 from .ownership import Ownership
@@ -33,7 +33,7 @@ class Recovered(NamedTuple):
     """A partition as its former owner left it."""
 
     decide: PartitionLog
-    stream: LoggedStream | MemoryStream
+    stream: LoggedStream | MemoryStream | NoStream
     cursors: dict[int, Cursor]
     former_state_ledgers: list[int]
 
@@ -48,9 +48,13 @@ class Opening:
         self._remembered_max = remembered_max
 
     async def recover(
-        self, name: str, ack_level: AckLevel, ownership: Ownership, starts: Mapping[int, int]
+        self, name: str, config: TopicConfig, ownership: Ownership, starts: Mapping[int, int]
     ) -> Recovered:
         """`starts` says where each subscription began. Raises Corrupt when a ledger of the partition is damaged."""
+        if not config.reliable:
+            decide = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
+            return Recovered(decide, NoStream(), {one: Cursor(0) for one in starts}, [])
+        ack_level = config.ack_level
         ledgers = await ownership.ledgers()
         for ledger_id, _ in ledgers:
             if (damage := self._writer.recovered.damaged.get(ledger_id)) is not None:

@@ -1,7 +1,8 @@
 """The owner of one partition. Everything that happens to it happens here, on the event loop, one event at a time.
 
 A publish walks: decide (core.log) -> stamp -> write-ahead log -> visible -> answer and deliver. A ledger, or a
-reservation of offsets, that is missing is fetched first while publishes wait in order.
+reservation of offsets, that is missing is fetched first while publishes wait in order; so do publishes past the rate
+that the topic's policies allow.
 
 Invariants
     publishes reach the log in the order in which they came
@@ -24,23 +25,31 @@ from pydanube.codec.state import FORMAT, LedgerStart, Snapshot, encode
 from pydanube.codec.wal import RecordKind
 from pydanube.core.appends import Append, Stored
 from pydanube.core.log import PartitionLog
+from pydanube.core.meters import Traffic
+from pydanube.core.sizes import Sizes
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.ledgers import CursorEntry
+from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, PartitionDescription
-from pydanube.runtime.clock import Clock
+from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream, Stream
 from pydanube.storage.wal import Level, LogWriter
 
+from .backlog import BacklogQuota
 from .ownership import Ownership
+from .rates import Rate
 from .state import NoState, StateLedger, settle
 from .subscription import LiveSubscription
 
 log = get_logger(__name__)
 
 LEVELS: Final = {AckLevel.DURABLE: Level.SYNC, AckLevel.WRITTEN: Level.WRITE}
+
+RATE_CHECK_S: Final = 0.1
+"""While publishes wait for a rate, it is looked at again at least this often: it may have been changed."""
 
 REPLAY_BATCHES_MAX: Final = 20_000
 """Past this many batches since the last, a rotation of the log takes a snapshot: it bounds what a start replays."""
@@ -69,11 +78,13 @@ PublishDone = Callable[[Published | DanubeError], None]
 
 class PartitionSettings(NamedTuple):
     offset_block: int
-    remembered_us: int
 
 
 class Partition:
     """One partition of one topic, owned by this broker."""
+
+    stored = True
+    """Whether what is published goes to the log; see FleetingPartition for the others."""
 
     def __init__(
         self,
@@ -82,18 +93,24 @@ class Partition:
         ack_level: AckLevel,
         ownership: Ownership,
         decide: PartitionLog,
-        stream: LoggedStream | MemoryStream,
+        stream: LoggedStream | MemoryStream | NoStream,
         former_state_ledgers: list[int],
         writer: LogWriter,
         tasks: Tasks,
         clock: Clock,
         settings: PartitionSettings,
+        policies: Policies,
     ) -> None:
         self.name = name
         self.index = index
         self.ack_level = ack_level
         self.stream = stream
         self.subscriptions: dict[str, LiveSubscription] = {}
+        self.producers = 0
+        """Live ones."""
+        self.traffic = Traffic()
+        self.sizes = stored_sizes(stream, writer)
+        self.quota = BacklogQuota(name, stream, self.sizes, self.subscriptions)
         self.state: StateLedger | NoState
         if ack_level is AckLevel.MEMORY:
             self.state = NoState()
@@ -113,10 +130,23 @@ class Partition:
         self._wake_scheduled = False
         self._readers: list[asyncio.Future[None]] = []
         self._batches_since_snapshot = 0
+        self._rate: Rate | None = None
+        self.policies = Policies()
+        self.set_policies(policies)
 
     @property
     def epoch(self) -> int:
         return self._ownership.epoch
+
+    def set_policies(self, policies: Policies) -> None:
+        """What counts for the topic from now on; nothing in it is inherited any more."""
+        former, self.policies = self.policies, policies
+        self.quota.set(policies)
+        if _publish_rate(former) != _publish_rate(policies):
+            self._rate = Rate.of(*_publish_rate(policies), self._clock.monotonic())
+        if dispatch_rate(former) != dispatch_rate(policies):
+            for subscription in self.subscriptions.values():
+                subscription.set_dispatch_rate(*dispatch_rate(policies))
 
     # -- publishing ----------------------------------------------------------------------------------------------------
 
@@ -131,6 +161,8 @@ class Partition:
             self._append(batch, done)
 
     def _ready(self, batch: Batch) -> bool:
+        if self._rate is not None and self._rate.wait_s(self._clock.monotonic()) > 0:
+            return False
         if self.ack_level is AckLevel.DURABLE:
             return self._ledger_id is not None
         if self._decide.next_offset + batch.span > self._ownership.reserved_end:
@@ -141,7 +173,7 @@ class Partition:
         header = batch.header
         try:
             if isinstance(self.stream, MemoryStream):
-                self.stream.make_room(header.batch_bytes, self._settled_below())
+                self.stream.make_room(header.batch_bytes, self.settled_below())
             seen = self._decide.seen(header)
         except DanubeError as error:
             done(error)
@@ -149,8 +181,13 @@ class Partition:
         if seen is not None:
             self._seen(seen, done)
             return
+        if self.quota.on and (full := self.quota.refusal(self._decide.next_offset)) is not None:
+            done(full)
+            return
         append = self._decide.append(header, self._clock.now_us())
         batch.stamp(append.base_offset, append.append_time, self._ownership.epoch)
+        if self._rate is not None:
+            self._rate.take(header.count, header.batch_bytes, self._clock.monotonic())
         append.waiters.append(done)
         append.tag = batch.view
         if self._ledger_id is None:
@@ -183,7 +220,10 @@ class Partition:
                 self._roll_back(error)
             return
         self._decide.confirm(append)
-        self.stream.add(append.base_offset, append.end_offset, append.tag)
+        base, end, view = append.base_offset, append.end_offset, append.tag
+        self.stream.add(base, end, view)
+        self.sizes.add(base, end, len(view))
+        self.traffic.mark(self._clock.now_us(), end - base, len(view))
         answer = Published(append.base_offset, self._ownership.epoch, False)
         for done in append.waiters:
             done(answer)
@@ -199,6 +239,15 @@ class Partition:
             append.tag = None
             for done in append.waiters:
                 done(error)
+
+    def expel(self, producer_id: int, producer_epoch: int, error: DanubeError) -> None:
+        """A producer was fenced: what it has here and has no offset yet is refused."""
+        waiting, self._waiting = self._waiting, deque()
+        for batch, done in waiting:
+            if (batch.header.producer_id, batch.header.producer_epoch) == (producer_id, producer_epoch):
+                done(error)
+            else:
+                self._waiting.append((batch, done))
 
     def abandoned(self, ledger_ids: set[int], error: DanubeError) -> None:
         """The log gave these ledgers up; the next publish opens a new one."""
@@ -217,8 +266,10 @@ class Partition:
         """Open what is missing, then let the waiting publishes in. Cancelled: the broker ends, nobody is answered."""
         try:
             while self._waiting:
-                if self._writer.read_only is not None:
-                    raise self._writer.read_only
+                self._check_writable()
+                if (wait_s := self._held_back_s()) > 0:
+                    await self._clock.sleep(min(wait_s, RATE_CHECK_S))
+                    continue
                 if not self._ready(self._waiting[0][0]):
                     await self._open_missing(self._waiting[0][0].span)
                 while self._waiting and self._ready(self._waiting[0][0]):
@@ -227,6 +278,16 @@ class Partition:
             self._refuse_waiting(error)
         finally:
             self._preparing = False
+
+    def _check_writable(self) -> None:
+        if self._writer.read_only is not None:
+            raise self._writer.read_only
+
+    def _held_back_s(self) -> float:
+        """How long the rate keeps the next publish waiting."""
+        wait_s = self._rate.wait_s(self._clock.monotonic()) if self._rate is not None else 0.0
+        self.traffic.throttled_s += min(wait_s, RATE_CHECK_S)
+        return wait_s
 
     async def _open_missing(self, span: int) -> None:
         decide, ownership = self._decide, self._ownership
@@ -279,9 +340,14 @@ class Partition:
                     raise Invalid(f"offset {position.value} is past the end of {self.name}, which is {end}")
                 return max(position.value, start)
 
+    async def subscription_start(self, position: Position) -> int:
+        """Where a new subscription begins that asked for this."""
+        return await self.resolve(position)
+
     async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> Fetched:
         """Batches from `position` on; none when nothing came within `wait_s`. Cancelled: nothing is held."""
         offset = await self.resolve(position)
+        self.traffic.last_us = self._clock.now_us()
         if offset >= self.stream.end_offset and wait_s > 0:
             await self._arrival(wait_s)
         end = self.stream.end_offset
@@ -332,14 +398,33 @@ class Partition:
 
     def rotated(self, ledger_ids: set[int]) -> None:
         """A file of the log was closed. State in it moves on, so that no partition pins a file for long."""
-        self._decide.producers.forget_idle(self._remembered_since())
+        self.forget_idle_producers()
         if self.state.ledger_id in ledger_ids or self._batches_since_snapshot > REPLAY_BATCHES_MAX:
             self.state.snapshot()
 
     def _remembered_since(self) -> int:
-        return self._clock.now_us() - self._settings.remembered_us
+        assert self.policies.deduplication_s is not None
+        return self._clock.now_us() - self.policies.deduplication_s * MICROSECONDS
 
-    def _settled_below(self) -> int:
+    def forget_idle_producers(self) -> None:
+        self._decide.producers.forget_idle(self._remembered_since())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way into it."""
+        return not self._waiting and not self._decide.in_flight
+
+    async def trim(self, offset: int) -> None:
+        """Give up what lies below `offset`, durably; it never moves back. Cancelled: done, or not begun."""
+        offset = min(offset, self.stream.end_offset)
+        if offset <= self.stream.start_offset:
+            return
+        if self.ack_level is not AckLevel.MEMORY:
+            await self._ownership.move_start(offset)
+        self.stream.trim(offset)
+
+    def settled_below(self) -> int:
+        """What every subscription has acked; everything when there is none."""
         positions = [one.core.cursor.position for one in self.subscriptions.values()]
         return min(positions, default=self.stream.end_offset)
 
@@ -385,3 +470,21 @@ class Partition:
         for subscription in self.subscriptions.values():
             subscription.close(error)
         self._woken()
+
+
+def _publish_rate(policies: Policies) -> tuple[int, int]:
+    return policies.publish_messages_per_s or 0, policies.publish_bytes_per_s or 0
+
+
+def dispatch_rate(policies: Policies) -> tuple[int, int]:
+    return policies.dispatch_messages_per_s or 0, policies.dispatch_bytes_per_s or 0
+
+
+def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
+    """What lies where, as far as the log's ledgers tell."""
+    ledger_ids = stream.ledger_ids if isinstance(stream, LoggedStream) else []
+    ledgers = [one for ledger_id in ledger_ids if (one := writer.ledger(ledger_id)) is not None]
+    sizes = Sizes(ledgers[0].first_offset if ledgers else stream.end_offset)
+    for one in ledgers:
+        sizes.add(one.first_offset, one.end_offset, one.bytes)
+    return sizes

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.store import Store
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.names import TopicName
-from pydanube.model.topics import SubscriptionType
+from pydanube.model.policies import Policies
+from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LogWriter
 
+from .fleeting import FleetingPartition
+from .dead_letters import DeadLetterTopics
 from .opening import Opening
 from .ownership import LEDGER_COUNTER, Ids, Ownership
-from .partition import Partition, PartitionSettings
+from .partition import Partition, PartitionSettings, dispatch_rate
 from .records import SubscriptionRecord, TopicRecord
 from .registry import Registry
-from .subscription import LiveSubscription
+from .subscription import LiveSubscription, Place
 
 log = get_logger(__name__)
 
@@ -41,7 +45,10 @@ class Partitions:
         clock: Clock,
         owner: str,
         settings: PartitionSettings,
+        policies: Policies,
+        address: Callable[[], str],
     ) -> None:
+        """`policies` count where neither topic nor namespace says otherwise. `address` is where clients are sent."""
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -50,6 +57,8 @@ class Partitions:
         self._clock = clock
         self._owner = owner
         self._settings = settings
+        self._policies = policies
+        self._dead_letters = DeadLetterTopics(registry, self.get, address)
         self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
         self._open: dict[Key, Partition] = {}
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
@@ -83,6 +92,28 @@ class Partitions:
 
     def open_of(self, topic_id: int) -> list[Partition]:
         return [partition for (owner_id, _), partition in self._open.items() if owner_id == topic_id]
+
+    def of(self, name: TopicName) -> list[Partition]:
+        """The open partitions of a topic."""
+        return self.open_of(self._registry.topic(name).topic_id)
+
+    def policies_of(self, name: TopicName) -> Policies:
+        """What counts for a topic: nothing in it is inherited any more."""
+        effective = self._registry.topic(name).own_policies().over(self.policies_of_namespace(name.namespace))
+        return self._within_settings(effective)
+
+    def policies_of_namespace(self, namespace: str) -> Policies:
+        return self._within_settings(self._registry.namespace(namespace).own_policies().over(self._policies))
+
+    def _within_settings(self, policies: Policies) -> Policies:
+        """0 stands for the broker's own settings; and what the broker does not take, no topic does."""
+        broker = self._policies
+        assert broker.message_bytes_max is not None
+        return replace(
+            policies,
+            message_bytes_max=min(policies.message_bytes_max or broker.message_bytes_max, broker.message_bytes_max),
+            deduplication_s=policies.deduplication_s or broker.deduplication_s,
+        )
 
     def forget(self, topic_id: int) -> list[Partition]:
         """A deleted topic's partitions leave at once."""
@@ -118,16 +149,18 @@ class Partitions:
         starts = {one.subscription_id: one.start(index) for one in subscriptions.values()}
         try:
             await ownership.acquire()
-            found = await self._opening.recover(text, config.ack_level, ownership, starts)
+            found = await self._opening.recover(text, config, ownership, starts)
         except Corrupt as error:
             log.error("partition.refused", partition=text, error=error.message)
             raise
-        if self._registry.find_topic(name) is not record:
+        current = self._registry.find_topic(name)
+        if current is None or current.topic_id != record.topic_id:
             raise NotFound(f"topic {name} was deleted")
-        partition = Partition(
+        kind = Partition if config.reliable else FleetingPartition
+        partition = kind(
             text,
             index,
-            config.ack_level,
+            config.ack_level if config.reliable else AckLevel.MEMORY,
             ownership,
             found.decide,
             found.stream,
@@ -136,6 +169,7 @@ class Partitions:
             self._tasks,
             self._clock,
             self._settings,
+            self.policies_of(name),
         )
         for subscription, subscription_record in subscriptions.items():
             self._attach(
@@ -150,12 +184,21 @@ class Partitions:
             name,
             SubscriptionType(record.type),
             cursor,
-            partition.stream,
-            partition.state,
-            self._tasks,
-            lambda: partition.epoch,
+            record.failure(),
+            Place(
+                partition.name.removesuffix(f"-part-{partition.index}"),
+                partition.index,
+                partition.stream,
+                partition.state,
+                self._tasks,
+                self._clock,
+                lambda: partition.epoch,
+                self._dead_letters,
+            ),
         )
         partition.subscriptions[name] = subscription
+        if any(dispatch_rate(partition.policies)):
+            subscription.set_dispatch_rate(*dispatch_rate(partition.policies))
         return subscription
 
     def _log_failed(self, ledger_ids: set[int]) -> None:

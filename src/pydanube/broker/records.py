@@ -7,6 +7,7 @@
 /ledgers/<topic id>/<index>/<ledger id>       LedgerRecord        the managed ledger: data and state ledgers in order
 /subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
+/access/<topic id>                            AccessRecord        who last had the topic to itself
 ```
 
 Ids are numbers from the store's counters, written in 16 hexadecimal digits so that keys sort as the numbers do.
@@ -21,11 +22,16 @@ import msgspec
 from pydanube.model.errors import Corrupt
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.names import TopicName
+from pydanube.model.policies import Policies
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
 
 class NamespaceRecord(msgspec.Struct, omit_defaults=True):
     created_at: int = 0
+    policies: Policies | None = None
+
+    def own_policies(self) -> Policies:
+        return self.policies or Policies()
 
 
 class TopicRecord(msgspec.Struct, omit_defaults=True):
@@ -34,6 +40,10 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
     reliable: bool = True
     ack_level: str = "durable"
     created_at: int = 0
+    policies: Policies | None = None
+
+    def own_policies(self) -> Policies:
+        return self.policies or Policies()
 
     def config(self) -> TopicConfig:
         return TopicConfig(self.partitions, self.reliable, AckLevel.parse(self.ack_level))
@@ -73,8 +83,22 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
 
 
 class ProducerRecord(msgspec.Struct, omit_defaults=True):
+    """`access_epoch`: that of the topic when the name was last opened. Without a name, the epoch itself is that."""
+
     producer_id: int
     epoch: int = 0
+    access_epoch: int = 0
+
+
+class AccessRecord(msgspec.Struct, omit_defaults=True):
+    """The producer that last took the topic for itself. Whoever was given an identity under a lower epoch is fenced."""
+
+    epoch: int = 0
+    producer_id: int = 0
+    producer_epoch: int = 0
+
+    def is_held_by(self, identity: ProducerRecord) -> bool:
+        return self.epoch > 0 and (self.producer_id, self.producer_epoch) == (identity.producer_id, identity.epoch)
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -136,6 +160,10 @@ def producers_of(topic_id: int) -> str:
 def producer_key(topic_id: int, name: str) -> str:
     # A producer's name is free text; its bytes in hexadecimal keep the key's alphabet and its length bounded.
     return f"{producers_of(topic_id)}{name.encode().hex()}"
+
+
+def access_key(topic_id: int) -> str:
+    return f"/access/{topic_id:016x}"
 
 
 def pack(record: msgspec.Struct) -> bytes:

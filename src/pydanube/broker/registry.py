@@ -7,21 +7,21 @@ created twice or deleted under somebody's feet. Names are compared whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
-from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
-from pydanube.model.limits import METADATA_OPERATIONS_MAX
+from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 
 from . import records
 from .ownership import Ids
-from .records import NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
+from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
 
 
 class Registry:
@@ -34,7 +34,7 @@ class Registry:
         self._topic_ids = Ids(store, "topic", 1)
         self._subscription_ids = Ids(store, "subscription", 1)
         self._producer_ids = Ids(store, "producer", 1000)
-        self._namespaces: set[str] = set()
+        self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
 
@@ -42,7 +42,8 @@ class Registry:
         """Read everything; `default` exists from the first start on."""
         await self._producer_ids.load()
         async for one in list_all(self._store, records.NAMESPACES):
-            self._namespaces.add(one.key.removeprefix(records.NAMESPACES))
+            namespace = one.key.removeprefix(records.NAMESPACES)
+            self._namespaces[namespace] = records.unpack(one.value, NamespaceRecord)
         async for one in list_all(self._store, records.TOPICS):
             self._topics[records.topic_of_key(one.key)] = records.unpack(one.value, TopicRecord)
         for topic in self._topics.values():
@@ -77,11 +78,13 @@ class Registry:
     def namespaces(self) -> list[str]:
         return sorted(self._namespaces)
 
-    def check_namespace(self, namespace: str) -> None:
-        if namespace not in self._namespaces:
+    def namespace(self, namespace: str) -> NamespaceRecord:
+        record = self._namespaces.get(namespace)
+        if record is None:
             raise NotFound(
                 f"namespace {namespace!r} does not exist: create it with `danube namespaces create {namespace}`"
             )
+        return record
 
     async def create_namespace(self, namespace: str) -> None:
         async with self._changing:
@@ -90,11 +93,11 @@ class Registry:
             key = records.namespace_key(namespace)
             record = NamespaceRecord(self._clock.now_us())
             await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
-            self._namespaces.add(namespace)
+            self._namespaces[namespace] = record
 
     async def delete_namespace(self, namespace: str) -> None:
         async with self._changing:
-            self.check_namespace(namespace)
+            self.namespace(namespace)
             if namespace == DEFAULT_NAMESPACE:
                 raise Refused(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
             if held := self.topics(namespace):
@@ -102,7 +105,14 @@ class Registry:
                     f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first"
                 )
             await self._write([], [Delete(records.namespace_key(namespace))])
-            self._namespaces.discard(namespace)
+            del self._namespaces[namespace]
+
+    async def set_namespace_policies(self, namespace: str, changes: Mapping[str, int | None]) -> None:
+        async with self._changing:
+            former = self.namespace(namespace)
+            record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
+            await self._write([], [Put(records.namespace_key(namespace), records.pack(record))])
+            self._namespaces[namespace] = record
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
@@ -124,7 +134,7 @@ class Registry:
                 f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another"
             )
         async with self._changing:
-            self.check_namespace(name.namespace)
+            self.namespace(name.namespace)
             if name in self._topics:
                 raise AlreadyExists(f"topic {name} exists already")
             key = records.topic_key(name)
@@ -140,6 +150,29 @@ class Registry:
             self._subscriptions[record.topic_id] = {}
             return record
 
+    async def set_topic_policies(self, name: TopicName, changes: Mapping[str, int | None]) -> None:
+        async with self._changing:
+            former = self.topic(name)
+            record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
+            await self._replace_topic(name, record)
+
+    async def grow_topic(self, name: TopicName, partitions: int) -> None:
+        """Existing subscriptions begin at the start of the new ones."""
+        async with self._changing:
+            former = self.topic(name)
+            if not former.partitions:
+                raise Refused(f"topic {name} is not partitioned, and stays so: create a partitioned topic beside it")
+            if partitions < former.partitions:
+                raise Refused(f"topic {name} has {former.partitions} partitions, and none can be taken away")
+            if partitions > PARTITIONS_MAX:
+                raise Invalid(f"partitions={partitions} is out of range: a topic has at most {PARTITIONS_MAX}")
+            if partitions > former.partitions:
+                await self._replace_topic(name, msgspec.structs.replace(former, partitions=partitions))
+
+    async def _replace_topic(self, name: TopicName, record: TopicRecord) -> None:
+        await self._write([], [Put(records.topic_key(name), records.pack(record))])
+        self._topics[name] = record
+
     async def delete_topic(self, name: TopicName) -> TopicRecord:
         """The topic is gone once its key is; what hangs on it follows, now or at the next start."""
         async with self._changing:
@@ -148,7 +181,13 @@ class Registry:
             del self._topics[name]
             self._subscriptions.pop(record.topic_id, None)
         topic_id = record.topic_id
-        prefixes = (records.partitions_of, records.ledgers_of, records.subscriptions_of, records.producers_of)
+        prefixes = (
+            records.partitions_of,
+            records.ledgers_of,
+            records.subscriptions_of,
+            records.producers_of,
+            records.access_key,
+        )
         for prefix in prefixes:
             await self._delete_keys([one.key async for one in list_all(self._store, prefix(topic_id))])
         return record
@@ -171,12 +210,22 @@ class Registry:
         subscription_type: SubscriptionType,
         starts: list[int],
         failure_policy: FailurePolicy = NATIVE,
+        subscriptions_max: int | None = 0,
     ) -> tuple[SubscriptionRecord, bool]:
-        """The subscription, and whether this call created it. Its start is durable on return."""
+        """The subscription, and whether this call created it. Its start is durable on return.
+
+        Raises Full when the topic has `subscriptions_max` already; 0 is no limit.
+        """
         async with self._changing:
             topic_record = self.topic(topic)
             if (found := self._subscriptions[topic_record.topic_id].get(name)) is not None:
                 return found, False
+            count = len(self._subscriptions[topic_record.topic_id])
+            if subscriptions_max and count >= subscriptions_max:
+                raise Full(
+                    f"topic {topic} has {count} subscriptions, and its policy subscriptions_max is "
+                    f"{subscriptions_max}: delete one, or raise the policy"
+                )
             record = SubscriptionRecord(
                 await self._subscription_ids.take(),
                 int(subscription_type),
@@ -207,39 +256,57 @@ class Registry:
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
-    async def new_producer(self) -> ProducerRecord:
-        return ProducerRecord(await self._producer_ids.take(), 0)
+    async def new_producer(self, access_epoch: int) -> ProducerRecord:
+        """One without a name."""
+        return ProducerRecord(await self._producer_ids.take(), access_epoch, access_epoch)
 
-    async def check_producer(self, topic: TopicName, name: str, identity: ProducerRecord) -> int:
-        """Whether this identity was given out, and to this name; the name's newest epoch, 0 without a name.
+    async def named_producer(self, topic: TopicName, name: str) -> ProducerRecord | None:
+        found = await self._store.get(records.producer_key(self.topic(topic).topic_id, name))
+        return records.unpack(found.value, ProducerRecord) if found else None
 
-        Raises Refused for an identity that nobody was given.
+    async def check_producer(self, topic: TopicName, name: str, identity: ProducerRecord) -> ProducerRecord:
+        """What is known of this identity: of a name its newest epoch, else the identity itself.
+
+        Raises Refused for an identity that nobody was given, or not to this name.
         """
         if not self._producer_ids.were_given(identity.producer_id) or not 0 <= identity.epoch < 2**32:
             raise Refused(
                 f"producer {identity.producer_id} epoch {identity.epoch} was never given out: open without one"
             )
         if not name:
-            return 0
-        found = await self._store.get(records.producer_key(self.topic(topic).topic_id, name))
-        owner = records.unpack(found.value, ProducerRecord) if found else None
+            return ProducerRecord(identity.producer_id, identity.epoch, identity.epoch)
+        owner = await self.named_producer(topic, name)
         if owner is None or owner.producer_id != identity.producer_id:
             raise Refused(f"producer {identity.producer_id} is not the one named {name!r}: open without an identity")
-        return owner.epoch
+        return owner
 
-    async def resume_producer(self, topic: TopicName, name: str) -> ProducerRecord:
+    async def resume_producer(self, topic: TopicName, name: str, access_epoch: int) -> ProducerRecord:
         """The name's own id under a higher epoch: whoever used it before is fenced."""
         async with self._changing:
             key = records.producer_key(self.topic(topic).topic_id, name)
             found = await self._store.get(key)
             if found is None:
-                record = ProducerRecord(await self._producer_ids.take(), 0)
+                record = ProducerRecord(await self._producer_ids.take(), 0, access_epoch)
             else:
                 former = records.unpack(found.value, ProducerRecord)
-                record = ProducerRecord(former.producer_id, former.epoch + 1)
+                record = ProducerRecord(former.producer_id, former.epoch + 1, access_epoch)
             compare = Compare.mod_revision(key, found.mod_revision if found else 0)
             await self._write([compare], [Put(key, records.pack(record))])
             return record
+
+    async def access(self, topic: TopicName) -> AccessRecord:
+        found = await self._store.get(records.access_key(self.topic(topic).topic_id))
+        return records.unpack(found.value, AccessRecord) if found else AccessRecord()
+
+    async def take_access(self, topic: TopicName, holder: ProducerRecord) -> None:
+        """The topic is the holder's from here on, under a higher epoch; durable on return."""
+        async with self._changing:
+            key = records.access_key(self.topic(topic).topic_id)
+            found = await self._store.get(key)
+            former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
+            record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch)
+            compare = Compare.mod_revision(key, found.mod_revision if found else 0)
+            await self._write([compare], [Put(key, records.pack(record))])
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

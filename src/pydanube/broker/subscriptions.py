@@ -17,6 +17,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .partition import Partition
 from .partitions import Partitions
+from .policies import check_consumer
 from .records import SubscriptionRecord
 from .registry import Registry
 from .state import settle
@@ -52,10 +53,12 @@ class Subscriptions:
         """Attach a consumer; creates the subscription, on every partition, where it does not exist."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         owned = await self._partitions.get(topic, partition)
+        check_consumer(self._partitions, topic, wish.subscription, wish.consumer)
         created = await self._ensure(topic, wish.subscription, wish.type, wish.start, wish.failure_policy)
         live = self._live(topic, owned, wish.subscription)
         if live.type is not wish.type:
             raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
+        check_consumer(self._partitions, topic, wish.subscription, wish.consumer)  # another may have come meanwhile
         return live.attach(wish.consumer, sink, created, wish.priority, wish.key_filters)
 
     async def create(
@@ -83,9 +86,10 @@ class Subscriptions:
         if name in self._registry.subscriptions(topic):
             return False
         partitions = await self._partitions.all_of(topic)
-        starts = [await partition.resolve(start) for partition in partitions]
+        starts = [await partition.subscription_start(start) for partition in partitions]
+        subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
         record, created = await self._registry.create_subscription(
-            topic, name, subscription_type, starts, failure_policy or NATIVE
+            topic, name, subscription_type, starts, failure_policy or NATIVE, subscriptions_max
         )
         for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
             self._partitions.add_subscription(partition, name, record)
@@ -105,6 +109,16 @@ class Subscriptions:
             await self._partitions.all_of(topic) if partition < 0 else [await self._partitions.get(topic, partition)]
         )
         return [(one, self._live(topic, one, name)) for one in chosen]
+
+    async def _stored_places(
+        self, topic: TopicName, name: str, partition: int
+    ) -> list[tuple[Partition, LiveSubscription]]:
+        """As `_places`, for what needs a position to move or look at."""
+        if not self._registry.topic(topic).reliable:
+            raise Refused(
+                f"topic {topic} is not reliable: its subscriptions have neither position nor backlog; use another"
+            )
+        return await self._places(topic, name, partition)
 
     async def delete(self, principal: Principal, topic: TopicName, subscription: str) -> None:
         self._authorizer.check(principal, Action.CONSUME, str(topic))
@@ -135,7 +149,7 @@ class Subscriptions:
     ) -> None:
         """Move the subscription, on one partition or all; durable on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        places = await self._places(topic, subscription, partition)
+        places = await self._stored_places(topic, subscription, partition)
         targets = [(live, await one.resolve(position)) for one, live in places]
         waits = [_Wait() for _ in targets]
         for (live, offset), wait in zip(targets, waits, strict=True):
@@ -147,7 +161,7 @@ class Subscriptions:
     ) -> None:
         """Compare and set; durable on return. See codec.native.requests.Advance."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._places(topic, subscription, partition)
+        ((_, live),) = await self._stored_places(topic, subscription, partition)
         wait = _Wait()
         live.advance(offset, expected, wait.done)
         await wait.future
@@ -162,7 +176,7 @@ class Subscriptions:
     ) -> None:
         """Ack without being attached; no ranges: everything there is. Durable on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        places = await self._places(topic, subscription, partition)
+        places = await self._stored_places(topic, subscription, partition)
         waits = [_Wait() for _ in places]
         for (one, live), wait in zip(places, waits, strict=True):
             live.settle(ranges or [(0, one.stream.end_offset)], wait.done)
@@ -173,7 +187,7 @@ class Subscriptions:
     ) -> list[tuple[int, int]]:
         """The first offsets from `after` on that are not settled, as ranges."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._places(topic, subscription, partition)
+        ((_, live),) = await self._stored_places(topic, subscription, partition)
         return live.unsettled(after, messages_max)
 
     async def set_failure_policy(

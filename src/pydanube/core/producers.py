@@ -57,8 +57,10 @@ class _Producer:
 class ProducerTable:
     """The producers that one partition remembers."""
 
-    def __init__(self, remembered_max: int) -> None:
+    def __init__(self, remembered_max: int, begin_anywhere: bool = False) -> None:
+        """`begin_anywhere`: one that is not remembered goes on where it says it is, for topics that store nothing."""
         self._remembered_max = remembered_max
+        self._begin_anywhere = begin_anywhere
         self._producers: dict[int, _Producer] = {}
 
     def __len__(self) -> int:
@@ -68,7 +70,7 @@ class ProducerTable:
         """See PartitionLog.seen."""
         producer = self._producers.get(header.producer_id)
         if producer is None or header.producer_epoch > producer.epoch:
-            if header.first_sequence != 0:
+            if header.first_sequence != 0 and not self._begin_anywhere:
                 raise Refused(
                     f"producer {header.producer_id} epoch {header.producer_epoch} begins at sequence "
                     f"{header.first_sequence} and is not remembered here: open the producer again"

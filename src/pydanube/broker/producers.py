@@ -1,0 +1,202 @@
+"""Producers: who they are, who of them is live, and who has a topic to himself.
+
+An identity is a number and an epoch. Opening a name again raises the name's epoch and fences whoever used it before.
+A producer with exclusive access takes the whole topic under a higher access epoch, and everybody before it is fenced,
+for good: the access epoch is in the metadata, and with every identity that is given out.
+
+Invariants
+    a fenced producer stores nothing after the open that fenced it has returned, here or after a restart
+    while an exclusive producer is live, nobody else is
+    whoever has gone (its connection closed) is not live
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+from pydanube.model.errors import DanubeError, Full, Invalid, Refused, StaleEpoch
+from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
+from pydanube.model.names import TopicName
+
+from .partition import Partition
+from .partitions import Partitions
+from .records import AccessRecord, ProducerRecord
+from .registry import Registry
+
+Access = Literal["shared", "exclusive"]
+
+
+class Producer:
+    """Somebody's right to publish to one partition, as one identity."""
+
+    __slots__ = ("_circle", "fenced", "owner_epoch", "partition", "producer_epoch", "producer_id", "topic")
+
+    def __init__(self, topic: str, partition: Partition, identity: ProducerRecord, circle: Circle) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.producer_id = identity.producer_id
+        self.producer_epoch = identity.epoch
+        self.owner_epoch = partition.epoch
+        self.fenced: DanubeError | None = None
+        self._circle = circle
+
+    def close(self) -> None:
+        """No longer live. The log remembers what it stored."""
+        self._circle.remove(self)
+
+
+class Circle:
+    """The live producers of one topic."""
+
+    def __init__(self, on_empty: Callable[[], object]) -> None:
+        self.changing = asyncio.Lock()  # one opens at a time: each must see whom the other fenced
+        self._on_empty = on_empty
+        self._coming = 0
+        self._live: dict[int, list[Producer]] = {}
+        self._holder: int | None = None
+
+    def __iter__(self) -> Iterator[Producer]:
+        return iter([producer for handles in self._live.values() for producer in handles])
+
+    def __len__(self) -> int:
+        """One that publishes to several partitions is one."""
+        return len(self._live)
+
+    def of(self, producer_id: int) -> list[Producer]:
+        """The handles of one producer; none: it is not live."""
+        return list(self._live.get(producer_id, ()))
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """Somebody is being opened: the circle stays until that is over."""
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            self._end_if_empty()
+
+    @property
+    def holder(self) -> int | None:
+        """The live producer with exclusive access."""
+        return self._holder
+
+    def hold(self, producer_id: int) -> None:
+        assert self._live.keys() <= {producer_id}
+        self._holder = producer_id
+
+    def add(self, producer: Producer) -> None:
+        self._live.setdefault(producer.producer_id, []).append(producer)
+        producer.partition.producers += 1
+
+    def remove(self, producer: Producer) -> None:
+        handles = self._live.get(producer.producer_id, [])
+        if producer not in handles:
+            return
+        handles.remove(producer)
+        producer.partition.producers -= 1
+        if not handles:
+            del self._live[producer.producer_id]
+            if self._holder == producer.producer_id:
+                self._holder = None
+            self._end_if_empty()
+
+    def _end_if_empty(self) -> None:
+        if not self._live and not self._coming:
+            self._on_empty()
+
+    def fence(self, producer: Producer, error: StaleEpoch) -> None:
+        producer.fenced = error
+        self.remove(producer)
+        producer.partition.expel(producer.producer_id, producer.producer_epoch, error)
+
+
+class Producers:
+    """Opens producers; knows the live ones of every topic."""
+
+    def __init__(self, registry: Registry, partitions: Partitions) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._circles: dict[int, Circle] = {}
+
+    def count(self, topic_id: int) -> int:
+        """Live producers of a topic."""
+        circle = self._circles.get(topic_id)
+        return len(circle) if circle is not None else 0
+
+    async def open(
+        self, topic: TopicName, partition: int, name: str, producer_id: int, producer_epoch: int, access: Access
+    ) -> Producer:
+        """See codec.native.requests.OpenProducer. Cancelled: others may have been fenced all the same."""
+        if len(name.encode()) > PRODUCER_NAME_BYTES_MAX:
+            raise Invalid(f"a producer's name has at most {PRODUCER_NAME_BYTES_MAX} bytes")
+        owned = await self._partitions.get(topic, partition)
+        topic_id = self._registry.topic(topic).topic_id
+        circle = self._circles.setdefault(topic_id, Circle(partial(self._circles.pop, topic_id, None)))
+        with circle.coming():
+            async with circle.changing:
+                returning = ProducerRecord(producer_id, producer_epoch) if producer_id else None
+                identity = await self._admit(circle, topic, name, returning, access == "exclusive")
+                producer = Producer(str(topic), owned, identity, circle)
+                circle.add(producer)
+                if access == "exclusive":
+                    circle.hold(identity.producer_id)
+                return producer
+
+    async def _admit(
+        self, circle: Circle, topic: TopicName, name: str, returning: ProducerRecord | None, exclusive: bool
+    ) -> ProducerRecord:
+        """The identity to go by, with everybody fenced whom it replaces. Refused, it has changed nothing."""
+        access = await self._registry.access(topic)
+        if returning is not None:
+            await self._check_returning(topic, name, returning, access)
+        if not exclusive:
+            known = returning or (await self._registry.named_producer(topic, name) if name else None)
+            self._check_room(circle, topic, known, returning is not None)
+        epoch = access.epoch + exclusive
+        identity = returning
+        if identity is None and name:
+            identity = await self._registry.resume_producer(topic, name, epoch)
+        elif identity is None:
+            identity = await self._registry.new_producer(epoch)
+        if exclusive:
+            others = [one for one in circle if one.producer_id != identity.producer_id]
+            if others or not access.is_held_by(identity):
+                await self._registry.take_access(topic, identity)
+            _fence(circle, others, f"another producer has taken topic {topic} for itself: this one is fenced")
+        older = [one for one in circle.of(identity.producer_id) if one.producer_epoch < identity.epoch]
+        _fence(circle, older, f"producer {name!r} was opened again under a higher epoch: this one is fenced")
+        return identity
+
+    async def _check_returning(
+        self, topic: TopicName, name: str, identity: ProducerRecord, access: AccessRecord
+    ) -> None:
+        known = await self._registry.check_producer(topic, name, identity)
+        if identity.epoch < known.epoch:
+            raise StaleEpoch(f"producer {name!r} was opened again under a higher epoch: this one is fenced")
+        if known.access_epoch < access.epoch and not access.is_held_by(identity):
+            raise StaleEpoch(f"another producer had topic {topic} for itself meanwhile: this one is fenced")
+
+    def _check_room(self, circle: Circle, topic: TopicName, known: ProducerRecord | None, returning: bool) -> None:
+        """Whether one more may publish besides those who do."""
+        known_id = known.producer_id if known is not None else 0
+        if circle.holder is not None and not (returning and circle.holder == known_id):
+            raise Refused(
+                f"topic {topic} has a producer with exclusive access: wait until it is closed, or open with exclusive "
+                f"access and fence it"
+            )
+        limit = self._partitions.policies_of(topic).producers_max
+        if limit and len(circle) >= limit and not circle.of(known_id):
+            raise Full(
+                f"topic {topic} has {len(circle)} producers, and its policy producers_max is {limit}: close one, or "
+                f"raise the policy"
+            )
+
+
+def _fence(circle: Circle, producers: list[Producer], why: str) -> None:
+    for producer in producers:
+        circle.fence(producer, StaleEpoch(why))
