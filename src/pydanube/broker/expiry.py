@@ -63,7 +63,8 @@ class Expiry:
         kept = [one for base in sorted(self._kept) for one in self._kept[base].ranges]
         for subscription in list(partition.subscriptions.values()):
             if subscription.cursor.position < end:
-                subscription.settle_below(end, "expired", kept)
+                expired = subscription.settle(_between(subscription.cursor.position, end, kept), None)
+                subscription.counts.expired += expired
 
     async def _scan(self, end: int, cutoff: int) -> None:
         """Look at the batches that have become old enough since."""
@@ -96,3 +97,15 @@ class Expiry:
         young = np.flatnonzero(batch.deliver_at >= cutoff)
         if len(young):
             self._kept[base] = _Kept(int(batch.deliver_at[young].min()), runs(young + base))
+
+
+def _between(start: int, end: int, kept: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """[start, end) without what is kept."""
+    ranges: list[tuple[int, int]] = []
+    for kept_start, kept_end in kept:
+        if kept_start > start:
+            ranges.append((start, min(kept_start, end)))
+        start = max(start, kept_end)
+        if start >= end:
+            return ranges
+    return [*ranges, (start, end)]

@@ -25,6 +25,7 @@ from pydanube.storage.cache import TailCache
 from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
+from .lifetimes import Lifetimes
 from .opening import Opening
 from .partition import Fetched, PartitionSettings, PublishDone
 from .partitions import Partitions
@@ -32,6 +33,7 @@ from .policies import PolicyBook, broker_policies
 from .producers import Access, Producer, Producers
 from .records import TopicRecord
 from .registry import Registry
+from .removal import Removal
 from .statistics import Statistics
 from .subscriptions import Subscriptions
 
@@ -93,6 +95,8 @@ class Broker:
         self.policies = PolicyBook(registry, self._partitions, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
+        self._removal = Removal(registry, self._partitions, writer)
+        self.lifetimes = Lifetimes(registry, self._partitions, self.subscriptions, self._removal, clock)
         self._started_at = clock.now_us()
         self.address = ""
         """host:port that clients are sent to; known once the door is open."""
@@ -145,13 +149,7 @@ class Broker:
     async def delete_topic(self, principal: Principal, topic: TopicName) -> None:
         """Gone once this returns, with everything in it; producers and consumers are told."""
         self._authorizer.check(principal, Action.DELETE, str(topic))
-        ledgers = await self._registry.ledgers_of(topic)
-        record = await self._registry.delete_topic(topic)
-        for partition in self._partitions.forget(record.topic_id):
-            ledgers.update(partition.deleted())
-        self._writer.forget(ledgers)
-        self._partitions.trim()
-        log.info("topic.deleted", topic=str(topic), ledgers=len(ledgers))
+        await self._removal.remove(topic)
 
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")

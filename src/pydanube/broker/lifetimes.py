@@ -6,7 +6,7 @@ or a subscription has been unused is counted in memory, and a restart begins tha
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
@@ -19,7 +19,9 @@ from .partition import Partition
 from .partitions import Partitions
 from .records import SubscriptionRecord, TopicRecord
 from .registry import Registry
+from .removal import Removal
 from .retention import Retention
+from .subscriptions import Subscriptions
 
 log = get_logger(__name__)
 
@@ -27,44 +29,54 @@ OPENED_PER_ROUND: Final = 16
 """Partitions that nobody has asked for since the start are opened a few at a time, so that what is in them ends too."""
 
 
-class Removals(Protocol):
-    """How things are removed."""
-
-    async def remove_if_idle(self, topic: TopicName) -> bool:
-        """Delete the topic unless somebody has come back to it. Tells whether it is gone."""
-
-    async def remove_subscription(self, topic: TopicName, name: str) -> None: ...
+FORGOTTEN_LATE: Final = 100
+"""A silent producer is remembered for longer than the policy says by at most this part of it, and a round."""
 
 
 class _Care:
     """What one partition's lifetimes are decided by."""
 
-    __slots__ = ("expiry", "partition", "retention")
+    __slots__ = ("_forgot_us", "expiry", "partition", "retention")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
+        self._forgot_us = 0
         self.expiry = Expiry(partition)
         self.retention = Retention(partition)
 
     async def look(self, now_us: int) -> None:
         """Expired messages count as acked, so what they held back can go in the same round."""
-        policies = self.partition.policies
-        if policies.deduplication_s:
-            self.partition.forget_idle_producers()
+        self._forget_producers(now_us)
         await self.expiry.expire(now_us)
         if self.partition.quota.on:
             self.partition.quota.evict(self.partition.stream.end_offset)
         await self.retention.apply(now_us)
 
+    def _forget_producers(self, now_us: int) -> None:
+        """Those that were silent for too long; looking through all of them is not done in every round."""
+        remembered_s = self.partition.policies.deduplication_s
+        assert remembered_s is not None
+        if now_us - self._forgot_us >= remembered_s * MICROSECONDS // FORGOTTEN_LATE:
+            self._forgot_us = now_us
+            self.partition.forget_idle_producers()
+
 
 class Lifetimes:
     """Ends what has lived long enough."""
 
-    def __init__(self, registry: Registry, partitions: Partitions, clock: Clock, removals: Removals) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        subscriptions: Subscriptions,
+        removal: Removal,
+        clock: Clock,
+    ) -> None:
         self._registry = registry
         self._partitions = partitions
+        self._subscriptions = subscriptions
+        self._removal = removal
         self._clock = clock
-        self._removals = removals
         self._started_us = clock.now_us()
         self._cares: dict[tuple[int, int], _Care] = {}
         self._used_us: dict[int, int] = {}
@@ -144,11 +156,11 @@ class Lifetimes:
         if policies.inactive_subscription_s:
             for name, subscription in list(self._registry.subscriptions(topic).items()):
                 if self._is_subscription_unused(record, name, subscription, policies):
-                    await self._removals.remove_subscription(topic, name)
+                    await self._subscriptions.remove(topic, name)
                     log.info("subscription.ended_unused", topic=str(topic), subscription=name)
         if not policies.inactive_topic_s or not self._is_topic_unused(topic, record, policies):
             return False
-        if not await self._removals.remove_if_idle(topic):
+        if not await self._removal.remove_if_idle(topic):
             return False
         log.info("topic.ended_unused", topic=str(topic), after_s=policies.inactive_topic_s)
         return True
@@ -170,7 +182,7 @@ class Lifetimes:
     def _is_topic_unused(self, topic: TopicName, record: TopicRecord, policies: Policies) -> bool:
         assert policies.inactive_topic_s is not None
         now, partitions = self._clock.now_us(), self._partitions.open_of(record.topic_id)
-        if self._registry.subscriptions(topic) or any(one.producers or not one.idle for one in partitions):
+        if self._removal.in_use(topic):
             self._used_us[record.topic_id] = now
             return False
         used = max(

@@ -7,7 +7,7 @@ created twice or deleted under somebody's feet. Names are compared whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -173,13 +173,24 @@ class Registry:
         await self._write([], [Put(records.topic_key(name), records.pack(record))])
         self._topics[name] = record
 
-    async def delete_topic(self, name: TopicName) -> TopicRecord:
-        """The topic is gone once its key is; what hangs on it follows, now or at the next start."""
+    async def delete_topic(
+        self, name: TopicName, prepare: Callable[[TopicName, TopicRecord], None] | None = None
+    ) -> TopicRecord:
+        """The topic is gone once its key is; what hangs on it follows, now or at the next start.
+
+        `prepare` may raise to keep it; once it has returned, nobody finds the topic any more.
+        """
         async with self._changing:
             record = self.topic(name)
-            await self._write([], [Delete(records.topic_key(name))])
+            if prepare is not None:
+                prepare(name, record)
+            subscriptions = self._subscriptions.pop(record.topic_id)
             del self._topics[name]
-            self._subscriptions.pop(record.topic_id, None)
+            try:
+                await self._write([], [Delete(records.topic_key(name))])
+            except BaseException:
+                self._topics[name], self._subscriptions[record.topic_id] = record, subscriptions
+                raise
         topic_id = record.topic_id
         prefixes = (
             records.partitions_of,

@@ -122,6 +122,10 @@ class Subscriptions:
 
     async def delete(self, principal: Principal, topic: TopicName, subscription: str) -> None:
         self._authorizer.check(principal, Action.CONSUME, str(topic))
+        await self.remove(topic, subscription)
+
+    async def remove(self, topic: TopicName, subscription: str) -> None:
+        """For whoever has asked the authorizer, or is the broker itself."""
         await self._registry.delete_subscription(topic, subscription)
         gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
         for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):

@@ -1,0 +1,58 @@
+"""How a topic goes, with everything in it: told to by somebody, or because nobody has used it for long."""
+
+from __future__ import annotations
+
+from pydanube.model.errors import Refused
+from pydanube.model.names import TopicName
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.wal import LogWriter
+
+from .partitions import Partitions
+from .records import TopicRecord
+from .registry import Registry
+
+log = get_logger(__name__)
+
+
+class Removal:
+    """Removes topics. Whoever calls it has asked the authorizer, or is the broker itself."""
+
+    def __init__(self, registry: Registry, partitions: Partitions, writer: LogWriter) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._writer = writer
+
+    async def remove(self, topic: TopicName) -> None:
+        """Gone once this returns; producers and consumers are told."""
+        ledgers = await self._registry.ledgers_of(topic)
+        record = await self._registry.delete_topic(topic)
+        self._end(topic, record, ledgers)
+
+    async def remove_if_idle(self, topic: TopicName) -> bool:
+        """Gone unless somebody uses it, or comes back to it meanwhile. Nothing that was acked is lost with it."""
+        ledgers = await self._registry.ledgers_of(topic)
+        try:
+            record = await self._registry.delete_topic(topic, self._close_idle)
+        except Refused:
+            return False
+        self._end(topic, record, ledgers)
+        return True
+
+    def in_use(self, topic: TopicName) -> bool:
+        """Whether it has producers or subscriptions, or something is on its way into it."""
+        used = any(one.producers or not one.idle for one in self._partitions.of(topic))
+        return used or bool(self._registry.subscriptions(topic))
+
+    def _close_idle(self, topic: TopicName, record: TopicRecord) -> None:
+        """Raises Refused where the topic is in use. From here on nothing is taken: what is acked is never deleted."""
+        if self.in_use(topic):
+            raise Refused(f"topic {topic} is in use again")
+        for partition in self._partitions.forget(record.topic_id):
+            partition.deleted()
+
+    def _end(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
+        for partition in self._partitions.forget(record.topic_id):
+            ledgers.update(partition.deleted())
+        self._writer.forget(ledgers)
+        self._partitions.trim()
+        log.info("topic.deleted", topic=str(topic), ledgers=len(ledgers))
