@@ -17,8 +17,8 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LogWriter
 
-from .fleeting import FleetingPartition
 from .dead_letters import DeadLetterTopics
+from .fleeting import FleetingPartition
 from .opening import Opening
 from .ownership import LEDGER_COUNTER, Ids, Ownership
 from .partition import Partition, PartitionSettings, dispatch_rate

@@ -1,7 +1,7 @@
-"""A subscription of one partition at work: reads the stream, delivers to the consumer, records what is acked.
+"""A subscription of one partition at work: reads the stream, delivers to consumers, records what is acked.
 
-Consumers that keep up are served from the tail cache as soon as a batch is visible; those behind are read for by one
-task at a time, a stretch ahead of their credit.
+Who gets what is decided by `core.dispatch`. Consumers that keep up are served from the tail cache as soon as a batch is
+visible; those behind are read for by one task at a time, a stretch within their credit.
 """
 
 from __future__ import annotations
@@ -9,69 +9,124 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple, Protocol
 
+from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.core.dispatch.exclusive import Attachment, Exclusive
+from pydanube.core.dispatch.failures import Exhausted
+from pydanube.core.dispatch.members import Dealt, Member
+from pydanube.core.dispatch.ranges import RangeSet
+from pydanube.core.dispatch.window import Window
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused
-from pydanube.model.limits import ACKED_RANGES_REFUSED
+from pydanube.model.failure import ACK_TIMEOUT, REASON_CHARACTERS_MAX, FailurePolicy, Poison
+from pydanube.model.limits import ACKED_RANGES_MAX, ACKED_RANGES_REFUSED
+from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionPartition, SubscriptionType
+from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.stream import Stream
 
+from .alarm import Alarm
+from .counting import Counts, describe_member, describe_window
+from .cutting import cut, offsets_dealt
+from .dead_letters import DeadLetters
+from .rates import Rate
 from .state import Done, NoState, StateLedger
 
+log = get_logger(__name__)
+
 READ_BYTES: Final = 2 * 1024 * 1024
-"""The most that is read at a time for a subscription that is behind; its consumer's credit may be less."""
+"""The most that is read at a time for a subscription that is behind; its consumers' credit may be less."""
 
 
 class Sink(Protocol):
     """Where deliveries go: a door's end of one consumer."""
 
     def deliver(
-        self, batch: memoryview, epoch: int, ranges: list[tuple[int, int]], redeliveries: Sequence[int]
+        self,
+        batch: memoryview,
+        epoch: int,
+        ranges: list[tuple[int, int]],
+        redeliveries: Sequence[int],
+        reasons: Sequence[str | None],
     ) -> None:
         """`ranges` are rows of the batch, none meaning all of them."""
+
+    def changed(self, ack_timeout_ms: int) -> None:
+        """The subscription's ack timeout is another one from now on."""
 
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away."""
 
 
+class Seat(NamedTuple):
+    """A member's sink, and what went there."""
+
+    sink: Sink
+    counts: Counts
+
+
+class Place(NamedTuple):
+    """What a subscription needs of its partition and its broker."""
+
+    topic: str
+    partition: int
+    stream: Stream
+    state: StateLedger | NoState
+    tasks: Tasks
+    clock: Clock
+    epoch: Callable[[], int]
+    dead_letters: DeadLetters
+
+
 class Consumer:
     """One consumer's hold on a subscription of one partition."""
 
-    def __init__(self, subscription: LiveSubscription, attachment: Attachment, created: bool, owner_epoch: int) -> None:
+    def __init__(self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int) -> None:
         self._subscription = subscription
-        self._attachment = attachment
+        self._member = member
         self.subscription_id = subscription.subscription_id
         self.position = subscription.core.cursor.position
+        self.ack_timeout_ms = subscription.core.failures.policy.ack_timeout_ms
         self.created = created
         self.owner_epoch = owner_epoch
 
     def credit(self, messages: int, size_bytes: int) -> None:
         """The consumer has room for this much more."""
-        self._attachment.messages += messages
-        self._attachment.bytes += size_bytes
-        self._subscription.pump()
+        self._member.messages += messages
+        self._member.bytes += size_bytes
+        self._subscription.refresh(self._member)
 
     def pause(self) -> None:
         """The way to the consumer is full: deliver nothing until `resume`."""
-        self._attachment.paused = True
+        self._member.paused = True
         self._subscription.forget_ahead()
 
     def resume(self) -> None:
-        self._attachment.paused = False
-        self._subscription.pump()
+        self._member.paused = False
+        self._subscription.refresh(self._member)
 
     def ack(self, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None = None) -> None:
         """Settle these offsets; `done` is called once that is synced. Late and repeated acks are no error."""
-        self._subscription.ack(ranges, cumulative, done)
+        self._subscription.ack(self._member, ranges, cumulative, done)
+
+    def nack(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        delay_ms: int | None = None,
+        reason: str = "",
+        timeout: bool = False,
+    ) -> None:
+        """These were not managed. Late and repeated nacks are no error."""
+        self._subscription.nack(ranges, delay_ms, ACK_TIMEOUT if timeout else reason)
 
     def close(self) -> None:
         """Let go. What was delivered and not acked goes to the next consumer."""
-        self._subscription.detach(self._attachment)
+        self._subscription.detach(self._member)
 
 
 class LiveSubscription:
@@ -83,120 +138,156 @@ class LiveSubscription:
         name: str,
         subscription_type: SubscriptionType,
         cursor: Cursor,
-        stream: Stream,
-        state: StateLedger | NoState,
-        tasks: Tasks,
-        epoch: Callable[[], int],
+        failure_policy: FailurePolicy,
+        place: Place,
     ) -> None:
         self.subscription_id = subscription_id
         self.name = name
         self.type = subscription_type
-        self.core = Exclusive(cursor)
-        self._stream = stream
-        self._state = state
-        self._tasks = tasks
-        self._epoch = epoch
-        self._sink: Sink | None = None
+        self.core = Window(subscription_type, cursor, failure_policy, place.partition)
+        self.counts = Counts()
+        self.last_active_us = place.clock.now_us()
+        self._place = place
+        self._stream = place.stream
+        self._clock = place.clock
+        self._seats: dict[Member, Seat] = {}
+        self._rate: Rate | None = None
+        self._alarm = Alarm(place.clock, place.tasks, self._rung, f"redelivery {place.topic} {name}")
         self._ahead: deque[memoryview] = deque()
+        self._ahead_from = 0
         self._reading: asyncio.Task[None] | None = None
+        self._dying: deque[Exhausted] = deque()
+        self._burying: asyncio.Task[None] | None = None
 
-    def attach(self, consumer: str, sink: Sink, created: bool) -> Consumer:
-        attachment, former = self.core.attach(consumer)
-        former_sink, self._sink = self._sink, sink
+    @property
+    def cursor(self) -> Cursor:
+        return self.core.cursor
+
+    @property
+    def consumers(self) -> int:
+        return len(self._seats)
+
+    @property
+    def consumer_names(self) -> list[str]:
+        return [member.consumer for member in self._seats]
+
+    # -- consumers -----------------------------------------------------------------------------------------------------
+
+    def attach(
+        self, consumer: str, sink: Sink, created: bool, priority: int = 0, key_filters: Sequence[str] = ()
+    ) -> Consumer:
+        member, former = self.core.attach(consumer, priority, key_filters)
+        seat = self._seats.pop(former, None) if former is not None else None
+        self._seats[member] = Seat(sink, Counts())
+        self.last_active_us = self._clock.now_us()
         self.forget_ahead()
-        if former is not None and former_sink is not None:
-            former_sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
-        return Consumer(self, attachment, created, self._epoch())
+        if seat is not None:
+            seat.sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
+        self.pump()
+        return Consumer(self, member, created, self._place.epoch())
 
-    def detach(self, attachment: Attachment) -> None:
-        if self.core.holder is attachment:
-            self._sink = None
+    def detach(self, member: Member) -> None:
+        if self._seats.pop(member, None) is not None:
+            self.core.detach(member)
+            self.last_active_us = self._clock.now_us()
             self.forget_ahead()
-        self.core.detach(attachment)
-
-    def close(self, error: DanubeError) -> None:
-        """The subscription or its partition ends here; the consumer is told why."""
-        sink, self._sink = self._sink, None
-        if self.core.holder is not None:
-            self.core.detach(self.core.holder)
-        self.forget_ahead()
-        if sink is not None:
-            sink.closed(error)
-
-    def pump(self) -> None:
-        """Deliver what there is and what there is credit for."""
-        core = self.core
-        while core.wants and core.next_read < self._stream.end_offset:
-            views: Sequence[memoryview] | None
-            if self._ahead:
-                views = (self._ahead.popleft(),)
-            elif self._reading is not None:
-                return
-            else:
-                views = self._stream.read_cached(core.next_read, READ_BYTES)
-            if views is None:
-                assert core.holder is not None
-                wanted = min(core.holder.bytes, READ_BYTES)
-                self._reading = self._tasks.spawn(self._read(core.next_read, wanted), "catch-up read")
-                return
-            self._deliver(views)
-
-    def ack(self, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None) -> None:
-        cursor, end = self.core.cursor, self._stream.end_offset
-        gaps = cursor.gaps
-        if cumulative:
-            ranges = [(cursor.position, ranges[-1][1])] if ranges else []
-        settled: list[tuple[int, int]] = []
-        for start, stop in ranges:
-            stop = min(stop, end)
-            if cursor.ack(start, stop):
-                settled.append((start, stop))
-            if cursor.gaps > ACKED_RANGES_REFUSED:
-                break
-        if settled:
-            self._state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, settled), done)
-        elif done is not None:
-            self._state.barrier(done)
-        if cursor.gaps > ACKED_RANGES_REFUSED:
-            self.close(Full(f"more than {ACKED_RANGES_REFUSED} gaps between acks: ack the oldest messages first"))
-        elif cursor.gaps < gaps:
             self.pump()
 
-    def seek(self, position: int, done: Done) -> None:
-        """Start over at `position`, for the consumer that is attached too."""
-        if position > self._stream.end_offset:
-            raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
-        self.core.move(position)
-        self.forget_ahead()
-        self._state.change(CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)]), done)
+    def refresh(self, member: Member) -> None:
+        """It may have room again."""
+        self.core.refresh(member)
         self.pump()
 
-    def describe(self, index: int) -> SubscriptionPartition:
-        cursor = self.core.cursor
-        acked_ahead = cursor.acked_ahead
-        position = max(cursor.position, self._stream.start_offset)
-        return SubscriptionPartition(
-            partition=index,
-            position=cursor.position,
-            lag=self._stream.end_offset - position - acked_ahead,
-            acked_ahead=acked_ahead,
-            unacked=self.core.unacked,
-            consumer=self.core.holder.consumer if self.core.holder else "",
-        )
+    def close(self, error: DanubeError) -> None:
+        """The subscription or its partition ends here; the consumers are told why."""
+        seats, self._seats = self._seats, {}
+        for member in seats:
+            self.core.detach(member)
+        self.forget_ahead()
+        self._alarm.set(None)
+        for seat in seats.values():
+            seat.sink.closed(error)
 
-    def _deliver(self, views: Sequence[memoryview]) -> None:
-        core, sink, epoch = self.core, self._sink, self._epoch()
-        assert sink is not None
-        for index, view in enumerate(views):
-            if not core.wants:
-                self._ahead.extend(views[index:])
+    # -- delivering ----------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Deliver what there is and what there is room for."""
+        core, stream = self.core, self._stream
+        due_us = core.next_due_us
+        if due_us is not None:
+            now_us = self._clock.now_us()
+            if due_us <= now_us:
+                self._end(core.due(now_us))
+                due_us = core.next_due_us
+            self._alarm.set(due_us)
+        while (offset := core.wanted) is not None and offset < stream.end_offset:
+            if self._rate is not None and self._must_wait(self._rate):
                 return
-            base, end = offsets_of(view)
-            ranges = core.take(base, end, len(view))
-            if ranges:
-                whole = ranges[0] == (base, end)
-                rows = [] if whole else [(start - base, stop - base) for start, stop in ranges]
-                sink.deliver(view, epoch, rows, ())
+            view = self._at(offset)
+            if view is None:
+                return
+            self._offer(view)
+        self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
+
+    def _rung(self) -> None:
+        self._alarm.set(None)
+        self.pump()
+
+    def _must_wait(self, rate: Rate) -> bool:
+        wait_s = rate.wait_s(self._clock.monotonic())
+        if wait_s <= 0:
+            return False
+        at_us = self._clock.now_us() + max(1000, int(wait_s * MICROSECONDS))
+        due_us = self.core.next_due_us
+        self._alarm.set(at_us if due_us is None else min(at_us, due_us))
+        self._ahead.clear()
+        return True
+
+    def _at(self, offset: int) -> memoryview | None:
+        """The batch with this offset, or the first one behind it; None while it is being read."""
+        ahead = self._ahead
+        if ahead and offset >= self._ahead_from:
+            while ahead and offsets_of(ahead[0])[1] <= offset:
+                ahead.popleft()
+            if ahead:
+                return ahead[0]
+        if self._reading is not None:
+            return None
+        views = self._stream.read_cached(offset, READ_BYTES)
+        if views is None:
+            room = sum(member.bytes for member in self._seats if member.has_room)
+            self._reading = self._place.tasks.spawn(self._read(offset, min(room, READ_BYTES)), "catch-up read")
+            return None
+        self._ahead, self._ahead_from = deque(views), offset
+        return self._ahead[0]
+
+    def _offer(self, view: memoryview) -> None:
+        base, end = offsets_of(view)
+        batch = Batch.trust(view)
+        now_us = self._clock.now_us()
+        for dealt in self.core.offer(batch, base, end, now_us):
+            self._deliver(batch, base, dealt, now_us)
+
+    def _deliver(self, batch: Batch, base: int, dealt: Dealt, now_us: int) -> None:
+        view, ranges = cut(batch, base, dealt)
+        redeliveries: list[int] = []
+        reasons: list[str | None] = []
+        if len(self.core.failures):
+            redeliveries, reasons = self._history(base, dealt)
+        seat, rows, size = self._seats[dealt.member], dealt.rows, len(view)
+        again = sum(map(bool, redeliveries))
+        self.counts.deliver(now_us, rows, size, again)
+        seat.counts.deliver(now_us, rows, size, again)
+        if self._rate is not None:
+            self._rate.take(rows, size, self._clock.monotonic())
+        seat.sink.deliver(view, self._place.epoch(), ranges, redeliveries, reasons)
+
+    def _history(self, base: int, dealt: Dealt) -> tuple[list[int], list[str | None]]:
+        """How often each of these failed before, and why; nothing where none of them did."""
+        failures = [self.core.failures.at(offset) for offset in offsets_dealt(base, dealt)]
+        if not any(failures):
+            return [], []
+        return [one.count if one else 0 for one in failures], [one.reason or None if one else None for one in failures]
 
     async def _read(self, offset: int, bytes_max: int) -> None:
         """One stretch from the log. Cancelled: nothing was delivered, the next pump reads again."""
@@ -210,11 +301,10 @@ class LiveSubscription:
             return
         if self._reading is me:
             self._reading = None
-            if not views:
+            if views:
+                self._ahead, self._ahead_from = deque(views), offset
+            else:
                 self.core.skip_to(end)
-            elif self.core.wants:
-                self._ahead.extend(views)
-            # Whoever cannot be delivered to now keeps nothing in memory: it is read again when its turn comes.
             self.pump()
 
     def forget_ahead(self) -> None:
@@ -223,3 +313,190 @@ class LiveSubscription:
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
+
+    def broadcast(self, view: memoryview) -> None:
+        """On a topic that keeps nothing: whoever has room gets it now, the rest is lost and counted."""
+        base, end = offsets_of(view)
+        batch = Batch.trust(view)
+        now_us, delivered = self._clock.now_us(), 0
+        if self._rate is None or self._rate.wait_s(self._clock.monotonic()) <= 0:
+            for dealt in self.core.pass_on(batch, base, end):
+                delivered += dealt.rows
+                self._deliver(batch, base, dealt, now_us)
+        self.counts.dropped += end - base - delivered
+
+    # -- settling ------------------------------------------------------------------------------------------------------
+
+    def ack(self, member: Member, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None) -> None:
+        if cumulative:
+            try:
+                self.core.check_cumulative()
+            except Refused as error:
+                self._put_out(member, error, done)
+                return
+            ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
+        settled = self.settle(ranges, done)
+        now_us = self._clock.now_us()
+        self.last_active_us = now_us
+        self.counts.ack(now_us, settled)
+        if self.cursor.gaps > ACKED_RANGES_REFUSED:
+            self.close(Full(f"more than {ACKED_RANGES_REFUSED} gaps between acks: ack the oldest messages first"))
+
+    def settle(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
+        """These offsets are done, whoever says so. Returns how many were not before."""
+        end = self._stream.end_offset
+        clipped = [(start, min(stop, end)) for start, stop in ranges if start < end]
+        settled = 0
+        for first in range(0, len(clipped), ACKED_RANGES_MAX):
+            settled += self.core.ack(clipped[first : first + ACKED_RANGES_MAX])
+            if self.cursor.gaps > ACKED_RANGES_REFUSED:  # no consumer in its right mind: it is closed for it
+                del clipped[first + ACKED_RANGES_MAX :]
+                break
+        if settled:
+            self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, clipped), done)
+            self.pump()
+        elif done is not None:
+            self._place.state.barrier(done)
+        return settled
+
+    def _put_out(self, member: Member, error: DanubeError, done: Done | None) -> None:
+        """This consumer asked for something that cannot be: it is told, and the others go on."""
+        if done is not None:
+            done(error)
+            return
+        seat = self._seats.get(member)
+        self.detach(member)
+        if seat is not None:
+            seat.sink.closed(error)
+
+    def nack(self, ranges: Sequence[tuple[int, int]], delay_ms: int | None, reason: str) -> None:
+        now_us = self._clock.now_us()
+        self.last_active_us = now_us
+        self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX]))
+        self.pump()
+
+    def settle_below(
+        self, offset: int, why: Literal["expired", "evicted"], kept: Sequence[tuple[int, int]] = ()
+    ) -> int:
+        """Messages below `offset` end here although nobody acked them, but for those in `kept`."""
+        stay = RangeSet(kept)
+        missing = self.cursor.missing(self.cursor.position, min(offset, self._stream.end_offset))
+        settled = self.settle([one for start, end in missing for one in stay.outside(start, end)], None)
+        if why == "expired":
+            self.counts.expired += settled
+        else:
+            self.counts.evicted += settled
+        return settled
+
+    def set_failure_policy(self, policy: FailurePolicy) -> None:
+        former = self.core.failures.policy
+        self._end(self.core.set_failure_policy(policy))
+        if policy.ack_timeout_ms != former.ack_timeout_ms:
+            for seat in list(self._seats.values()):
+                seat.sink.changed(policy.ack_timeout_ms)
+        self.pump()
+
+    def set_dispatch_rate(self, messages_per_s: int, bytes_per_s: int) -> None:
+        """0: no limit."""
+        self._rate = Rate.of(messages_per_s, bytes_per_s, self._clock.monotonic())
+        self.pump()
+
+    # -- the end of a message ------------------------------------------------------------------------------------------
+
+    def _end(self, exhausted: Sequence[Exhausted]) -> None:
+        """These were tried as often as is allowed."""
+        for one in exhausted:
+            log.warning(
+                "message.exhausted",
+                topic=self._place.topic,
+                subscription=self.name,
+                offset=one.offset,
+                attempts=one.attempts,
+                poison=str(one.poison),
+            )
+            if one.poison is Poison.DROP:
+                self.counts.dropped += self.settle([(one.offset, one.offset + 1)], None)
+            elif one.poison is Poison.DEAD_LETTER:
+                self._dying.append(one)
+        if self._dying and self._burying is None:
+            self._burying = self._place.tasks.spawn(self._bury(), f"dead letters {self._place.topic} {self.name}")
+
+    async def _bury(self) -> None:
+        """One after the other: stored in the dead letter topic, then settled here. Cancelled: they are tried again."""
+        try:
+            while self._dying:
+                one = self._dying.popleft()
+                await self._bury_one(one)
+        finally:
+            self._burying = None
+
+    async def _bury_one(self, one: Exhausted) -> None:
+        policy = self.core.failures.policy
+        place = self._place
+        try:
+            await place.dead_letters.publish(place, self.name, one, policy)
+        except DanubeError as error:
+            due_us = self._clock.now_us() + policy.next_delay_ms(max(1, one.attempts)) * 1000
+            log.warning("dead_letter.failed", topic=place.topic, offset=one.offset, error=error.message)
+            self.core.try_again(one.offset, due_us)
+        else:
+            self.counts.dead_lettered += self.settle([(one.offset, one.offset + 1)], None)
+        self.pump()
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    def seek(self, position: int, done: Done) -> None:
+        """Start over at `position`, for the consumers that are attached too."""
+        if position > self._stream.end_offset:
+            raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
+        self.core.move(position)
+        self._dying.clear()
+        self.forget_ahead()
+        self._place.state.change(CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)]), done)
+        self.pump()
+
+    def advance(self, offset: int, expected: int, done: Done) -> None:
+        """Compare and set, for somebody who keeps no consumer attached."""
+        if self._seats:
+            raise Refused(f"subscription {self.name!r} has consumers attached: they move it by their acks")
+        if self.cursor.position != expected:
+            raise Refused(f"subscription {self.name!r} stands at {self.cursor.position}, not at {expected}")
+        self.last_active_us = self._clock.now_us()
+        self.seek(offset, done)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    @property
+    def backlog(self) -> int:
+        """Messages that can be read and are not acked."""
+        cursor = self.cursor
+        return max(0, self._stream.end_offset - max(cursor.position, self._stream.start_offset) - cursor.acked_ahead)
+
+    def unsettled(self, after: int, messages_max: int) -> list[tuple[int, int]]:
+        """The first so many messages from `after` on that are not acked."""
+        ranges: list[tuple[int, int]] = []
+        for start, end in self.cursor.missing(max(after, self._stream.start_offset), self._stream.end_offset):
+            if messages_max <= 0:
+                break
+            ranges.append((start, min(end, start + messages_max)))
+            messages_max -= end - start
+        return ranges
+
+    def describe(self, index: int) -> SubscriptionPartition:
+        cursor = self.cursor
+        active = [member.consumer for member in self._seats if self.core.policy.is_active(member)]
+        return SubscriptionPartition(
+            partition=index,
+            position=cursor.position,
+            lag=self.backlog,
+            acked_ahead=cursor.acked_ahead,
+            unacked=self.core.unacked,
+            consumer=", ".join(sorted(active)),
+        )
+
+    def statistics(self) -> SubscriptionStatistics:
+        """All but the bytes and the age of the backlog."""
+        now_us = self._clock.now_us()
+        described = describe_window(self.core, self.counts, now_us)
+        consumers = [describe_member(self.core, member, seat.counts, now_us) for member, seat in self._seats.items()]
+        return replace(described, name=self.name, backlog=self.backlog, consumers=consumers)

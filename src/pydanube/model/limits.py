@@ -57,5 +57,8 @@ ACKED_RANGES_MAX: Final = 10_000
 ACKED_RANGES_REFUSED: Final = 4 * ACKED_RANGES_MAX
 """What was delivered before the waiting began may still be acked; whoever makes more gaps than this is closed."""
 
+NACKED_MESSAGES_MAX: Final = 100_000
+"""Messages that one frame gives back: each of them is remembered by itself."""
+
 assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX
 assert ACKED_RANGES_MAX * 8 + BATCH_MESSAGES_MAX * 2 + ALIGNMENT < CONTROL_BYTES_MAX, "a delivery's row selection"

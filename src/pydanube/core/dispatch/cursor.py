@@ -2,53 +2,62 @@
 
 Invariants
     every offset below `position` is acked
-    the ranges above it are sorted, disjoint, not adjacent, and none touches `position`
+    no range above it touches `position`
     the cost of an ack depends on the number of gaps, not on the number of messages
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-Range = tuple[int, int]
+from .ranges import Range, RangeSet
 
 
 class Cursor:
     """Everything below `position`, and the ranges in `acked`, is settled."""
 
-    __slots__ = ("_ends", "_starts", "position")
+    __slots__ = ("_ahead", "position")
 
     def __init__(self, position: int, acked: Iterable[Range] = ()) -> None:
         self.position = position
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._ahead = RangeSet()
         for start, end in acked:
             self.ack(start, end)
 
     @property
     def acked(self) -> list[Range]:
         """The settled ranges above `position`."""
-        return list(zip(self._starts, self._ends, strict=True))
+        return self._ahead.ranges
 
     @property
     def gaps(self) -> int:
-        return len(self._starts)
+        return len(self._ahead)
 
     @property
     def acked_ahead(self) -> int:
         """Messages acked above `position`."""
-        return sum(self._ends) - sum(self._starts)
+        return self._ahead.count
 
     def ack(self, start: int, end: int) -> int:
         """Settle [start, end). Returns how many offsets were not settled before."""
         start = max(start, self.position)
         if start >= end:
             return 0
-        if start == self.position and (not self._starts or end < self._starts[0]):
+        if not self._ahead and start == self.position:
             self.position = end
             return end - start
-        return self._merge(start, end)
+        added = self._ahead.add(start, end)
+        self._close_up()
+        return added
+
+    def ack_many(self, ranges: Sequence[Range]) -> int:
+        """Settle all of these. Returns how many offsets were not settled before."""
+        if len(ranges) == 1:
+            return self.ack(*ranges[0])
+        position = self.position
+        added = self._ahead.update([(max(start, position), end) for start, end in ranges if end > position])
+        self._close_up()
+        return added
 
     def ack_below(self, end: int) -> int:
         """Settle everything below `end`."""
@@ -57,40 +66,27 @@ class Cursor:
     def move(self, position: int) -> None:
         """Start over at `position`: everything from there on is unsettled."""
         self.position = position
-        self._starts.clear()
-        self._ends.clear()
+        self._ahead.clear()
 
     def missing(self, start: int, end: int) -> list[Range]:
         """The unsettled ranges within [start, end)."""
         start = max(start, self.position)
-        if not self._starts:
+        if not self._ahead:
             return [(start, end)] if start < end else []
-        ranges: list[Range] = []
-        index = bisect_right(self._ends, start)
-        while start < end:
-            if index == len(self._starts) or self._starts[index] >= end:
-                ranges.append((start, end))
-                break
-            if start < self._starts[index]:
-                ranges.append((start, self._starts[index]))
-            start = self._ends[index]
-            index += 1
-        return ranges
+        return self._ahead.outside(start, end)
 
-    def _merge(self, start: int, end: int) -> int:
-        low = bisect_left(self._ends, start)
-        high = bisect_right(self._starts, end)
-        already = 0
-        if low < high:
-            for index in range(low, high):
-                already += min(self._ends[index], end) - max(self._starts[index], start)
-            merged_start, merged_end = min(start, self._starts[low]), max(end, self._ends[high - 1])
-        else:
-            merged_start, merged_end = start, end
-        self._starts[low:high] = [merged_start]
-        self._ends[low:high] = [merged_end]
-        if merged_start <= self.position:
-            assert low == 0
-            self.position = merged_end
-            del self._starts[0], self._ends[0]
-        return end - start - already
+    def is_settled(self, offset: int) -> bool:
+        return offset < self.position or offset in self._ahead
+
+    def next_missing(self, offset: int) -> int:
+        """The lowest offset from this one on that is not settled."""
+        offset = max(offset, self.position)
+        if self._ahead and offset in self._ahead:
+            return self._ahead.end_of(offset)
+        return offset
+
+    def _close_up(self) -> None:
+        ahead = self._ahead
+        if ahead and ahead.first <= self.position:
+            self.position = ahead.first_end
+            ahead.remove(ahead.first, ahead.first_end)

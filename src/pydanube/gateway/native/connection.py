@@ -30,6 +30,7 @@ from pydanube.codec.native.requests import (
     Failure,
     Fetch,
     Hello,
+    Nack,
     Welcome,
     decode,
     decode_request,
@@ -37,7 +38,8 @@ from pydanube.codec.native.requests import (
 )
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
-from pydanube.model.limits import FRAME_BYTES_MAX
+from pydanube.model.failure import DELAY_MS_MAX
+from pydanube.model.limits import FRAME_BYTES_MAX, NACKED_MESSAGES_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.network import CHUNK_BYTES_MAX, FramedConnection
 from pydanube.runtime.tasks import Tasks
@@ -277,6 +279,18 @@ class Session:
         elif done is not None:
             done(_unknown("consumer", handle))
 
+    def _nack(self, frame: Frame) -> None:
+        nack = decode(frame.head, Nack)
+        if any(start < 0 or end <= start for start, end in nack.ranges):
+            raise Invalid("NACK holds a range that is empty or negative")
+        if sum([end - start for start, end in nack.ranges]) > NACKED_MESSAGES_MAX:
+            raise Invalid(f"NACK names more than {NACKED_MESSAGES_MAX} messages: send several")
+        if not -1 <= nack.delay_ms <= DELAY_MS_MAX:
+            raise Invalid(f"NACK: a delay of {nack.delay_ms} ms is out of range: use -1 to {DELAY_MS_MAX}")
+        consumer = self.consumers.get(nack.handle)
+        if consumer is not None:  # it may have been closed while the frame was on its way
+            consumer.nack(nack.ranges, nack.delay_ms if nack.delay_ms >= 0 else None, nack.reason, nack.timeout)
+
     def _acked(self, correlation: int, handle: int, error: DanubeError | None) -> None:
         if error is None:
             self._send(Kind.RESPONSE, _DONE, correlation)
@@ -467,6 +481,7 @@ def _shutting_down() -> Unavailable:
 _ACTIONS: Final[dict[Kind, Callable[[Session, Frame], None]]] = {
     Kind.PUBLISH: Session._publish,
     Kind.ACK: Session._ack,
+    Kind.NACK: Session._nack,
     Kind.CREDIT: Session._credit,
     Kind.FETCH: Session._fetch,
     Kind.REQUEST: Session._request,

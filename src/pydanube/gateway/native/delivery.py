@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pydanube.codec.native.frames import Kind, encode, encode_deliver_head, encode_front
-from pydanube.codec.native.requests import Failure
+from pydanube.codec.native.requests import ConsumerChanged, Failure
 from pydanube.codec.native.requests import encode as pack
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.network import FramedConnection
@@ -27,10 +27,18 @@ class DeliverySink:
         self.error: DanubeError | None = None
 
     def deliver(
-        self, batch: memoryview, epoch: int, ranges: Sequence[tuple[int, int]], redeliveries: Sequence[int]
+        self,
+        batch: memoryview,
+        epoch: int,
+        ranges: Sequence[tuple[int, int]],
+        redeliveries: Sequence[int],
+        reasons: Sequence[str | None],
     ) -> None:
-        head = encode_deliver_head(self.handle, epoch, ranges, redeliveries)
+        head = encode_deliver_head(self.handle, epoch, ranges, redeliveries, reasons)
         self._connection.send(encode_front(Kind.DELIVER, head, len(batch)), batch)
+
+    def changed(self, ack_timeout_ms: int) -> None:
+        self._connection.send(encode(Kind.CONSUMER_CHANGED, pack(ConsumerChanged(self.handle, ack_timeout_ms))))
 
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away: the client is told why, and its handle is gone."""

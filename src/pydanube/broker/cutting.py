@@ -1,0 +1,42 @@
+"""What is sent for a deal: the stored batch with the rows that are meant, or a smaller batch with only those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Final
+
+import numpy as np
+
+from pydanube.codec.batch import Batch, Codec
+from pydanube.core.dispatch.keyed import runs
+from pydanube.core.dispatch.members import Dealt
+
+GATHER_BYTES_MIN: Final = 8 * 1024
+"""Smaller batches are sent whole: copying rows costs more than sending them."""
+
+Rows = list[tuple[int, int]]
+
+
+def cut(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
+    """The bytes to send, and the rows of them that are meant (none: all). Nothing is copied for a whole batch."""
+    rows, count = dealt.rows, batch.count
+    if rows == count:
+        return batch.view, []
+    worth_it = len(batch.view) >= GATHER_BYTES_MIN and rows * 4 <= count * 3 and batch.header.codec is Codec.NONE
+    if dealt.scattered is not None:
+        if not worth_it:
+            return batch.view, runs(dealt.scattered)
+        mask = np.zeros(count, np.bool_)
+        mask[dealt.scattered] = True
+        return batch.select(mask).view, []
+    ranges = [(start - base, end - base) for start, end in dealt.ranges]
+    if worth_it and len(ranges) == 1:
+        return batch.slice(*ranges[0]).view, []
+    return batch.view, ranges
+
+
+def offsets_dealt(base: int, dealt: Dealt) -> Iterable[int]:
+    if dealt.scattered is not None:
+        return (base + row for row in dealt.scattered.tolist())
+    return chain.from_iterable(range(start, end) for start, end in dealt.ranges)

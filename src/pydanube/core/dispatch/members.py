@@ -1,0 +1,169 @@
+"""The consumers of a subscription, and what is dealt to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+
+from pydanube.codec.batch import Batch
+
+from .ranges import Range, RangeSet
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+_numbers = count(1)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One consumer's hold on the subscription, with the credit it has left."""
+
+    consumer: str
+    priority: int = 0
+    key_filters: Sequence[str] = ()
+    messages: int = 0
+    bytes: int = 0
+    paused: bool = False
+    number: int = field(default_factory=_numbers.__next__)
+    """Never used for another one."""
+
+    @property
+    def has_room(self) -> bool:
+        return self.messages > 0 and self.bytes > 0 and not self.paused
+
+    def charge(self, rows: int, size_bytes: int) -> None:
+        self.messages -= rows
+        self.bytes -= size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A stored batch, and the offsets of it that are to be delivered now."""
+
+    batch: Batch
+    base: int
+    end: int
+    ranges: list[Range]
+
+    @property
+    def rows(self) -> int:
+        return sum([end - start for start, end in self.ranges])
+
+    def bytes_of(self, rows: int) -> int:
+        """What so many of its rows take, about."""
+        whole = self.end - self.base
+        size = len(self.batch.view)
+        return size if rows >= whole else max(1, size * rows // whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Offsets of one batch for one member: ranges, or (where they are scattered) an array of row numbers."""
+
+    member: Member
+    ranges: list[Range]
+    scattered: IntArray | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum([end - start for start, end in self.ranges]) if self.scattered is None else len(self.scattered)
+
+
+class Policy(Protocol):
+    """A subscription type: who gets what. Settled, ready and delayed messages are the window's business."""
+
+    delays: bool
+    """Whether a message may be held back until its time."""
+    cumulative: bool
+    """Whether acking everything below an offset makes sense."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether anybody could take something now."""
+
+    @property
+    def held(self) -> int:
+        """Messages that were read and wait for a consumer."""
+
+    @property
+    def unmatched(self) -> int:
+        """Those that no consumer accepts."""
+
+    @property
+    def blocked_keys(self) -> int:
+        """Keys with a message that failed and is not settled."""
+
+    def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
+        """`members` includes it. Returns what somebody else has to give back; raises Refused."""
+
+    def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
+        """Returns what it held, settled or not."""
+
+    def refreshed(self, member: Member) -> list[Range]:
+        """It has room again. Returns what was held back for it."""
+
+    def deal(self, offered: Offered, failed: Sequence[int]) -> tuple[list[Dealt], list[Range]]:
+        """Who gets what, and the offsets for which there was no room. `failed`: those of the subscription's messages
+        that failed and are not settled."""
+
+    def settled(self, ranges: Sequence[Range]) -> list[Range]:
+        """Returns what need not be held back any more."""
+
+    def given_back(self, offset: int) -> list[Range]:
+        """Its consumer could not manage it. Returns what need not be held back any more."""
+
+    def is_active(self, member: Member) -> bool: ...
+
+    def holding(self, member: Member) -> list[Range]:
+        """What it was given, settled or not."""
+
+    def clear(self) -> None:
+        """Nobody holds anything any more."""
+
+
+def first_rows(ranges: Sequence[Range], rows: int) -> tuple[list[Range], list[Range]]:
+    """The first so many offsets, and the rest."""
+    taken: list[Range] = []
+    for index, (start, end) in enumerate(ranges):
+        if rows < end - start:
+            if rows:
+                taken.append((start, start + rows))
+            return taken, [(start + rows, end), *ranges[index + 1 :]]
+        taken.append((start, end))
+        rows -= end - start
+    return taken, []
+
+
+class Holding:
+    """What one member was given. Acks do not shorten it at once: whoever wants to know asks the cursor too.
+
+    It is shortened once it has doubled, so that what was settled long ago does not pile up.
+    """
+
+    __slots__ = ("_given", "_limit", "_missing")
+
+    def __init__(self, missing: Callable[[int, int], list[Range]]) -> None:
+        self._given = RangeSet()
+        self._missing = missing
+        self._limit = 1024
+
+    def add(self, ranges: Sequence[Range]) -> None:
+        for start, end in ranges:
+            self._given.add(start, end)
+        if len(self._given) > self._limit:
+            self._given = RangeSet(one for start, end in self._given.ranges for one in self._missing(start, end))
+            self._limit = max(1024, 2 * len(self._given))
+
+    def remove(self, offset: int) -> None:
+        self._given.remove(offset, offset + 1)
+
+    @property
+    def ranges(self) -> list[Range]:
+        return self._given.ranges
+
+    def take(self) -> list[Range]:
+        return self._given.take()

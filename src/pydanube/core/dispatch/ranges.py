@@ -1,0 +1,174 @@
+"""A set of offsets, kept as ranges: what costs depends on the number of gaps, never on the number of offsets.
+
+Invariants
+    the ranges [start, end) are sorted, disjoint, and none touches the next
+    `count` is the number of offsets in them
+    taking from the front is cheap however many ranges there are
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+Range = tuple[int, int]
+
+_COMPACT_AFTER: Final = 1024
+_MANY: Final = 48
+"""So many ranges at once are merged in one go instead of one by one."""
+
+
+class RangeSet:
+    """Offsets as ranges."""
+
+    __slots__ = ("_ends", "_first", "_starts", "count")
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._first = 0
+        self.count = 0
+        for start, end in ranges:
+            self.add(start, end)
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __len__(self) -> int:
+        """The number of ranges."""
+        return len(self._starts) - self._first
+
+    def __contains__(self, offset: int) -> bool:
+        index = bisect_right(self._starts, offset, lo=self._first) - 1
+        return index >= self._first and offset < self._ends[index]
+
+    def end_of(self, offset: int) -> int:
+        """Where the range that holds `offset` ends."""
+        return self._ends[bisect_right(self._starts, offset, lo=self._first) - 1]
+
+    @property
+    def first(self) -> int:
+        """The lowest offset; there must be one."""
+        return self._starts[self._first]
+
+    @property
+    def first_end(self) -> int:
+        """Where the lowest range ends."""
+        return self._ends[self._first]
+
+    @property
+    def ranges(self) -> list[Range]:
+        return list(zip(self._starts[self._first :], self._ends[self._first :], strict=True))
+
+    def add(self, start: int, end: int) -> int:
+        """Returns how many offsets were not in it before."""
+        if start >= end:
+            return 0
+        starts, ends = self._starts, self._ends
+        if not self.count or start > ends[-1]:
+            starts.append(start)
+            ends.append(end)
+            self.count += end - start
+            return end - start
+        low = bisect_left(ends, start, lo=self._first)
+        high = bisect_right(starts, end, lo=self._first)
+        already = 0
+        if high == low + 1:
+            already = ends[low] - starts[low]
+            starts[low], ends[low] = min(start, starts[low]), max(end, ends[low])
+            added = ends[low] - starts[low] - already
+        else:
+            already = sum(ends[low:high]) - sum(starts[low:high])
+            if low < high:
+                start, end = min(start, starts[low]), max(end, ends[high - 1])
+            starts[low:high], ends[low:high] = [start], [end]
+            added = end - start - already
+        self.count += added
+        return added
+
+    def update(self, ranges: Sequence[Range]) -> int:
+        """Add many. Returns how many offsets were not in it before."""
+        if len(ranges) < _MANY:
+            return sum([self.add(start, end) for start, end in ranges])
+        lowest, highest = min(ranges)[0], max(end for _, end in ranges)
+        low = bisect_left(self._ends, lowest, lo=self._first)
+        high = bisect_right(self._starts, highest, lo=self._first)
+        already = sum(self._ends[low:high]) - sum(self._starts[low:high])
+        given = np.array(ranges, np.int64)
+        starts = np.concatenate((given[:, 0], np.array(self._starts[low:high], np.int64)))
+        ends = np.concatenate((given[:, 1], np.array(self._ends[low:high], np.int64)))
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        opens = np.flatnonzero(starts[1:] > ends[:-1]) + 1
+        merged_starts = starts[np.concatenate(([0], opens))]
+        merged_ends = ends[np.concatenate((opens - 1, [len(ends) - 1]))]
+        self._starts[low:high], self._ends[low:high] = merged_starts.tolist(), merged_ends.tolist()
+        added = int((merged_ends - merged_starts).sum()) - already
+        self.count += added
+        return added
+
+    def remove(self, start: int, end: int) -> int:
+        """Returns how many offsets were in it."""
+        if not self.count or start >= end:
+            return 0
+        starts, ends, first = self._starts, self._ends, self._first
+        low = bisect_right(ends, start, lo=first)
+        high = bisect_left(starts, end, lo=low)
+        if low >= high:
+            return 0
+        removed = sum(ends[low:high]) - sum(starts[low:high])
+        left = (starts[low], start) if starts[low] < start else None
+        right = (end, ends[high - 1]) if ends[high - 1] > end else None
+        kept = [one for one in (left, right) if one is not None]
+        removed -= sum(stop - begin for begin, stop in kept)
+        if low == first and left is None:
+            if right is not None:
+                high -= 1
+                starts[high] = end
+            self._first = high
+            self._compact()
+        else:
+            starts[low:high], ends[low:high] = [begin for begin, _ in kept], [stop for _, stop in kept]
+        self.count -= removed
+        return removed
+
+    def take(self) -> list[Range]:
+        """Everything in it; it is empty then."""
+        ranges = self.ranges
+        self.clear()
+        return ranges
+
+    def clear(self) -> None:
+        self._starts.clear()
+        self._ends.clear()
+        self._first = self.count = 0
+
+    def within(self, start: int, end: int) -> list[Range]:
+        """The part of it in [start, end)."""
+        low = bisect_right(self._ends, start, lo=self._first)
+        high = bisect_left(self._starts, end, lo=low)
+        if low >= high:
+            return []
+        ranges = list(zip(self._starts[low:high], self._ends[low:high], strict=True))
+        ranges[0] = (max(start, ranges[0][0]), ranges[0][1])
+        ranges[-1] = (ranges[-1][0], min(end, ranges[-1][1]))
+        return ranges
+
+    def outside(self, start: int, end: int) -> list[Range]:
+        """The part of [start, end) that is not in it."""
+        gaps: list[Range] = []
+        for begin, stop in self.within(start, end):
+            if start < begin:
+                gaps.append((start, begin))
+            start = stop
+        if start < end:
+            gaps.append((start, end))
+        return gaps
+
+    def _compact(self) -> None:
+        if self._first > _COMPACT_AFTER and self._first * 2 > len(self._starts):
+            del self._starts[: self._first], self._ends[: self._first]
+            self._first = 0

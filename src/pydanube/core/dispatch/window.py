@@ -1,0 +1,316 @@
+"""One subscription of one partition: what is settled, what is on its way, what comes next, and when.
+
+Events come in as calls, decisions go out as return values; no clock, no task, no socket. The four subscription types
+are policies: they say who gets which rows. Everything else is the same for all of them and lives here.
+
+```
+                 position            next_read          end of the stream
+ offsets  --------|-------------------|------------------|
+           settled  settled, on its      not read yet
+                    way, ready again,
+                    waiting, delayed,
+                    held back
+```
+
+Invariants
+    a row is on its way to at most one member; it is delivered again only after that one gave it back or went
+    what is ready again goes out before what was never read, lowest offset first
+    with too many gaps in what was acked, too many failures or too much held back, nothing new is read: acks and
+    failures are never forgotten
+    a message that failed too often ends as the failure policy says, once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Final
+
+import numpy as np
+
+from pydanube.codec.batch import Batch
+from pydanube.model.errors import Invalid, Refused
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.limits import ACKED_RANGES_MAX
+from pydanube.model.topics import SubscriptionType
+
+from .cursor import Cursor
+from .failures import Exhausted, Failures
+from .keyed import Keyed, runs
+from .keys import KeyFilter
+from .members import Dealt, Member, Offered, Policy
+from .ranges import Range, RangeSet
+from .shared import Shared
+from .single import Single
+
+HELD_MAX: Final = 20_000
+"""Messages that were read and wait for their consumer; past it nothing new is read."""
+
+FAILED_MAX: Final = 100_000
+"""Messages that failed and are not settled; past it nothing new is read."""
+
+DELAYED_MAX: Final = 1_000_000
+"""Messages that wait for the time their producer chose; past it nothing new is read."""
+
+
+class Window:
+    """The dispatch of one subscription of one partition."""
+
+    def __init__(
+        self,
+        subscription_type: SubscriptionType,
+        cursor: Cursor,
+        failure_policy: FailurePolicy,
+        partition: int = 0,
+    ) -> None:
+        self.type = subscription_type
+        self.cursor = cursor
+        self.members: list[Member] = []
+        self.failures = Failures(failure_policy)
+        self.next_read = cursor.next_missing(cursor.position)
+        self.policy: Policy = _policy(subscription_type, cursor, partition)
+        self._ready = RangeSet()
+        self._delayed = RangeSet()
+        self._delays: list[tuple[int, int, int]] = []
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def attach(self, consumer: str, priority: int = 0, key_filters: Sequence[str] = ()) -> tuple[Member, Member | None]:
+        """The new hold, and the one of the same name that it ended."""
+        if key_filters and self.type is not SubscriptionType.KEY_SHARED:
+            raise Invalid(f"key filters are for key-shared subscriptions, and this one is {self.type}")
+        KeyFilter(key_filters)
+        former = next((one for one in self.members if one.consumer == consumer), None)
+        if former is not None:
+            self.detach(former)
+        member = Member(consumer, priority, tuple(key_filters))
+        self._again(self.policy.join(member, [*self.members, member]))
+        self.members.append(member)
+        return member, former
+
+    def detach(self, member: Member) -> None:
+        """It went. A hold that was taken over already has nothing to give back."""
+        if member in self.members:
+            self.members.remove(member)
+            self._again(self.policy.leave(member, self.members))
+
+    def refresh(self, member: Member) -> None:
+        """It may have room again."""
+        if member.has_room and member in self.members:
+            self._again(self.policy.refreshed(member))
+
+    # -- delivering ----------------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> int | None:
+        """The offset to read next; None when nothing could be delivered."""
+        if not self.policy.has_room or self.is_blocked or self.cursor.gaps >= ACKED_RANGES_MAX:
+            return None
+        if self._ready:
+            return self._ready.first
+        if self.policy.held + self.policy.unmatched >= HELD_MAX or len(self.failures) >= FAILED_MAX:
+            return None
+        return None if self._delayed.count >= DELAYED_MAX else self.next_read
+
+    @property
+    def is_blocked(self) -> bool:
+        """A message that is exhausted stops the subscription; on key-shared only its key."""
+        return self.failures.blocked > 0 and self.type is not SubscriptionType.KEY_SHARED
+
+    def offer(self, batch: Batch, base: int, end: int, now_us: int) -> list[Dealt]:
+        """A stored batch that holds the wanted offset, or comes after it when that is not stored any more."""
+        wanted = self.wanted
+        assert wanted is not None
+        if base > wanted:
+            self.skip_to(base)
+        ranges = self._ready.within(base, end)
+        if self.next_read < end:
+            ranges += self.cursor.missing(max(base, self.next_read), end)
+            self.next_read = self.cursor.next_missing(end)
+        self._ready.remove(base, end)
+        if self.policy.delays and batch.header.deliver_at_max > now_us:
+            ranges = self._delay(batch, base, ranges, now_us)
+        if not ranges:
+            return []
+        dealt, left = self.policy.deal(Offered(batch, base, end, ranges), self._failed())
+        self._leave(left)
+        return dealt
+
+    def pass_on(self, batch: Batch, base: int, end: int) -> list[Dealt]:
+        """For a topic that keeps nothing: whoever has room gets it now, and nobody gets it later."""
+        dealt: list[Dealt] = []
+        if self.policy.has_room:
+            dealt, _ = self.policy.deal(Offered(batch, base, end, [(base, end)]), ())
+        self.next_read = end
+        self._settle([(self.cursor.position, end)])
+        return dealt
+
+    def _failed(self) -> Sequence[int]:
+        return list(self.failures.offsets()) if len(self.failures) else ()
+
+    def _leave(self, left: list[Range]) -> None:
+        """There was no room for these."""
+        if left and left[-1][1] == self.next_read and len(left) == 1 and not self._ready:
+            self.next_read = left[0][0]
+        elif left:
+            self._ready.update(left)
+
+    def skip_to(self, offset: int) -> None:
+        """Nothing is stored from what is wanted up to `offset` (a reported gap, or trimmed): nobody could ack it."""
+        wanted = self._ready.first if self._ready else self.next_read
+        if offset > wanted:
+            self._settle([(wanted, offset)])
+            self.next_read = max(self.next_read, self.cursor.next_missing(offset))
+
+    def _delay(self, batch: Batch, base: int, ranges: list[Range], now_us: int) -> list[Range]:
+        """Keeps back what is not due; the rest."""
+        times = batch.deliver_at
+        assert times is not None
+        rows = np.concatenate([np.arange(start - base, end - base) for start, end in ranges])
+        late = times[rows] > now_us
+        for row in rows[late].tolist():
+            if base + row not in self.failures:
+                self._delayed.add(base + row, base + row + 1)
+                heappush(self._delays, (int(times[row]), base + row, base + row + 1))
+            else:
+                late[np.searchsorted(rows, row)] = False
+        return runs(rows[~late] + base)
+
+    # -- settling ------------------------------------------------------------------------------------------------------
+
+    def ack(self, ranges: Sequence[Range]) -> int:
+        """Settle these offsets. Returns how many were not settled before."""
+        return self._settle(ranges)
+
+    def check_cumulative(self) -> None:
+        if not self.policy.cumulative:
+            raise Refused(
+                f"cumulative acks do not fit a {self.type} subscription, whose messages go to several consumers: "
+                f"ack each message or batch"
+            )
+
+    def _settle(self, ranges: Sequence[Range]) -> int:
+        settled = self.cursor.ack_many(ranges)
+        if not settled:
+            return 0
+        if self._ready or self._delayed or len(self.failures):
+            for start, end in ranges:
+                self._ready.remove(start, end)
+                self._delayed.remove(start, end)
+                if len(self.failures):
+                    self.failures.settled(start, end)
+        self._again(self.policy.settled(ranges))
+        if self.next_read < self.cursor.position:
+            self.next_read = self.cursor.position
+        return settled
+
+    def nack(
+        self, ranges: Sequence[Range], now_us: int, delay_ms: int | None = None, reason: str = ""
+    ) -> list[Exhausted]:
+        """These were not managed: they come again after a while. Returns those that do not."""
+        exhausted: list[Exhausted] = []
+        for start, end in ranges:
+            for first, stop in self.cursor.missing(start, min(end, self.next_read)):
+                for offset in range(first, stop):
+                    if offset not in self._ready and offset not in self._delayed:
+                        exhausted += self._fail(offset, now_us, delay_ms, reason)
+        return exhausted
+
+    def _fail(self, offset: int, now_us: int, delay_ms: int | None, reason: str) -> list[Exhausted]:
+        self._again(self.policy.given_back(offset))
+        if len(self.failures) >= 2 * FAILED_MAX and offset not in self.failures:
+            self._ready.add(offset, offset + 1)  # too many to count: it just comes again
+            return []
+        one = self.failures.failed(offset, now_us, delay_ms, reason)
+        return [] if one is None else [one]
+
+    def try_again(self, offset: int, due_us: int) -> None:
+        """What the failure policy asked for did not work."""
+        self.failures.try_again(offset, due_us)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_due_us(self) -> int | None:
+        """When `due` has something to do; None when nothing waits."""
+        retry, delay = self.failures.next_due_us, self._delays[0][0] if self._delays else None
+        return min((one for one in (retry, delay) if one is not None), default=None)
+
+    def due(self, now_us: int) -> list[Exhausted]:
+        """What waited long enough is ready. Returns what is exhausted under the policy of now."""
+        exhausted: list[Exhausted] = []
+        for offset in self.failures.due(now_us):
+            failure = self.failures.at(offset)
+            assert failure is not None
+            if self.failures.policy.is_exhausted(failure.count):
+                exhausted += [one for one in (self.failures.exhausted(offset, failure.reason),) if one is not None]
+            else:
+                self._ready.add(offset, offset + 1)
+        while self._delays and self._delays[0][0] <= now_us:
+            _, start, end = heappop(self._delays)
+            if self._delayed.remove(start, end):
+                self._again([(start, end)])
+        return exhausted
+
+    def set_failure_policy(self, policy: FailurePolicy) -> list[Exhausted]:
+        """In force at once: what was blocked is tried again, or ends as the new policy says."""
+        self.failures.policy = policy
+        exhausted: list[Exhausted] = []
+        for offset in self.failures.release_blocked():
+            failure = self.failures.at(offset)
+            assert failure is not None
+            if policy.is_exhausted(failure.count):
+                exhausted += [one for one in (self.failures.exhausted(offset, failure.reason),) if one is not None]
+            else:
+                self._ready.add(offset, offset + 1)
+        return exhausted
+
+    # -- moving and telling --------------------------------------------------------------------------------------------
+
+    def move(self, position: int) -> None:
+        """Start over at `position`."""
+        self.cursor.move(position)
+        self.next_read = position
+        self._ready.clear()
+        self._delayed.clear()
+        self._delays.clear()
+        self.failures.clear()
+        self.policy.clear()
+
+    @property
+    def unacked(self) -> int:
+        """Messages that consumers have and have not settled."""
+        read = self.next_read - self.cursor.position - self._acked_below_next_read()
+        waiting = self.failures.waiting + self.failures.blocked
+        return max(
+            0, read - self._ready.count - self._delayed.count - self.policy.held - self.policy.unmatched - waiting
+        )
+
+    def _acked_below_next_read(self) -> int:
+        span = self.next_read - self.cursor.position
+        return span - sum(end - start for start, end in self.cursor.missing(self.cursor.position, self.next_read))
+
+    @property
+    def delayed(self) -> int:
+        return self._delayed.count
+
+    def unacked_of(self, member: Member) -> int:
+        missing = self.cursor.missing
+        held = self.policy.holding(member)
+        return sum(stop - begin for start, end in held for begin, stop in missing(start, end))
+
+    def _again(self, ranges: Sequence[Range]) -> None:
+        """These are to be delivered again, as far as they are not settled."""
+        for start, end in ranges:
+            for begin, stop in self.cursor.missing(start, min(end, self.next_read)):
+                self._ready.add(begin, stop)
+
+
+def _policy(subscription_type: SubscriptionType, cursor: Cursor, partition: int) -> Policy:
+    match subscription_type:
+        case SubscriptionType.SHARED:
+            return Shared(cursor.missing)
+        case SubscriptionType.KEY_SHARED:
+            return Keyed(cursor.missing)
+        case _:
+            return Single(cursor.missing, subscription_type is SubscriptionType.FAILOVER, partition)
