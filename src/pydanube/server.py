@@ -118,6 +118,7 @@ class Server:
         broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
         broker = Broker(store, registry, writer, self._components.authorizer, clock, tasks, broker_settings)
         self._parts.push_async_callback(broker.close)
+        tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
         host, port = await self._native.start(settings.server.host, settings.server.port)
         self.native_address = (host, port)

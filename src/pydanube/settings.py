@@ -155,6 +155,12 @@ class TopicSettings(Section):
         default=100_000,
         metadata=about(Number(1, 1_000_000_000), "Offsets reserved at a time by `written` and `memory` topics."),
     )
+    lifetimes_interval_s: int = field(
+        default=10,
+        metadata=about(
+            Number(1, _DAY_S), "How often retention, time to live, backlogs and what nobody uses are looked at."
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
