@@ -1,0 +1,212 @@
+"""Non-reliable topics: delivered now or not at all, by all four types, and never a byte on the disk."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, Collector, Door, open_broker
+
+from pydanube.broker import Attachment
+from pydanube.codec.batch import encode
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import NotFound, Refused
+from pydanube.model.positions import EARLIEST, LATEST, Position
+from pydanube.model.topics import SubscriptionType
+
+SHARED, FAILOVER, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
+
+
+async def a_topic(broker, **config) -> Door:
+    door = Door(broker)
+    await door.create(reliable=False, **config)
+    return door
+
+
+def offsets(consumer: Collector) -> list[int]:
+    return [offset for offset, _ in consumer.received]
+
+
+async def test_a_publish_is_answered_and_delivered_before_the_call_returns(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        consumer, producer = await door.subscribe(), await door.producer()
+        for n in range(3):
+            answer = door.publish(producer, [b"a", b"b"], sequence=n * 2)
+            assert answer.done() and answer.result().base_offset == n * 2
+            assert len(consumer.received) == n * 2 + 2
+        assert consumer.received == [(n, b"b" if n % 2 else b"a") for n in range(6)]
+
+
+async def test_nothing_of_it_touches_the_disk(tmp_path):
+    def log() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / "wal").iterdir()}
+
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        consumer, producer = await door.subscribe(), await door.producer()
+        revision = await broker._registry._store.revision()
+        before = log()
+        for n in range(100):
+            await door.publish(producer, [b"x" * 100], sequence=n)
+        await consumer.ack((0, 100))
+        assert len(consumer.received) == 100
+        assert broker._writer.pending_bytes == 0
+        assert await broker._registry._store.revision() == revision, "no metadata per publish"
+        assert log() == before
+        described = await broker.describe_topic(ANONYMOUS, TOPIC)
+        assert (described.partitions[0].ledgers, described.partitions[0].stored_bytes) == (0, 0)
+    async with open_broker(tmp_path) as broker:
+        assert await broker._registry.ledgers_of(TOPIC) == set()
+
+
+async def test_what_nobody_listens_to_is_dropped_and_counted(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        producer = await door.producer()
+        assert (await door.publish(producer, [b"a", b"b"])).base_offset == 0
+        (partition,) = broker._partitions
+        assert partition.traffic.unheard == 2
+        consumer = await door.subscribe()
+        assert (await door.publish(producer, [b"c"])).base_offset == 2
+        assert consumer.received == [(2, b"c")], "and nobody gets it later"
+        consumer.consumer.close()
+        await door.publish(producer, [b"d"])
+        assert partition.traffic.unheard == 3, "a subscription whose consumer has gone does not listen"
+        assert partition.traffic.published == 4
+
+
+async def test_a_consumer_without_room_loses_messages_and_makes_nobody_wait(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        slow, quick = await door.subscribe("slow", credit=10), await door.subscribe("quick")
+        producer = await door.producer()
+        for n in range(100):
+            assert door.publish(producer, [b"x"], sequence=n).done()
+        assert offsets(slow) == list(range(10))
+        assert offsets(quick) == list(range(100))
+        (partition,) = broker._partitions
+        assert partition.subscriptions["slow"].statistics().dropped == 90
+        slow.consumer.credit(5, 1 << 20)
+        assert len(slow.received) == 10, "room comes too late for what is gone"
+        door.publish(producer, [b"x"], sequence=100)
+        assert offsets(slow)[-1] == 100
+
+
+async def test_the_four_types_share_out_as_they_do_on_reliable_topics(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        exclusive = await door.subscribe("exclusive")
+        shared = [await door.subscribe("shared", name, kind=SHARED) for name in "abc"]
+        failover = [await door.subscribe("failover", name, kind=FAILOVER) for name in "ab"]
+        keyed = [await door.subscribe("keyed", name, kind=KEY_SHARED) for name in "ab"]
+        producer = await door.producer()
+        keys = [f"key-{n % 12}" for n in range(36)]
+        for key in keys:
+            batch = encode([key.encode()], keys=[key], publish_times=1, producer_id=producer.producer_id)
+            broker.publish(ANONYMOUS, producer, memoryview(batch), lambda _: None)
+        assert offsets(exclusive) == list(range(36))
+        assert [len(one.received) for one in shared] == [12, 12, 12]
+        assert sorted(offset for one in shared for offset in offsets(one)) == list(range(36))
+        assert [len(one.received) for one in failover] == [36, 0]
+        homes = [{payload for _, payload in one.received} for one in keyed]
+        assert not homes[0] & homes[1], "a key has one home"
+        assert sorted(offset for one in keyed for offset in offsets(one)) == list(range(36))
+        for one in keyed:
+            assert offsets(one) == sorted(offsets(one))
+
+
+async def test_a_second_exclusive_consumer_is_refused_and_the_first_may_come_back(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        first = await door.subscribe(consumer="a")
+        with pytest.raises(Refused):
+            await door.subscribe(consumer="b")
+        again = await door.subscribe(consumer="a")
+        assert isinstance(first.error, Refused)
+        await door.publish(await door.producer(), [b"x"])
+        assert offsets(again) == [0] and not first.received
+
+
+async def test_acks_and_nacks_are_no_error_and_bring_nothing_back(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        consumer, producer = await door.subscribe(), await door.producer()
+        await door.publish(producer, [b"a", b"b", b"c"])
+        await consumer.ack((0, 1))
+        await consumer.ack((0, 2), cumulative=True)
+        consumer.consumer.nack([(2, 3)])
+        again = await door.subscribe()
+        await door.publish(producer, [b"d"])
+        assert again.received == [(3, b"d")]
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
+        assert (place.lag, place.consumer) == (0, "a")
+
+
+async def test_a_subscription_is_kept_and_offsets_begin_again_after_a_restart(tmp_path):
+    epochs = []
+    for start in range(2):
+        async with open_broker(tmp_path, crash=not start) as broker:
+            door = Door(broker)
+            if not start:
+                await door.create(reliable=False)
+                producer = await door.producer("meter")
+                await broker.subscriptions.create(ANONYMOUS, TOPIC, "shared", SHARED, LATEST)
+                await door.publish(producer, [b"a"], sequence=0)
+            assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["shared"]
+            consumer = await door.subscribe("shared", kind=SHARED)
+            producer = await door.come_back(producer, "meter")
+            answer = await door.publish(producer, [b"b"], sequence=1)
+            epochs.append(answer.owner_epoch)
+            assert offsets(consumer) == [1 - start]
+            assert (await door.publish(producer, [b"b"], sequence=1)).duplicate, "a retry is delivered once"
+            assert len(consumer.received) == 1
+    assert epochs[0] < epochs[1]
+
+
+async def test_what_needs_stored_messages_is_refused_with_what_to_do(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        await door.subscribe()
+        subscriptions = broker.subscriptions
+        for call in (
+            door.fetch(),
+            broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST),
+            subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST),
+            subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, 0, 0),
+            subscriptions.settle(ANONYMOUS, TOPIC, "billing", -1, []),
+            subscriptions.unsettled(ANONYMOUS, TOPIC, "billing", 0, 10, 0),
+            door.subscribe("other", start=Position("offset", 0)),
+        ):
+            with pytest.raises(Refused, match=r"not reliable.*use|not reliable.*create a reliable topic"):
+                await call
+        assert await subscriptions.names(ANONYMOUS, TOPIC) == ["billing"]
+
+
+async def test_partitions_of_it_are_separate_and_a_deleted_one_says_so(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker, partitions=2)
+        consumers = [await door.subscribe(partition=index) for index in range(2)]
+        producers = [await door.producer(partition=index) for index in range(2)]
+        for producer in producers:
+            assert (await door.publish(producer, [b"x"])).base_offset == 0
+        assert [offsets(one) for one in consumers] == [[0], [0]]
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        assert all(isinstance(one.error, NotFound) for one in consumers)
+        with pytest.raises(NotFound):
+            await door.publish(producers[0], [b"x"])
+
+
+async def test_a_topic_that_is_created_by_its_first_publisher_is_reliable(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        assert (await broker.lookup(ANONYMOUS, TOPIC, True)).config.reliable
+
+
+async def test_the_disk_may_fail_as_it_likes(tmp_path):
+    async with open_broker(tmp_path, pending_publish_bytes_max=1) as broker:
+        door = await a_topic(broker)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1000})
+        producer = await door.producer()
+        broker._writer.read_only = Refused("no space left")
+        async with asyncio.timeout(10):
+            await asyncio.gather(*[door.publish(producer, [b"x"] * 60, sequence=n * 60) for n in range(5)])
+        sink = Collector()
+        await broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, Attachment("live", "a"), sink)
