@@ -170,3 +170,13 @@ def test_codecs_are_named_in_text() -> None:
     assert [Codec.parse(str(codec)) for codec in Codec] == list(Codec)
     with pytest.raises(Exception, match="codec 'gzip' is unknown: use none, lz4 or zstd"):
         Codec.parse("gzip")
+
+
+@pytest.mark.parametrize("count", [1, 2, 32, 33, 500])
+@pytest.mark.parametrize("width", [0, 1, 7, 8, 100])
+@pytest.mark.parametrize("last", [0, 1])
+def test_payloads_of_one_length_and_nearly_so_come_back(count: int, width: int, last: int) -> None:
+    """Many of one length take a way of their own; the last one is longer, or is not."""
+    payloads = [bytes([row % 256]) * (width + (last if row == count - 1 else 0)) for row in range(count)]
+    batch = Batch.open(memoryview(encode(payloads, publish_times=1)))
+    assert [bytes(payload) for payload in batch.payloads] == payloads

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
@@ -46,6 +46,8 @@ class Rows(NamedTuple):
     attribute_keys: Sequence[bytes] = ()
     attribute_values: Sequence[bytes] = ()
     deliver_at: array[int] | None = None
+    payload_lengths: list[int] | None = None
+    """Where the caller has counted them."""
 
 
 class Origin(NamedTuple):
@@ -80,12 +82,16 @@ class Draft:
             self.variable.append(_ZEROS[-length & 7])
         self.variable_bytes += padded(length)
 
-    def add_offsets(self, lengths: Iterable[int], count: int) -> int:
+    def add_offsets(self, lengths: Sequence[int]) -> int:
         """The column of where each part ends, 0 first; returns where the last one does."""
+        count = len(lengths)
         if count <= FEW:
             ends = list(accumulate(lengths, initial=0))
             total = _fitting(ends[-1])
             self.add_fixed(array("i", ends), 4 * count + 4)
+        elif (width := lengths[0]) and lengths.count(width) == count:
+            total = _fitting(width * count)
+            self.add_fixed(np.arange(0, total + 1, width, dtype=np.int32).data, 4 * count + 4)
         else:
             offsets = np.zeros(count + 1, np.int64)
             np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
@@ -93,9 +99,9 @@ class Draft:
             self.add_fixed(offsets.astype(np.int32).data, 4 * count + 4)
         return total
 
-    def add_texts(self, texts: Sequence[ByteBuffer]) -> None:
+    def add_texts(self, texts: Sequence[ByteBuffer], lengths: list[int] | None = None) -> None:
         """A column of byte strings: offsets into the fixed section, bytes into the variable one."""
-        self.add_variable(texts, self.add_offsets(map(len, texts), len(texts)))
+        self.add_variable(texts, self.add_offsets(list(map(len, texts)) if lengths is None else lengths))
 
     def finish(self, header: BatchHeader) -> bytearray:
         """The batch. Fills in what the header says about the body; its codec is taken as a wish."""
@@ -126,7 +132,7 @@ def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
     """The batch, not yet stamped. Raises Invalid when it is too large."""
     draft = Draft()
     columns, deliver_at_max = 0, 0
-    draft.add_texts(rows.payloads)
+    draft.add_texts(rows.payloads, rows.payload_lengths)
     if rows.keys is not None:
         columns |= _add_keys(draft, rows.keys)
     earliest, latest = bounds(rows.publish_times)
@@ -136,7 +142,7 @@ def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
         draft.fixed.append(rows.publish_times)
     if rows.attribute_counts is not None:
         columns |= ATTRIBUTES
-        draft.add_offsets(rows.attribute_counts, len(rows.attribute_counts))
+        draft.add_offsets(rows.attribute_counts)
         draft.add_texts(rows.attribute_keys)
         draft.add_texts(rows.attribute_values)
     if rows.deliver_at is not None:

@@ -77,14 +77,14 @@ def encode(
     count = len(payloads)
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise Invalid(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
-    check_lengths(count, keys=keys, attributes=attributes, deliver_at=deliver_at)
-    rows = Rows(
-        payload_column(payloads),
-        publish_time_column(publish_times, count),
-        key_column(keys),
-        *attribute_columns(attributes),
-        deliver_at_column(deliver_at),
-    )
+    owned, lengths = payload_column(payloads)
+    times = publish_time_column(publish_times, count)
+    if keys is None and attributes is None and deliver_at is None:
+        rows = Rows(owned, times, payload_lengths=lengths)
+    else:
+        check_lengths(count, keys=keys, attributes=attributes, deliver_at=deliver_at)
+        columns = attribute_columns(attributes)
+        rows = Rows(owned, times, key_column(keys), *columns, deliver_at_column(deliver_at), lengths)
     name = name_bytes(producer_name)
     origin = Origin(name, producer_id, producer_epoch, first_sequence, schema_id, schema_version)
     return assemble(rows, check_origin(origin), codec)

@@ -25,6 +25,7 @@ from .assemble import Origin, bounds
 from .header import OFFSET_MAX, SCHEMA_ID_MAX, SCHEMA_VERSION_MAX, TIME_MAX, TIME_MIN, ByteBuffer
 
 _PLAIN_BYTES: Final = frozenset({bytes, bytearray})
+_SEQUENCE_MAX: Final = OFFSET_MAX - BATCH_MESSAGES_MAX
 
 
 class Attributes(NamedTuple):
@@ -94,10 +95,15 @@ def _utf8(text: object, what: str) -> bytes:
 # -- whole columns ----------------------------------------------------------------------------------------------------
 
 
-def payload_column(payloads: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
-    if _PLAIN_BYTES.issuperset(map(type, payloads)) and max(map(len, payloads)) <= MESSAGE_BYTES_MAX:
-        return payloads
-    return [payload_bytes(payload, row) for row, payload in enumerate(payloads)]
+def payload_column(payloads: Sequence[ByteBuffer]) -> tuple[Sequence[ByteBuffer], list[int]]:
+    """The payloads and their lengths, which everything else needs too."""
+    if _PLAIN_BYTES.issuperset(map(type, payloads)):
+        lengths = list(map(len, payloads))
+        first = lengths[0]
+        if (first if lengths.count(first) == len(lengths) else max(lengths)) <= MESSAGE_BYTES_MAX:
+            return payloads, lengths
+    payloads = [payload_bytes(payload, row) for row, payload in enumerate(payloads)]
+    return payloads, list(map(len, payloads))
 
 
 def own_payloads(payloads: Sequence[ByteBuffer], row: int) -> list[bytes]:
@@ -186,13 +192,21 @@ def check_lengths(count: int, **columns: Sequence[object] | None) -> None:
 def check_origin(origin: Origin) -> Origin:
     """Numbers within the width of their fields."""
     _, producer_id, producer_epoch, first_sequence, schema_id, schema_version = origin
+    if (
+        0 <= producer_id < 2**64
+        and 0 <= producer_epoch < 2**32
+        and -1 <= first_sequence <= _SEQUENCE_MAX
+        and 0 <= schema_id <= SCHEMA_ID_MAX
+        and 0 <= schema_version <= SCHEMA_VERSION_MAX
+    ):
+        return origin
     for what, value, least, most in (
         ("producer id", producer_id, 0, 2**64 - 1),
         ("producer epoch", producer_epoch, 0, 2**32 - 1),
-        ("first sequence", first_sequence, -1, OFFSET_MAX - BATCH_MESSAGES_MAX),
+        ("first sequence", first_sequence, -1, _SEQUENCE_MAX),
         ("schema id", schema_id, 0, SCHEMA_ID_MAX),
         ("schema version", schema_version, 0, SCHEMA_VERSION_MAX),
     ):
         if not least <= value <= most:
             raise Invalid(f"{what} {value} is outside {least}..{most}")
-    return origin
+    raise AssertionError("an origin was refused and none of its numbers is wrong")
