@@ -19,7 +19,7 @@ def offsets(ranges: list[tuple[int, int]]) -> set[int]:
 
 def gathered() -> tuple[Acks, list[int]]:
     calls: list[int] = []
-    return Acks(lambda: calls.append(1)), calls
+    return Acks(lambda: calls.append(1), lambda: None), calls
 
 
 class TestAcks:

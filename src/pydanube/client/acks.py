@@ -1,24 +1,31 @@
-"""Gathers what a consumer has acked in one partition, so that many acks make one small frame.
+"""Gathers what a consumer has acked and nacked in one partition, so that many of them make few small frames.
 
 ```
- add() --> gathered --take()--> sent, not yet confirmed --confirm()--> forgotten
-                                 unconfirmed(): sent again through the next session
+ add() ---> gathered --take()--------> sent, not yet confirmed --confirm()--> forgotten
+                                        unconfirmed(): sent again through the next session
+ nack() --> gathered --take_nacks()--> sent and forgotten: what gets lost with its session is redelivered anyway
 ```
 
 Acks are valid by offset: it does not matter through which session a message came. The common case, one message after
 the other, only moves the end of a range.
 
+A nack takes its offsets out of the gathered acks. So whatever is still gathered for an offset that was nacked came
+after the nack, and nacks that are sent before acks keep the order of the two.
+
 Invariants
-    an acked offset is gathered or sent until the broker has confirmed that it is durable
-    `on_dirty` is called once between two `take`s, at the first ack
+    an acked offset is gathered or sent until the broker has confirmed that it is durable, or until it is nacked
+    `on_dirty` is called once between two `take`s, at the first ack; `on_nack` once between two `take_nacks`
     confirmed_number <= sent_number
+    with `unsettled` set no range grows (`end` stays -1): every settlement passes through here
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+from .unsettled import Unsettled
 
 Range = tuple[int, int]
 
@@ -31,21 +38,56 @@ class AckSet(NamedTuple):
     below: int
 
 
+class NackSet(NamedTuple):
+    """Nacks to send, alike in everything but their offsets. `delay_ms` -1: as the failure policy says."""
+
+    ranges: list[Range]
+    delay_ms: int
+    reason: str
+    timeout: bool
+
+
 class Acks:
-    """The acks of one partition of one consumer."""
+    """The acks and nacks of one partition of one consumer."""
 
-    __slots__ = ("_below", "_ranges", "_sent", "_start", "confirmed_number", "end", "on_dirty", "sent_number")
+    __slots__ = (
+        "_below",
+        "_high",
+        "_nacks",
+        "_ranges",
+        "_sent",
+        "_start",
+        "confirmed_number",
+        "end",
+        "on_dirty",
+        "on_nack",
+        "sent_number",
+        "unsettled",
+    )
 
-    def __init__(self, on_dirty: Callable[[], None]) -> None:
+    def __init__(self, on_dirty: Callable[[], None], on_nack: Callable[[], None]) -> None:
         self.on_dirty = on_dirty
+        self.on_nack = on_nack
+        self.unsettled: Unsettled | None = None
+        """What the application took, while an ack timeout counts; see `watch`."""
         self.end = -1
         """The end of the range that grows now; -1 when there is none. An ack of this offset may just move it by one."""
         self.sent_number = 0
         self.confirmed_number = 0
         self._start = -1
         self._ranges: list[Range] = []
+        self._high = 0
+        """No gathered range but the growing one ends above this."""
         self._below = 0
         self._sent: deque[AckSet] = deque()
+        self._nacks: list[NackSet] = []
+
+    def watch(self, unsettled: Unsettled | None) -> None:
+        """From now on tell this one what is settled; None: nobody."""
+        self._keep_growing()
+        self.unsettled = unsettled
+
+    # -- acks --------------------------------------------------------------------------------------------------------
 
     def add(self, start: int, end: int) -> None:
         """Offsets [start, end) are done."""
@@ -54,9 +96,11 @@ class Acks:
             return
         if not self.dirty:
             self.on_dirty()
-        if self.end >= 0:
-            self._ranges.append((self._start, self.end))
+        self._keep_growing()
         self._start, self.end = start, end
+        if self.unsettled is not None:
+            self.unsettled.settled(start, end)
+            self._keep_growing()
 
     def add_below(self, end: int) -> None:
         """Everything below `end` is done."""
@@ -64,19 +108,19 @@ class Acks:
             if not self.dirty:
                 self.on_dirty()
             self._below = end
+        if self.unsettled is not None:
+            self.unsettled.settled(0, end)
 
     @property
     def dirty(self) -> bool:
-        """Something waits to be sent."""
+        """Acks wait to be sent."""
         return self.end >= 0 or self._below > 0 or bool(self._ranges)
 
     def take(self) -> AckSet:
         """What to send now."""
+        self._keep_growing()
         ranges, below = self._ranges, self._below
-        if self.end >= 0:
-            ranges.append((self._start, self.end))
-        self._ranges, self._below = [], 0
-        self._start = self.end = -1
+        self._ranges, self._below, self._high = [], 0, 0
         self.sent_number += 1
         taken = AckSet(self.sent_number, merged(ranges), below)
         self._sent.append(taken)
@@ -95,6 +139,56 @@ class Acks:
         ranges = merged(one for sent in self._sent for one in sent.ranges)
         return AckSet(self.sent_number, ranges, max(sent.below for sent in self._sent))
 
+    # -- nacks -------------------------------------------------------------------------------------------------------
+
+    def nack(self, ranges: Sequence[Range], delay_ms: int, reason: str, timeout: bool = False) -> None:
+        """These offsets were not managed, whatever was said of them before."""
+        self._withdraw(ranges)
+        if self.unsettled is not None:
+            for start, end in ranges:
+                self.unsettled.settled(start, end)
+        last = self._nacks[-1] if self._nacks else None
+        if last is None:
+            self.on_nack()
+        if last is None or last[1:] != (delay_ms, reason, timeout):
+            self._nacks.append(NackSet(list(ranges), delay_ms, reason, timeout))
+        else:
+            last.ranges.extend(ranges)
+
+    @property
+    def has_nacks(self) -> bool:
+        return bool(self._nacks)
+
+    def take_nacks(self) -> list[NackSet]:
+        """What to send now, in this order and before any acks."""
+        nacks, self._nacks = self._nacks, []
+        return [one._replace(ranges=merged(one.ranges)) for one in nacks]
+
+    def session_ended(self) -> None:
+        """What was not acked comes again: what was taken and what was nacked means nothing any more."""
+        self._nacks.clear()
+        if self.unsettled is not None:
+            self.unsettled.clear()
+
+    def _withdraw(self, ranges: Sequence[Range]) -> None:
+        lowest = min(start for start, _ in ranges)
+        if lowest >= self._high and lowest >= self.end and lowest >= self._below:
+            return  # all that is gathered lies before them
+        self._keep_growing()
+        gathered = self._ranges
+        if lowest < self._below:
+            gathered.append((lowest, self._below))
+            self._below = lowest
+        self._ranges = without(merged(gathered), merged(ranges))
+        self._high = self._ranges[-1][1] if self._ranges else 0
+
+    def _keep_growing(self) -> None:
+        """The range that grows is as long as it gets."""
+        if self.end >= 0:
+            self._ranges.append((self._start, self.end))
+            self._high = max(self._high, self.end)
+            self._start = self.end = -1
+
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """The same offsets as sorted ranges that neither overlap nor touch."""
@@ -104,5 +198,23 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
             if end > result[-1][1]:
                 result[-1] = (result[-1][0], end)
         else:
+            result.append((start, end))
+    return result
+
+
+def without(ranges: Sequence[Range], removed: Sequence[Range]) -> list[Range]:
+    """The offsets of `ranges` that are not in `removed`; both are merged, and so is the result."""
+    result: list[Range] = []
+    at = 0
+    for start, end in ranges:
+        while at < len(removed) and removed[at][1] <= start:
+            at += 1
+        following = at
+        while following < len(removed) and removed[following][0] < end:
+            if start < removed[following][0]:
+                result.append((start, removed[following][0]))
+            start = max(start, removed[following][1])
+            following += 1
+        if start < end:
             result.append((start, end))
     return result

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
-from .consumer import Consumer, acks_of, record_ack, record_ack_cumulative
+from .consumer import Consumer, acks_of, checked_nack, record_ack, record_ack_cumulative, record_nack
 from .loop_thread import Blocking, LoopThread, blocking
 from .message import Message, ReceivedBatch
 from .reader import Reader
@@ -33,7 +33,7 @@ class BlockingStream(Blocking[StreamT]):
     def __next__(self) -> Message:
         message = next(self._messages, None)
         while message is None:
-            batch = self._thread.call(self._inner._next_batch())
+            batch = self._thread.call(self._inner._next_portion())
             if batch is None:
                 self._forget_batch()
                 raise StopIteration
@@ -46,7 +46,7 @@ class BlockingStream(Blocking[StreamT]):
         check_timeout(timeout)
         message = next(self._messages, None)
         if message is None:
-            message = self._begin(self._thread.call(self._inner.receive_batch(timeout)))
+            message = self._begin(self._thread.call(self._inner._receive_portion(timeout)))
         self._given += 1
         return message
 
@@ -85,7 +85,7 @@ class BlockingConsumer(BlockingStream[Consumer]):
 
     def __init__(self, inner: Consumer, thread: LoopThread) -> None:
         super().__init__(inner, thread)
-        self._acked: deque[tuple[bool, Message | ReceivedBatch]] = deque()
+        self._settled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._planned = False
 
     flush = blocking(Consumer.flush)
@@ -104,11 +104,19 @@ class BlockingConsumer(BlockingStream[Consumer]):
 
     def ack(self, received: Message | ReceivedBatch) -> None:
         """See `Consumer.ack`."""
-        self._ack(received, cumulative=False)
+        acks_of(received)
+        self._settle(record_ack, received)
 
     def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
         """See `Consumer.ack_cumulative`."""
-        self._ack(received, cumulative=True)
+        self._inner._check_cumulative()
+        acks_of(received)
+        self._settle(record_ack_cumulative, received)
+
+    def nack(self, received: Message | ReceivedBatch, delay: float | None = None, reason: str = "") -> None:
+        """See `Consumer.nack`."""
+        acks_of(received)
+        self._settle(record_nack, received, *checked_nack(delay, reason))
 
     def seek(self, position: AnyPosition) -> None:
         """See `Consumer.seek`."""
@@ -116,24 +124,23 @@ class BlockingConsumer(BlockingStream[Consumer]):
         self._thread.call(self._inner.seek(position))
         self._forget_batch()
 
-    def _ack(self, received: Message | ReceivedBatch, cumulative: bool) -> None:
-        acks_of(received)
+    def _settle(self, record: Callable[..., None], *settled: object) -> None:
         if not self._planned:
             self._thread.running_loop()  # as in `send_nowait`
-        self._acked.append((cumulative, received))
+        self._settled.append((record, settled))
         if not self._planned:
             self._planned = True
-            self._thread.soon(self._record_acks)
+            self._thread.soon(self._record_settled)
 
     def _hand_over(self) -> None:
-        if self._acked:
-            self._thread.soon(self._record_acks)
+        if self._settled:
+            self._thread.soon(self._record_settled)
 
-    def _record_acks(self) -> None:
+    def _record_settled(self) -> None:
         self._planned = False
-        while self._acked:
-            cumulative, received = self._acked.popleft()
-            (record_ack_cumulative if cumulative else record_ack)(received)
+        while self._settled:
+            record, settled = self._settled.popleft()
+            record(*settled)
 
 
 class BlockingReader(BlockingStream[Reader]):

@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeVar
 from weakref import WeakSet
 
 from pydanube.codec.batch import Codec
+from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import KIB, MIB
 from pydanube.model.positions import LATEST
 from pydanube.runtime.clock import Clock, SystemClock
@@ -24,7 +25,7 @@ from pydanube.runtime.randomness import seeded
 
 from .address import parse_addresses
 from .admin import Admin
-from .consumer import Consumer
+from .consumer import Consumer, Wanted
 from .lifecycle import Openable
 from .partitioning import PartitionBy
 from .producer import Producer
@@ -112,6 +113,10 @@ class Client(Admin):
         type: str = "exclusive",  # noqa: A002  the word of the contract
         start: AnyPosition = LATEST,
         name: str | None = None,
+        priority: int = 0,
+        key_filters: Iterable[str] = (),
+        failure_policy: FailurePolicy | None = None,
+        ack_timeout: float | None = None,
         prefetch_messages: int = 10_000,
         prefetch_bytes: int = 16 * MIB,
         ack_linger_ms: float = 5.0,
@@ -121,11 +126,20 @@ class Client(Admin):
         """A consumer of a topic, of several, or of all that match a pattern such as ``/default/orders-*``.
 
         subscription        created where it does not exist, and durable once the consumer is open
+        type                "exclusive": one consumer, in order. "failover": one at a time, in order, others stand by.
+                            "shared": messages are dealt out to all. "key-shared": a key's messages go to one of them,
+                            in order
         start               where a new subscription starts; an existing one goes on where it was, see `seek`
-        name                of an exclusive subscription's holder; the same name takes over from an older holder
+        name                of this consumer; the same name takes over from an older holder
+        priority            of failover consumers the lowest is active; the others, by priority, then name, stand by
+        key_filters         of a key-shared consumer: globs such as "user-*"; it gets the keys that match any of them
+        failure_policy      of a new subscription: when a nacked message comes again, how often, and what then
+        ack_timeout         seconds; a message that was taken and not settled in time is given back. None: what the
+                            subscription's failure policy says, by default never
         prefetch_messages, prefetch_bytes   what the broker may send ahead, over all partitions
         ack_linger_ms       how long acks are gathered before they are sent
-        refresh_seconds     how often a pattern looks for new topics; those are read from their beginning
+        refresh_seconds     how often it looks for new partitions, and a pattern for new topics; those are read from
+                            their beginning
         create_topic        whether named topics that do not exist are created
         """
         settings = ConsumerSettings(
@@ -135,7 +149,18 @@ class Client(Admin):
             refresh_seconds=refresh_seconds,
             timeout=self._timeout,
         )
-        return self._keep(Consumer(self._brokers, topic, subscription, type, start, name, settings, create_topic))
+        wanted = Wanted(
+            subscription=subscription,
+            type=type,
+            start=start,
+            name=name,
+            priority=priority,
+            key_filters=key_filters,
+            failure_policy=failure_policy,
+            ack_timeout=ack_timeout,
+            create_topic=create_topic,
+        )
+        return self._keep(Consumer(self._brokers, topic, wanted, settings))
 
     def reader(
         self,

@@ -211,6 +211,10 @@ class Connection:
         flags = frames.FLAG_CUMULATIVE if cumulative else 0
         self._framed.send(frames.encode(Kind.ACK, frames.encode_ack_head(handle, ranges), correlation, flags))
 
+    def nack(self, nack: requests.Nack) -> None:
+        """Give offsets back. Not answered: what the broker does not hear of is redelivered anyway."""
+        self._framed.send(frames.encode(Kind.NACK, requests.encode(nack)))
+
     # -- what the transport calls ------------------------------------------------------------------------------------
 
     def frame_received(self, frame: memoryview) -> None:
@@ -332,6 +336,11 @@ class Connection:
                 listener = self._consumers.pop(failure.handle, None)
                 if listener is not None:
                     listener.closed(failure.error())
+            case Kind.CONSUMER_CHANGED:
+                changed = requests.decode(frame.head, requests.ConsumerChanged)
+                listener = self._consumers.get(changed.handle)
+                if listener is not None:
+                    listener.changed(changed.ack_timeout_ms)
             case _:
                 raise Invalid(f"a broker does not send {frame.kind.name} frames here")
 

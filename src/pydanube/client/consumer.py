@@ -3,16 +3,22 @@
 The broker pushes within the credit it is given; what the user takes makes room for more. When a connection ends, what
 was not acked comes again, and acks that were not confirmed are sent again.
 
+A message that cannot be managed is given back with `nack`: the subscription's failure policy says when it comes again,
+and what becomes of it when it fails too often. With an ack timeout, a message that the application took and has not
+settled in time is given back by itself; one that was only sent ahead is not.
+
 Invariants
-    an ack costs no round trip; `flush`, `close` and leaving the block wait until every ack is durable
+    an ack or a nack costs no round trip; `flush`, `close` and leaving the block wait until every ack is durable
     a failure of one partition that cannot heal (a takeover, a deleted topic) is raised by the next receive
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from pydanube.model.errors import Invalid
+from pydanube.model.errors import Invalid, Refused
+from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.randomness import identity
@@ -20,10 +26,25 @@ from pydanube.runtime.randomness import identity
 from .acks import Acks
 from .message import Message, ReceivedBatch
 from .routing import Brokers
-from .settings import ConsumerSettings
+from .settings import ConsumerSettings, check_count, check_number
 from .sources import Sources, Wish, is_pattern
 from .stream import Stream
 from .wire import AnyPosition, wire_start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a user said about a consumer, not yet checked."""
+
+    subscription: str
+    type: str
+    start: AnyPosition
+    name: str | None
+    priority: int
+    key_filters: Iterable[str]
+    failure_policy: FailurePolicy | None
+    ack_timeout: float | None
+    create_topic: bool
 
 
 class Consumer(Stream):
@@ -35,20 +56,35 @@ class Consumer(Stream):
         self,
         brokers: Brokers,
         topics: str | Iterable[str],
-        subscription: str,
-        type: str,  # noqa: A002  the word of the contract
-        start: AnyPosition,
-        name: str | None,
+        wanted: Wanted,
         settings: ConsumerSettings,
-        create_topic: bool,
     ) -> None:
         super().__init__(brokers.clock)
-        self.subscription = parse_subscription(subscription)
-        self.type = SubscriptionType.parse(type)
-        self.name = name or identity()
+        self.subscription = parse_subscription(wanted.subscription)
+        self.type = SubscriptionType.parse(wanted.type)
+        self.name = wanted.name or identity()
         names, patterns = _split_topics(topics)
-        wish = Wish(names, patterns, self.subscription, self.type, wire_start(start), self.name, create_topic)
-        self._sources = Sources(brokers, wish, settings, self._queue)
+        self._sources = Sources(brokers, self._wish(names, patterns, wanted), settings, self._queue)
+
+    def _wish(self, names: list[str], patterns: list[str], wanted: Wanted) -> Wish:
+        check_count("priority", wanted.priority, -(2**31), 2**31 - 1)
+        if wanted.ack_timeout is not None:
+            check_number("ack_timeout", wanted.ack_timeout, 0, DELAY_MS_MAX / 1_000)
+        if wanted.failure_policy is not None and not isinstance(wanted.failure_policy, FailurePolicy):
+            raise Invalid(f"failure_policy={wanted.failure_policy!r} is none: use pydanube.FailurePolicy(...)")
+        return Wish(
+            names,
+            patterns,
+            self.subscription,
+            self.type,
+            wire_start(wanted.start),
+            self.name,
+            wanted.create_topic,
+            wanted.priority,
+            _filters(wanted.key_filters, self.type),
+            wanted.failure_policy,
+            wanted.ack_timeout,
+        )
 
     @property
     def topics(self) -> list[str]:
@@ -65,8 +101,29 @@ class Consumer(Stream):
         record_ack(received)
 
     async def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
-        """Everything of its partition up to and including this message (or batch) is done."""
+        """Everything of its partition up to and including this message (or batch) is done.
+
+        Refused on shared and key-shared subscriptions, where others have messages from between.
+        """
+        self._check_cumulative()
         record_ack_cumulative(received)
+
+    async def nack(self, received: Message | ReceivedBatch, delay: float | None = None, reason: str = "") -> None:
+        """A message, or a batch of them, was not managed: it comes again. Does not wait for the broker.
+
+        delay       seconds until then; None: as the subscription's failure policy says, longer with each failure
+        reason      shown by `message.failure_reason` when it comes again, and by its dead letter
+
+        Counts as a failure: after as many redeliveries as the failure policy allows the message becomes a dead letter,
+        is dropped, or blocks. Takes back an ack of it that has not been sent yet.
+        """
+        record_nack(received, *checked_nack(delay, reason))
+
+    def _check_cumulative(self) -> None:
+        if self.type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+            raise Refused(
+                f"a {self.type} subscription has no cumulative ack: others hold messages from between, use ack"
+            )
 
     async def flush(self) -> None:
         """Wait until every ack so far is durable at the broker. Raises Unavailable after the client's timeout."""
@@ -113,13 +170,37 @@ def record_ack_cumulative(received: Message | ReceivedBatch) -> None:
     acks.add_below(ranges[-1][1])
 
 
+def record_nack(received: Message | ReceivedBatch, delay_ms: int, reason: str) -> None:
+    acks, ranges = acks_of(received)
+    acks.nack(ranges, delay_ms, reason)
+
+
+def checked_nack(delay: float | None, reason: str) -> tuple[int, str]:
+    """Delay in milliseconds (-1: the policy's) and reason, as they travel; or Invalid."""
+    if delay is not None:
+        check_number("delay", delay, 0, DELAY_MS_MAX / 1_000)
+    if not isinstance(reason, str):
+        raise Invalid(f"reason {reason!r} is not text")
+    return -1 if delay is None else round(delay * 1_000), reason[:REASON_CHARACTERS_MAX]
+
+
 def acks_of(received: Message | ReceivedBatch) -> tuple[Acks, list[tuple[int, int]]]:
     """Where acks of it are gathered, and its offsets; or Invalid."""
     if isinstance(received, Message) and received._delivery.acks is not None:
         return received._delivery.acks, [(received.offset, received.offset + 1)]
     if isinstance(received, ReceivedBatch) and received.acks is not None:
         return received.acks, received.offset_ranges()
-    raise Invalid(f"{received!r} was not received by a consumer: acks take its messages and batches")
+    raise Invalid(f"{received!r} was not received by a consumer: acks and nacks take its messages and batches")
+
+
+def _filters(given: Iterable[str], type: SubscriptionType) -> Sequence[str]:  # noqa: A002  as above
+    filters = [given] if isinstance(given, str) else list(given)
+    if filters and type is not SubscriptionType.KEY_SHARED:
+        raise Invalid(f"key_filters belong to key-shared subscriptions, this one is {type}")
+    for one in filters:
+        if not isinstance(one, str) or not one:
+            raise Invalid(f"key filter {one!r} is not a glob such as 'user-*'")
+    return filters
 
 
 def _split_topics(topics: str | Iterable[str]) -> tuple[list[str], list[str]]:

@@ -92,13 +92,43 @@ class Inbox:
             current = self._current = self._batches.popleft()
             self._on_begun(current)
         start = self._chunk_end
-        self._chunk_end = end = min(start + CHUNK_MESSAGES, len(current))
+        end = min(start + CHUNK_MESSAGES, len(current))
+        if current.acks is not None and current.acks.unsettled is not None:
+            end = start + 1  # its ack timeout begins when the application gets it, not before
+            current.acks.unsettled.taken((current.offset_at(start),))
+        self._chunk_end = end
         self._chunk = iter(list(current.messages(start, end)))
         self.ready = self._chunk.__next__
         return True
 
     def take_batch(self) -> ReceivedBatch | None:
         """What is left of the current batch, or the next one."""
+        batch = self._left_or_next()
+        if batch is not None and batch.acks is not None and batch.acks.unsettled is not None:
+            batch.acks.unsettled.taken(batch.offsets.tolist())
+        return batch
+
+    def take_portion(self) -> ReceivedBatch | None:
+        """As much as can be handed over at once to whoever gives messages to the application one by one."""
+        current = self._current
+        if current is None and self._batches:
+            current = self._batches[0]
+        if current is None or current.acks is None or current.acks.unsettled is None:
+            return self.take_batch()
+        message = next(self._chunk, None)
+        if message is None:
+            if not self.advance():
+                return None
+            message = next(self._chunk)
+        return message._delivery.part(message._place, message._place + 1)
+
+    def rechunk(self) -> None:
+        """What was made ready and not handed out goes back into its batch."""
+        self._chunk_end -= length_hint(self._chunk)
+        self._chunk = _NOTHING
+        self.ready = _NOTHING.__next__
+
+    def _left_or_next(self) -> ReceivedBatch | None:
         current = self._current
         if current is not None:
             place = self._chunk_end - length_hint(self._chunk)

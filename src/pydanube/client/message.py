@@ -1,6 +1,7 @@
 """What is received: one message, or a batch of them from one partition. Columns are made when they are asked for.
 
-A delivery is a stored batch and the rows of it that are meant; the rest of the batch is never shown.
+A delivery is a stored batch and the rows of it that are meant; the rest of the batch is never shown. Or it is a copy of
+some rows that the broker gathered, each with the offset it has in the log.
 """
 
 from __future__ import annotations
@@ -67,8 +68,13 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def redeliveries(self) -> int:
-        """How often it was delivered before."""
+        """How often it came again after a nack or an ack timeout. A lost connection does not count."""
         return self._delivery.redeliveries_at(self._place)
+
+    @property
+    def failure_reason(self) -> str | None:
+        """Why it failed the last time: what its nack said, or "ack timeout". None if it never failed."""
+        return self._delivery.failure_reason_at(self._place)
 
     @property
     def schema_id(self) -> int:
@@ -95,6 +101,7 @@ class ReceivedBatch:
         "_keys",
         "_offsets",
         "_payloads",
+        "_reasons",
         "_redelivered",
         "_rows",
         "acks",
@@ -110,6 +117,7 @@ class ReceivedBatch:
         acks: Acks | None = None,
         rows: range | Int64Array | None = None,
         redelivered: Sequence[int] = (),
+        reasons: Sequence[str | None] = (),
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -118,6 +126,7 @@ class ReceivedBatch:
         self._batch = batch
         self._rows = rows
         self._redelivered = redelivered
+        self._reasons = reasons
         self._payloads: list[bytes] | None = None
         self._keys: list[str | None] | None = None
         self._attributes: list[dict[str, str]] | None = None
@@ -185,11 +194,19 @@ class ReceivedBatch:
 
     @property
     def redeliveries(self) -> Sequence[int]:
-        """How often each was delivered before."""
+        """How often each came again after a nack or an ack timeout."""
         return self._redelivered or [0] * len(self)
 
     def redeliveries_at(self, place: int) -> int:
         return self._redelivered[place] if self._redelivered else 0
+
+    @property
+    def failure_reasons(self) -> Sequence[str | None]:
+        """Why each failed the last time; None where it never did."""
+        return self._reasons or [None] * len(self)
+
+    def failure_reason_at(self, place: int) -> str | None:
+        return self._reasons[place] if self._reasons else None
 
     @property
     def producer(self) -> str:
@@ -239,12 +256,23 @@ class ReceivedBatch:
     def part(self, start: int, end: int) -> ReceivedBatch:
         """Messages [start, end) as a batch of their own, over the same memory."""
         rows: range | Int64Array = range(start, end) if self._rows is None else self._rows[start:end]
-        return ReceivedBatch(self._batch, self.topic, self.partition, self.acks, rows, self._redelivered[start:end])
+        return ReceivedBatch(
+            self._batch,
+            self.topic,
+            self.partition,
+            self.acks,
+            rows,
+            self._redelivered[start:end],
+            self._reasons[start:end],
+        )
 
     def offset_ranges(self) -> list[tuple[int, int]]:
-        """The offsets of these messages as ranges [start, end). A whole batch includes offsets that hold no row."""
+        """The offsets of these messages as ranges [start, end).
+
+        A whole batch includes offsets that hold no row, unless the broker gathered it from a larger one.
+        """
         batch = self._batch
-        if self._rows is None:
+        if self._rows is None and not batch.header.derived:
             return [(batch.base_offset, batch.end_offset)]
         if isinstance(self._rows, range) and batch.span == batch.count:
             return [(batch.base_offset + self._rows.start, batch.base_offset + self._rows.stop)]

@@ -73,7 +73,7 @@ class ConsumerSettings:
     prefetch_bytes: int = 16 * MIB
     ack_linger_ms: float = 5.0
     refresh_seconds: float = 5.0
-    """How often a pattern looks for new topics."""
+    """How often it looks for new partitions, and a pattern for new topics."""
     timeout: float = 30.0
 
     def __post_init__(self) -> None:

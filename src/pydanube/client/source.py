@@ -22,15 +22,17 @@ from pydanube.codec.batch import Batch
 from pydanube.codec.native import requests
 from pydanube.codec.native.frames import DeliverHead
 from pydanube.model.errors import Corrupt, DanubeError, NotOwner
+from pydanube.model.failure import ACK_TIMEOUT
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .acks import Acks, AckSet
+from .acks import Acks, AckSet, merged
 from .backoff import Backoff
 from .connection import Connection
 from .credit import Credit
 from .message import ReceivedBatch, rows_of
 from .routing import Brokers, worth_retrying
+from .unsettled import Unsettled
 
 log = get_logger(__name__)
 
@@ -47,7 +49,13 @@ class Receiver(Protocol):
 
     def failed(self, source: Source, error: DanubeError) -> None: ...
     def dirty(self, source: Source) -> None:
-        """It has acks to send."""
+        """It has acks to send, before long."""
+
+    def nacked(self, source: Source) -> None:
+        """It has nacks to send, at the end of this turn."""
+
+    def timeout_changed(self) -> None:
+        """Messages count from when they are taken, or do so no longer: those made ready are made ready anew."""
 
     def confirmed(self) -> None: ...
 
@@ -56,7 +64,13 @@ class Source:
     """One partition of one subscription."""
 
     def __init__(
-        self, brokers: Brokers, tasks: Tasks, receiver: Receiver, subscribe: requests.Subscribe, credit: Credit
+        self,
+        brokers: Brokers,
+        tasks: Tasks,
+        receiver: Receiver,
+        subscribe: requests.Subscribe,
+        credit: Credit,
+        ack_timeout_s: float | None = None,
     ) -> None:
         self.topic = subscribe.topic
         self.partition = subscribe.partition
@@ -74,7 +88,10 @@ class Source:
         self._confirming = 0
         self._fruitless = False
         self._attaching: asyncio.Task[None] | None = None
-        self.acks = Acks(self._dirty)
+        self._own_timeout_s = ack_timeout_s
+        self._timeout_s = 0.0
+        self._expiring: asyncio.Task[None] | None = None
+        self.acks = Acks(self._dirty, self._nacked)
 
     # -- attaching ---------------------------------------------------------------------------------------------------
 
@@ -88,6 +105,7 @@ class Source:
         connection.listen(opened.handle, self)
         self._connection, self._handle = connection, opened.handle
         self._confirming = 0
+        self.changed(opened.ack_timeout_ms)
         left = self.acks.unconfirmed()
         if left is not None:
             self._send(connection, left, confirm=True)
@@ -110,6 +128,7 @@ class Source:
                 log.debug("consumer.close_failed", topic=self.topic, partition=self.partition, error=error.message)
 
     def _let_go(self) -> None:
+        self.acks.session_ended()
         if self._connection is not None:
             self._connection.forget(self)
             self._connection.stop_listening(self._handle)
@@ -154,7 +173,8 @@ class Source:
         self._fruitless = False
         self._backoff.reset()
         rows = rows_of(head.ranges, opened.count)
-        self._receiver.delivered(ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries))
+        received = ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries, head.reasons)
+        self._receiver.delivered(received)
 
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away, or what it sends cannot be used."""
@@ -169,6 +189,7 @@ class Source:
     def _lost(self, error: DanubeError) -> None:
         log.debug("consumer.connection_lost", topic=self.topic, partition=self.partition, error=error.message)
         self._connection = None
+        self.acks.session_ended()
         self._receiver.restarted(self)
         self.reattach()
 
@@ -191,22 +212,36 @@ class Source:
 
     def forget_acks(self) -> None:
         """After a seek, acks of what was received before it mean nothing."""
-        self.acks.on_dirty = _ignore
-        self.acks = Acks(self._dirty)
+        self.acks.on_dirty = self.acks.on_nack = _ignore
+        self.acks.watch(None)
+        self.acks = Acks(self._dirty, self._nacked)
         self._confirming = 0
+        self._watch_unsettled()
 
     def _dirty(self) -> None:
         self._receiver.dirty(self)
 
+    def _nacked(self) -> None:
+        self._receiver.nacked(self)
+
     def send_acks(self, confirm: bool = False) -> None:
-        """Send what was gathered, now or through the next session. The broker is asked to confirm now and then."""
+        """Send what was gathered: nacks now, acks now or through the next session. Now and then asks to confirm."""
         connection, acks = self._connection, self.acks
         if connection is None or connection.lost is not None:
+            acks.session_ended()
             return
+        if acks.has_nacks:
+            self._send_nacks(connection)
         if acks.dirty:
             self._send(connection, acks.take(), confirm or self._confirming <= acks.confirmed_number)
         elif confirm and acks.confirmed_number < acks.sent_number and self._confirming < acks.sent_number:
             self._send(connection, AckSet(acks.sent_number, [], 0), confirm=True)
+
+    def _send_nacks(self, connection: Connection) -> None:
+        for nack in self.acks.take_nacks():
+            for start in range(0, len(nack.ranges), RANGES_PER_FRAME):
+                ranges = nack.ranges[start : start + RANGES_PER_FRAME]
+                connection.nack(requests.Nack(self._handle, ranges, nack.delay_ms, nack.reason, nack.timeout))
 
     def _send(self, connection: Connection, taken: AckSet, confirm: bool) -> None:
         if taken.below:
@@ -240,6 +275,43 @@ class Source:
         connection = self._connection
         if left is not None and acks is self.acks and connection is not None and connection.lost is None:
             self._send(connection, left, confirm=True)
+
+    # -- ack timeout -------------------------------------------------------------------------------------------------
+
+    def changed(self, ack_timeout_ms: int) -> None:
+        """How long the application may keep a message of this subscription without settling it; 0: for ever."""
+        timeout_s = ack_timeout_ms / 1_000 if self._own_timeout_s is None else self._own_timeout_s
+        if timeout_s != self._timeout_s:
+            self._timeout_s = timeout_s
+            self._watch_unsettled()
+            self._receiver.timeout_changed()
+
+    def _watch_unsettled(self) -> None:
+        if self._expiring is not None:
+            self._expiring.cancel()
+            self._expiring = None
+        unsettled = self.acks.unsettled
+        if self._timeout_s == 0:
+            self.acks.watch(None)
+        elif unsettled is None:
+            self.acks.watch(Unsettled(self._timeout_s, self._brokers.clock.monotonic, self._first_taken))
+        else:
+            unsettled.timeout_s = self._timeout_s
+            self._first_taken()
+
+    def _first_taken(self) -> None:
+        if self._expiring is None and not self.stopped:
+            self._expiring = self._tasks.spawn(self._expire(), f"ack timeout {self.topic}[{self.partition}]")
+
+    async def _expire(self) -> None:
+        """Give back what was taken and not settled in time, until nothing is left to watch."""
+        unsettled = self.acks.unsettled
+        while unsettled is not None and (wait_s := unsettled.wait_s()) is not None:
+            await self._brokers.clock.sleep(wait_s)
+            due = unsettled.due()
+            if due:
+                self.acks.nack(merged((offset, offset + 1) for offset in due), -1, ACK_TIMEOUT, timeout=True)
+        self._expiring = None
 
 
 def _ignore() -> None:

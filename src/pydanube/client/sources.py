@@ -2,7 +2,8 @@
 
 Invariants
     the prefetch limits hold over all sources together (each has a small share of its own, however many there are)
-    topics that a pattern finds later are read from their beginning: what came in before they were found counts too
+    topics that a pattern finds later, and partitions that are added later, are read from their beginning: what came in
+    before they were found counts too
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, Protocol
 
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotFound, Unavailable
+from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -49,6 +51,10 @@ class Wish:
     start: requests.Start
     consumer: str
     create_topic: bool
+    priority: int = 0
+    key_filters: Sequence[str] = ()
+    failure_policy: FailurePolicy | None = None
+    ack_timeout_s: float | None = None
 
 
 class Queue(Protocol):
@@ -56,6 +62,7 @@ class Queue(Protocol):
 
     def put(self, batch: ReceivedBatch) -> None: ...
     def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> None: ...
+    def rechunk(self) -> None: ...
     def fail(self, error: DanubeError) -> None: ...
 
 
@@ -69,7 +76,10 @@ class Sources:
         self._queue = queue
         self._tasks = Tasks()
         self._sources: dict[tuple[str, int], Source] = {}
+        self._growing: set[str] = set()
+        """Topics that may get more partitions."""
         self._dirty: list[Source] = []
+        self._nacked: list[Source] = []
         self._ack_timer: asyncio.TimerHandle | None = None
         self._progress = asyncio.Event()
         self._steering = asyncio.Lock()
@@ -86,7 +96,7 @@ class Sources:
         if self._wish.patterns:
             topics += [topic for topic in await self._matching() if topic not in topics]
         await self._attach_to(topics, self._wish.start)
-        if self._wish.patterns:
+        if self._wish.patterns or self._growing:
             self._tasks.spawn(self._watch(), f"watch topics for {self._wish.subscription}")
 
     async def close(self) -> None:
@@ -95,6 +105,7 @@ class Sources:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._send_acks()
+        self._send_nacks()
         for source in self._sources.values():
             source.stopped = True
         await self._tasks.close()
@@ -155,6 +166,19 @@ class Sources:
             loop = asyncio.get_running_loop()
             self._ack_timer = loop.call_later(self._settings.ack_linger_ms / 1_000, self._send_acks)
 
+    def nacked(self, source: Source) -> None:
+        self._nacked.append(source)
+        if len(self._nacked) == 1:
+            asyncio.get_running_loop().call_soon(self._send_nacks)
+
+    def _send_nacks(self) -> None:
+        nacked, self._nacked = self._nacked, []
+        for source in nacked:
+            source.send_acks()
+
+    def timeout_changed(self) -> None:
+        self._queue.rechunk()
+
     def confirmed(self) -> None:
         self._progress.set()
 
@@ -199,9 +223,12 @@ class Sources:
             raise
 
     async def _sources_of(self, topic: str, start: requests.Start) -> list[Source]:
+        """A source for every partition that has none yet."""
         wish = self._wish
         create = wish.create_topic and topic in wish.names
         route = await self._brokers.retrying(lambda: self._brokers.route(topic, create))
+        if route.partitioned:
+            self._growing.add(topic)
         subscriptions = [
             requests.Subscribe(
                 topic=topic,
@@ -210,10 +237,16 @@ class Sources:
                 consumer=wish.consumer,
                 type=str(wish.type),
                 start=start,
+                priority=wish.priority,
+                key_filters=list(wish.key_filters),
+                failure_policy=wish.failure_policy,
             )
             for partition in range(len(route.partitions))
+            if (topic, partition) not in self._sources
         ]
-        return [Source(self._brokers, self._tasks, self, one, Credit(1, 1)) for one in subscriptions]
+        return [
+            Source(self._brokers, self._tasks, self, one, Credit(1, 1), wish.ack_timeout_s) for one in subscriptions
+        ]
 
     def _share_prefetch(self) -> None:
         count, settings = max(len(self._sources), 1), self._settings
@@ -232,16 +265,27 @@ class Sources:
             found.update(topic for topic in listed.names if fnmatchcase(topic, pattern))
         return sorted(found)
 
+    async def _unknown(self) -> list[str]:
+        present = {topic for topic, _ in self._sources}
+        return [topic for topic in await self._matching() if topic not in present]
+
+    async def _grown(self) -> list[str]:
+        """The topics that have partitions without a source."""
+        grown: list[str] = []
+        for topic in sorted(self._growing & {topic for topic, _ in self._sources}):
+            route = await self._brokers.route(topic, age_max=self._settings.refresh_seconds / 2)
+            if any((topic, partition) not in self._sources for partition in range(len(route.partitions))):
+                grown.append(topic)
+        return grown
+
     async def _watch(self) -> None:
-        """Look for new topics, for ever. Cancelled, the consumer is being closed."""
+        """Look for new topics and new partitions, for ever. Cancelled, the consumer is being closed."""
         while True:
             await self._brokers.clock.sleep(self._settings.refresh_seconds)
             try:
-                present = {topic for topic, _ in self._sources}
-                for topic in await self._matching():
-                    if topic not in present:
-                        async with self._steering:
-                            await self._attach_to([topic], requests.Start("earliest"))
+                for topic in [*await self._grown(), *await self._unknown()]:
+                    async with self._steering:
+                        await self._attach_to([topic], requests.Start("earliest"))
             except NotFound:
                 continue  # deleted between being listed and being attached to
             except DanubeError as error:

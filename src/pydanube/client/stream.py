@@ -111,13 +111,23 @@ class Stream(Openable, AsyncIterator[Message]):
                     return None
 
     async def _next_batch(self) -> ReceivedBatch | None:
+        return await self._next_taken(self._queue.take_batch)
+
+    async def _next_portion(self) -> ReceivedBatch | None:
+        """For the blocking form: what it may hand out one by one from its own thread."""
+        return await self._next_taken(self._queue.take_portion)
+
+    async def _receive_portion(self, timeout: float | None) -> ReceivedBatch:
+        return await self._within(timeout, self._next_portion, self._queue.take_portion)
+
+    async def _next_taken(self, take: Callable[[], ReceivedBatch | None]) -> ReceivedBatch | None:
         await self._ready_to_receive()
         queue = self._queue
         while True:
             self._check_readable()
             if self._pause_due:
                 await self._pause()
-            batch = queue.take_batch()
+            batch = take()
             if batch is not None or self._over:
                 return batch
             await queue.wait()
