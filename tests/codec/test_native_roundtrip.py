@@ -56,6 +56,11 @@ def test_a_deliver_head_with_reasons_comes_back(
     assert head == (6, 2, ranges, tuple(redeliveries), reasons)
 
 
+def test_a_message_that_failed_more_often_than_is_counted_is_delivered_all_the_same() -> None:
+    head = frames.decode_deliver_head(memoryview(frames.encode_deliver_head(6, 2, [], [3, 2**16, 2**40])))
+    assert head.redeliveries == (3, 2**16 - 1, 2**16 - 1)
+
+
 def test_more_reasons_than_a_head_takes_lose_some_reasons_and_no_row() -> None:
     counts, reason = [1] * BATCH_MESSAGES_MAX, "é" * REASON_CHARACTERS_MAX
     encoded = frames.encode_deliver_head(6, 2, [], counts, [reason] * BATCH_MESSAGES_MAX)

@@ -152,6 +152,9 @@ FETCHED: Final = struct.Struct("<qqqI")
 """next offset i64 (where to go on), start offset i64, end offset i64 of what can be read, owner epoch u32.
 Body: whole batches, each padded to 64; the first may begin below the offset that was asked for."""
 
+REDELIVERIES_COUNTED: Final = 2**16 - 1
+"""That often, or more."""
+
 _reasons: Final = msgspec.msgpack.Decoder(list[str | None])
 _ARRAY_HEAD_BYTES_MAX: Final = 5
 """Of a MessagePack array."""
@@ -186,7 +189,7 @@ def encode_deliver_head(
     if ranges:
         head += b"".join(_RANGE_ROWS.pack(start, end) for start, end in ranges)
     if redeliveries:
-        head += struct.pack(f"<{len(redeliveries)}H", *redeliveries)
+        head += struct.pack(f"<{len(redeliveries)}H", *[min(one, REDELIVERIES_COUNTED) for one in redeliveries])
     if reasons:
         head += _encode_reasons(reasons, CONTROL_BYTES_MAX - len(head))
     return head
