@@ -73,7 +73,7 @@ class DeadLetterTopics:
             "x-poison-policy": str(policy.poison),
             "x-delivery-attempt": str(one.attempts),
             "x-failure-reason": one.reason,
-            "x-dead-letter-id": f"{place.topic}/{subscription}/{one.offset}",
+            "x-dead-letter-id": f"{place.topic}/{place.partition}/{subscription}/{one.offset}",
         }
         encoded = encode(
             [batch.payloads[row]],
