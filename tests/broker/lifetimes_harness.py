@@ -1,0 +1,70 @@
+"""A broker whose time passes when a test says so, and what is asked of it about lifetimes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker_harness import Door
+
+from pydanube.broker import Published
+from pydanube.codec.batch import encode
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import DanubeError
+from pydanube.model.positions import EARLIEST
+from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.clock import ManualClock
+
+
+class Hourglass(Door):
+    """A door to a broker on a clock that stands still."""
+
+    def __init__(self, broker, clock: ManualClock, **more) -> None:
+        super().__init__(broker, **more)
+        self.clock = clock
+
+    async def policies(self, **changes: int | None) -> None:
+        await self.broker.policies.set(ANONYMOUS, self.topic, changes)
+
+    async def fill(self, producer, batches: int, rows: int = 10, every_s: float = 0, size: int = 10) -> None:
+        """Batches of `rows` messages, with time passing after each."""
+        for _ in range(batches):
+            await self.publish(producer, [b"x" * size] * rows)
+            self.clock.advance(every_s)
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await self.broker.lifetimes.round()
+
+    async def start(self, partition: int = 0) -> int:
+        return (await self.fetch(partition=partition)).start_offset
+
+    async def subscription(self, name: str = "billing", kind: SubscriptionType = SubscriptionType.EXCLUSIVE) -> None:
+        await self.broker.subscriptions.create(ANONYMOUS, self.topic, name, kind, EARLIEST)
+
+    async def settle(self, *ranges: tuple[int, int], name: str = "billing", partition: int = 0) -> None:
+        await self.broker.subscriptions.settle(ANONYMOUS, self.topic, name, partition, ranges)
+
+    async def counted(self, name: str = "billing", partition: int = 0):
+        """The subscription's statistics on one partition."""
+        topic = await self.broker.statistics.topic(ANONYMOUS, self.topic)
+        return next(one for one in topic.partitions[partition].subscriptions if one.name == name)
+
+    def publish_delayed(self, producer, deliver_at: list[int]) -> asyncio.Future[Published]:
+        """One batch, each message with its own delivery time in microseconds (0: at once)."""
+        batch = encode(
+            [b"later"] * len(deliver_at),
+            publish_times=1,
+            deliver_at=deliver_at,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+        )
+        answer = asyncio.get_running_loop().create_future()
+
+        def done(result: Published | DanubeError) -> None:
+            if isinstance(result, DanubeError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        self.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
+        return answer

@@ -1,0 +1,189 @@
+"""Unacked messages that are too old are settled by themselves, and counted."""
+
+import pytest
+from broker_harness import open_broker
+from lifetimes_harness import Hourglass
+
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.positions import EARLIEST
+from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.runtime.clock import MICROSECONDS, ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+async def test_messages_expire_for_every_subscription_and_are_counted(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        for name in ("idle", "half"):
+            await door.subscription(name)
+        await door.fill(await door.producer(), 10, every_s=10)  # at 0, 10, ... 90 s; now it is 100 s
+        await door.settle((0, 25), name="half")
+        await door.pass_time(0)
+        idle, half = await door.counted("idle"), await door.counted("half")
+        assert (idle.position, idle.expired, idle.backlog) == (40, 40, 60)
+        assert (half.position, half.expired, half.backlog) == (40, 15, 60)
+        assert idle.backlog_s == 60
+
+
+async def test_without_a_time_to_live_nothing_expires(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.subscription()
+        await door.fill(await door.producer(), 3)
+        await door.pass_time(10**9)
+        counted = await door.counted()
+        assert (counted.position, counted.expired) == (0, 0)
+
+
+async def test_what_expired_is_not_delivered_and_what_is_left_is(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 10, every_s=10)
+        await door.pass_time(0)
+        sink = await door.subscribe()
+        assert [offset for offset, _ in await sink.wait_for(60)] == list(range(40, 100))
+
+
+async def test_what_was_delivered_and_not_acked_expires_too(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        sink = await door.subscribe()
+        await door.fill(await door.producer(), 2)
+        await sink.wait_for(20)
+        await sink.ack((5, 8))
+        await door.pass_time(61)
+        counted = await door.counted()
+        assert (counted.position, counted.expired, counted.unacked) == (20, 17, 0)
+        await sink.ack((0, 20))  # late, and no error
+        assert (await door.counted()).acked == 3
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_what_expired_stays_so_after_a_restart_and_the_rest_expires_then(tmp_path, clock, crash):
+    async with open_broker(tmp_path, clock=clock, crash=crash) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 10, every_s=10)
+        await door.pass_time(0)
+        await door.settle((99, 100))  # waits for a sync
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        counted = await door.counted()
+        assert (counted.position, counted.expired) == (40, 0)
+        await door.pass_time(25)
+        counted = await door.counted()
+        assert (counted.position, counted.expired) == (70, 30)
+
+
+async def test_a_restart_in_the_middle_does_not_make_messages_younger(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 1)
+    clock.advance(61)
+    async with open_broker(tmp_path, clock=clock) as broker:
+        await broker.lifetimes.round()
+        assert (await Hourglass(broker, clock).counted()).expired == 10
+
+
+@pytest.mark.parametrize("ack_level", [AckLevel.DURABLE, AckLevel.MEMORY])
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE])
+async def test_the_time_counts_from_when_a_message_was_to_be_delivered(tmp_path, clock, kind, ack_level):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(ack_level=ack_level)
+        await door.policies(ttl_s=60)
+        await door.subscription(kind=kind)
+        producer, now = await door.producer(), clock.now_us()
+        await door.publish_delayed(producer, [0, now + 30 * MICROSECONDS, 0, now + 100 * MICROSECONDS, 0])
+        await door.fill(producer, 1, rows=5)
+        await door.pass_time(61)
+        counted = await door.counted()
+        assert (counted.position, counted.expired, counted.backlog) == (1, 8, 2)
+        await door.pass_time(30)  # now the second was due more than a minute ago
+        counted = await door.counted()
+        assert (counted.position, counted.expired, counted.backlog) == (3, 9, 1)
+        await door.pass_time(68)
+        assert (await door.counted()).backlog == 1
+        await door.pass_time(2)
+        counted = await door.counted()
+        assert (counted.position, counted.expired, counted.backlog) == (10, 10, 0)
+
+
+async def test_a_delayed_message_outlives_a_restart(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription(kind=SubscriptionType.SHARED)
+        await door.publish_delayed(await door.producer(), [0, clock.now_us() + 100 * MICROSECONDS])
+        await door.pass_time(61)
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.pass_time(1)
+        assert (await door.counted()).backlog == 1
+        sink = await door.subscribe(kind=SubscriptionType.SHARED)
+        assert sink.received == []
+        clock.advance(60)
+        await sink.wait_for(1)
+        await door.pass_time(60)
+        assert (await door.counted()).expired == 1
+
+
+async def test_a_subscription_that_goes_back_expires_again_what_is_too_old(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        producer = await door.producer()
+        await door.publish_delayed(producer, [0, clock.now_us() + 100 * MICROSECONDS])
+        await door.settle((0, 2))
+        await door.fill(producer, 3)
+        await door.pass_time(61)
+        await broker.subscriptions.seek(ANONYMOUS, door.topic, "billing", EARLIEST)
+        await door.pass_time(0)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog) == (1, 1)
+
+
+async def test_a_longer_time_to_live_counts_for_what_has_not_expired(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 2, every_s=30)
+        await door.policies(ttl_s=3600)
+        await door.pass_time(60)
+        assert (await door.counted()).expired == 0
+        await door.policies(ttl_s=1)
+        await door.pass_time(0)
+        assert (await door.counted()).expired == 20
+
+
+async def test_what_expired_can_go_by_retention_in_the_same_round(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60, retention_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 2)
+        await door.pass_time(61)
+        assert await door.start() == 20
