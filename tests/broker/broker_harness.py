@@ -92,9 +92,10 @@ class Door:
         """Open again with the identity that was given, as after a reconnect."""
         return await self.producer(name, partition, producer.producer_id, producer.producer_epoch, access)
 
-    def publish(self, producer, payloads: list[bytes], sequence: int = -1) -> asyncio.Future[Published]:
+    def publish(self, producer, payloads: list[bytes], sequence: int = -1, **columns) -> asyncio.Future[Published]:
         batch = encode(
             payloads,
+            **columns,
             publish_times=1,
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,

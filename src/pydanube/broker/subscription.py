@@ -152,7 +152,7 @@ class LiveSubscription:
         self._clock = place.clock
         self._seats: dict[Member, Seat] = {}
         self._rate: Rate | None = None
-        self._alarm = Alarm(place.clock, place.tasks, self._rung, f"redelivery {place.topic} {name}")
+        self._alarm = Alarm(place.clock, place.tasks, self.pump, f"redelivery {place.topic} {name}")
         self._ahead: deque[memoryview] = deque()
         self._ahead_from = 0
         self._reading: asyncio.Task[None] | None = None
@@ -212,36 +212,28 @@ class LiveSubscription:
 
     def pump(self) -> None:
         """Deliver what there is and what there is room for."""
-        core, stream = self.core, self._stream
+        core = self.core
         due_us = core.next_due_us
-        if due_us is not None:
-            now_us = self._clock.now_us()
-            if due_us <= now_us:
-                self._end(core.due(now_us))
-                due_us = core.next_due_us
-            self._alarm.set(due_us)
+        if due_us is not None and due_us <= self._clock.now_us():
+            self._end(core.due(self._clock.now_us()))
+        resume_us = self._deliver_wanted()
+        due_us = core.next_due_us
+        self._alarm.set(resume_us if due_us is None else due_us if resume_us is None else min(due_us, resume_us))
+
+    def _deliver_wanted(self) -> int | None:
+        """Returns when to go on, if it is the dispatch rate that stops it."""
+        core, stream = self.core, self._stream
         while (offset := core.wanted) is not None and offset < stream.end_offset:
-            if self._rate is not None and self._must_wait(self._rate):
-                return
+            wait_s = self._rate.wait_s(self._clock.monotonic()) if self._rate is not None else 0.0
+            if wait_s > 0:
+                self._ahead.clear()
+                return self._clock.now_us() + max(1000, int(wait_s * MICROSECONDS))
             view = self._at(offset)
             if view is None:
-                return
+                return None
             self._offer(view)
         self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
-
-    def _rung(self) -> None:
-        self._alarm.set(None)
-        self.pump()
-
-    def _must_wait(self, rate: Rate) -> bool:
-        wait_s = rate.wait_s(self._clock.monotonic())
-        if wait_s <= 0:
-            return False
-        at_us = self._clock.now_us() + max(1000, int(wait_s * MICROSECONDS))
-        due_us = self.core.next_due_us
-        self._alarm.set(at_us if due_us is None else min(at_us, due_us))
-        self._ahead.clear()
-        return True
+        return None
 
     def _at(self, offset: int) -> memoryview | None:
         """The batch with this offset, or the first one behind it; None while it is being read."""

@@ -1,0 +1,373 @@
+"""Every subscription type over a real log: who gets what, what comes again and when, what is left after a restart."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+
+from pydanube.codec.batch import Batch
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Refused
+from pydanube.model.failure import ACK_TIMEOUT, Backoff, FailurePolicy, Poison
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST, LATEST, Position
+from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.clock import ManualClock
+
+SHARED, FAILOVER, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
+AT_ONCE = FailurePolicy(delay_ms=0, backoff=Backoff.FIXED)
+DLQ = TopicName.parse("/default/orders-dlq")
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % n for n in range(start, start + count)]
+
+
+def offsets(collector) -> list[int]:
+    return [offset for offset, _ in collector.received]
+
+
+async def settled(condition) -> None:
+    """Until it holds; the loop runs meanwhile."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 -- the condition has no event
+            await asyncio.sleep(0)
+
+
+async def published(door: Door, payloads: list[bytes], batch: int = 0, **columns) -> None:
+    producer = await door.producer()
+    size = batch or len(payloads)
+    for start in range(0, len(payloads), size):
+        part = {name: column[start : start + size] for name, column in columns.items()}
+        await door.publish(producer, payloads[start : start + size], **part)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 7, 36])
+async def test_36_messages_make_12_for_each_of_three_shared_consumers(tmp_path: Path, batch: int):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumers = [await door.subscribe("work", name, kind=SHARED) for name in "abc"]
+        await published(door, numbered(36), batch)
+        for consumer in consumers:
+            await consumer.wait_for(12)
+        assert [len(one.received) for one in consumers] == [12, 12, 12]
+        assert sorted(offset for one in consumers for offset in offsets(one)) == list(range(36))
+
+
+async def test_a_large_batch_is_cut_and_every_slice_is_exact(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumers = [await door.subscribe("work", name, kind=SHARED) for name in "abcd"]
+        payloads = [b"%05d" % n * 20 for n in range(1000)]
+        await published(door, payloads)
+        for consumer in consumers:
+            assert [payloads[offset] for offset in offsets(consumer)] == [one for _, one in consumer.received]
+            assert len(consumer.received) == 250
+
+
+async def test_what_a_shared_consumer_leaves_goes_to_the_others_uncounted(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        one, two = [await door.subscribe("work", name, kind=SHARED) for name in "ab"]
+        await published(door, numbered(10))
+        await one.ack((0, 2))
+        one.consumer.close()
+        await two.wait_for(8)
+        assert sorted(offsets(two)) == list(range(2, 10))
+        assert set(two.redeliveries) == {0}
+
+
+async def test_a_cumulative_ack_is_refused_on_shared(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("work", kind=SHARED)
+        await published(door, numbered(3))
+        answers = []
+        consumer.consumer.ack([(0, 3)], True, answers.append)
+        assert isinstance(answers[0], Refused)
+        assert consumer.error is None
+
+
+async def test_a_standby_takes_over_with_the_unacked_first_and_in_order(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        active = await door.subscribe("pair", "b", kind=FAILOVER)
+        standby = await door.subscribe("pair", "c", kind=FAILOVER)
+        await published(door, numbered(6), batch=2)
+        assert offsets(active) == list(range(6))
+        assert standby.received == []
+        await active.ack((0, 2), (3, 4))
+        active.consumer.close()
+        await published(door, numbered(2, 6))
+        assert offsets(standby) == [2, 4, 5, 6, 7]
+
+
+async def test_priority_comes_before_the_name(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.subscribe("pair", "a", kind=FAILOVER, priority=1)
+        second = await door.subscribe("pair", "z", kind=FAILOVER, priority=0)
+        await published(door, numbered(1))
+        assert offsets(second) == [0]
+
+
+async def test_partitions_spread_their_active_consumers(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=4)
+        for index in range(4):
+            for name in "ab":
+                await door.subscribe("pair", name, partition=index, kind=FAILOVER)
+        places = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "pair")).partitions
+        assert [place.consumer for place in places] == ["a", "b", "a", "b"]
+
+
+async def test_a_key_stays_with_its_consumer_in_order(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED) for name in "abc"]
+        keys = [f"key-{n * 7 % 25}" for n in range(500)]
+        await published(door, [key.encode() for key in keys], batch=60, keys=keys)
+        owners = {}
+        for consumer in consumers:
+            assert offsets(consumer) == sorted(offsets(consumer))
+            for _, key in consumer.received:
+                assert owners.setdefault(key, consumer) is consumer
+        assert sum(len(one.received) for one in consumers) == 500
+        assert all(one.received for one in consumers)
+
+
+async def test_key_filters_isolate_and_what_nobody_accepts_waits(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        eu = await door.subscribe("keyed", "a", kind=KEY_SHARED, key_filters=["eu-*"])
+        us = await door.subscribe("keyed", "b", kind=KEY_SHARED, key_filters=["us-?", "ca-*"])
+        keys = ["eu-1", "us-1", "ca-9", "asia-1", "us-10", "eu-2"]
+        await published(door, [key.encode() for key in keys], keys=keys)
+        assert [payload for _, payload in eu.received] == [b"eu-1", b"eu-2"]
+        assert [payload for _, payload in us.received] == [b"us-1", b"ca-9"]
+        (partition,) = (await broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
+        assert partition.subscriptions[0].unmatched == 2
+        late = await door.subscribe("keyed", "c", kind=KEY_SHARED)
+        await late.wait_for(2)
+        assert [payload for _, payload in late.received] == [b"asia-1", b"us-10"]
+
+
+async def test_a_nack_comes_again_after_its_delay_with_count_and_reason(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("work", kind=SHARED)
+        await published(door, numbered(3))
+        consumer.consumer.nack([(1, 2)], reason="no stock")
+        await asyncio.sleep(0)
+        clock.advance(0.9)
+        await asyncio.sleep(0)
+        assert len(consumer.received) == 3
+        clock.advance(0.2)
+        await consumer.wait_for(4)
+        assert (offsets(consumer)[3], consumer.redeliveries[3], consumer.reasons[3]) == (1, 1, "no stock")
+        consumer.consumer.nack([(1, 2)], timeout=True)
+        await asyncio.sleep(0)
+        clock.advance(2.1)
+        await consumer.wait_for(5)
+        assert (consumer.redeliveries[4], consumer.reasons[4]) == (2, ACK_TIMEOUT)
+
+
+async def test_an_exhausted_message_is_dropped_and_counted(tmp_path: Path):
+    policy = FailurePolicy(redeliveries_max=1, delay_ms=0, poison=Poison.DROP)
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(door, numbered(2))
+        consumer.consumer.nack([(0, 1)])
+        await consumer.wait_for(3)
+        consumer.consumer.nack([(0, 1)])
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "work")).partitions[0]
+        assert (place.position, place.lag) == (1, 1)
+        (partition,) = (await broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
+        assert partition.subscriptions[0].dropped == 1
+
+
+async def test_an_exhausted_message_blocks_until_the_policy_changes(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        policy = FailurePolicy(redeliveries_max=0, poison=Poison.BLOCK)
+        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(door, numbered(1))
+        consumer.consumer.nack([(0, 1)])
+        await published(door, numbered(2, 1))
+        assert offsets(consumer) == [0]
+        await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "work", AT_ONCE)
+        await consumer.wait_for(4)
+        assert offsets(consumer) == [0, 0, 1, 2]
+
+
+async def test_a_blocked_key_stops_only_itself(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        policy = FailurePolicy(redeliveries_max=0, poison=Poison.BLOCK)
+        consumer = await door.subscribe("keyed", kind=KEY_SHARED, failure_policy=policy)
+        await published(door, [b"a0"], keys=["a"])
+        consumer.consumer.nack([(0, 1)])
+        await published(door, [b"a1", b"b0", b"a2", b"b1"], keys=["a", "b", "a", "b"])
+        assert [payload for _, payload in consumer.received] == [b"a0", b"b0", b"b1"]
+        await broker.subscriptions.settle(ANONYMOUS, TOPIC, "keyed", 0, [(0, 1)])
+        await consumer.wait_for(5)
+        assert [payload for _, payload in consumer.received[3:]] == [b"a1", b"a2"]
+
+
+async def test_a_dead_letter_keeps_payload_key_and_attributes_and_says_where_it_comes_from(tmp_path: Path):
+    policy = FailurePolicy(
+        redeliveries_max=1, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
+    )
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(door, [b"good", b"bad"], keys=["g", "b"], attributes=[{}, {"trace": "7"}])
+        await consumer.ack((0, 1))
+        consumer.consumer.nack([(1, 2)], reason="first")
+        await consumer.wait_for(3)
+        consumer.consumer.nack([(1, 2)], reason="no such customer")
+        await settled(lambda: broker._registry.find_topic(DLQ) is not None)
+        letters = await Door(broker, DLQ).fetch(wait_ms=5000)
+        batch = Batch.open(letters.batches[0], stamped=True)
+        assert (batch.payloads, batch.keys) == ([b"bad"], ["b"])
+        attributes = batch.attributes[0]
+        assert attributes["trace"] == "7"
+        assert attributes["x-original-topic"] == "/default/orders"
+        assert attributes["x-original-topic-offset"] == "1"
+        assert attributes["x-delivery-attempt"] == "2"
+        assert attributes["x-failure-reason"] == "no such customer"
+        await settled(lambda: next(iter(broker._partitions.of(TOPIC))).subscriptions["work"].cursor.position == 2)
+
+
+async def test_a_delayed_message_does_not_hold_up_those_behind_it_on_shared(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("work", kind=SHARED)
+        later = clock.now_us() + 5_000_000
+        await published(door, numbered(3), deliver_at=[0, later, 0])
+        assert offsets(consumer) == [0, 2]
+        await asyncio.sleep(0)
+        clock.advance(4.9)
+        await asyncio.sleep(0)
+        assert offsets(consumer) == [0, 2]
+        clock.advance(0.1)
+        await consumer.wait_for(3)
+        assert offsets(consumer) == [0, 2, 1]
+
+
+async def test_a_delay_outlives_a_restart(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("work", kind=SHARED)
+        await published(door, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
+        await consumer.ack((0, 1), (2, 3))
+    async with open_broker(tmp_path, clock=clock) as broker:
+        consumer = await Door(broker).subscribe("work", kind=SHARED)
+        await asyncio.sleep(0)
+        assert consumer.received == []
+        clock.advance(5)
+        await consumer.wait_for(1)
+        assert offsets(consumer) == [1]
+
+
+async def test_exclusive_ignores_delays_and_keeps_order(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        await published(door, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
+        assert offsets(consumer) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+async def test_acks_outlive_a_crash_and_the_rest_comes_again_uncounted(tmp_path: Path, kind: SubscriptionType):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("s", kind=kind)
+        await published(door, numbered(10), keys=[str(n % 3) for n in range(10)])
+        await consumer.ack((0, 1), (4, 7))
+    async with open_broker(tmp_path) as broker:
+        consumer = await Door(broker).subscribe("s", kind=kind)
+        await consumer.wait_for(6)
+        assert offsets(consumer) == [1, 2, 3, 7, 8, 9]
+        assert set(consumer.redeliveries) == {0}
+
+
+async def test_a_subscription_has_its_place_from_the_moment_it_exists(tmp_path: Path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await published(door, numbered(2))
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST)
+        await published(door, numbered(2, 2))
+    async with open_broker(tmp_path) as broker:
+        consumer = await Door(broker).subscribe("s", kind=SHARED)
+        await consumer.wait_for(2)
+        assert offsets(consumer) == [2, 3]
+
+
+async def test_progress_is_set_by_comparison_and_counts_for_lag(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "engine", SubscriptionType.EXCLUSIVE, EARLIEST)
+        await published(door, numbered(10))
+        await broker.subscriptions.advance(ANONYMOUS, TOPIC, "engine", 0, 6, 0)
+        with pytest.raises(Refused, match="stands at 6, not at 0"):
+            await broker.subscriptions.advance(ANONYMOUS, TOPIC, "engine", 0, 8, 0)
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "engine")).partitions[0]
+        assert (place.position, place.lag) == (6, 4)
+
+
+async def test_a_dispatch_rate_holds_back_and_loses_nothing(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        await published(door, [b"first"])
+        (partition,) = broker._partitions.of(TOPIC)
+        partition.subscriptions["billing"].set_dispatch_rate(10, 0)
+        await published(door, numbered(50), batch=5)
+        assert len(consumer.received) < 20
+        for _ in range(60):
+            await asyncio.sleep(0)
+            clock.advance(0.1)
+            await asyncio.sleep(0)
+        await consumer.wait_for(51)
+        assert offsets(consumer) == list(range(51))
+
+
+async def test_seeking_back_delivers_again_to_whoever_is_attached(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("s", kind=KEY_SHARED)
+        await published(door, numbered(4), keys=list("abab"))
+        await consumer.ack((0, 4))
+        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", Position("offset", 2))
+        await consumer.wait_for(6)
+        assert offsets(consumer) == [0, 1, 2, 3, 2, 3]
