@@ -40,7 +40,7 @@ from pydanube.storage.wal import Level, LogWriter
 
 from .backlog import BacklogQuota
 from .ownership import Ownership
-from .rates import Rate
+from .rates import Rate, dispatch_rate, publish_rate
 from .state import NoState, StateLedger, settle
 from .subscription import LiveSubscription
 
@@ -142,8 +142,8 @@ class Partition:
         """What counts for the topic from now on; nothing in it is inherited any more."""
         former, self.policies = self.policies, policies
         self.quota.set(policies)
-        if _publish_rate(former) != _publish_rate(policies):
-            self._rate = Rate.of(*_publish_rate(policies), self._clock.monotonic())
+        if publish_rate(former) != publish_rate(policies):
+            self._rate = Rate.of(*publish_rate(policies), self._clock.monotonic())
         if dispatch_rate(former) != dispatch_rate(policies):
             for subscription in self.subscriptions.values():
                 subscription.set_dispatch_rate(*dispatch_rate(policies))
@@ -267,8 +267,8 @@ class Partition:
         try:
             while self._waiting:
                 self._check_writable()
-                if (wait_s := self._held_back_s()) > 0:
-                    await self._clock.sleep(min(wait_s, RATE_CHECK_S))
+                if self._rate is not None and (wait_s := self._rate.wait_s(self._clock.monotonic())) > 0:
+                    await self._hold_back(wait_s)
                     continue
                 if not self._ready(self._waiting[0][0]):
                     await self._open_missing(self._waiting[0][0].span)
@@ -283,11 +283,10 @@ class Partition:
         if self._writer.read_only is not None:
             raise self._writer.read_only
 
-    def _held_back_s(self) -> float:
-        """How long the rate keeps the next publish waiting."""
-        wait_s = self._rate.wait_s(self._clock.monotonic()) if self._rate is not None else 0.0
-        self.traffic.throttled_s += min(wait_s, RATE_CHECK_S)
-        return wait_s
+    async def _hold_back(self, wait_s: float) -> None:
+        since = self._clock.monotonic()
+        await self._clock.sleep(min(wait_s, RATE_CHECK_S))
+        self.traffic.throttled_s += self._clock.monotonic() - since
 
     async def _open_missing(self, span: int) -> None:
         decide, ownership = self._decide, self._ownership
@@ -470,14 +469,6 @@ class Partition:
         for subscription in self.subscriptions.values():
             subscription.close(error)
         self._woken()
-
-
-def _publish_rate(policies: Policies) -> tuple[int, int]:
-    return policies.publish_messages_per_s or 0, policies.publish_bytes_per_s or 0
-
-
-def dispatch_rate(policies: Policies) -> tuple[int, int]:
-    return policies.dispatch_messages_per_s or 0, policies.dispatch_bytes_per_s or 0
 
 
 def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:

@@ -21,7 +21,8 @@ from .dead_letters import DeadLetterTopics
 from .fleeting import FleetingPartition
 from .opening import Opening
 from .ownership import LEDGER_COUNTER, Ids, Ownership
-from .partition import Partition, PartitionSettings, dispatch_rate
+from .partition import Partition, PartitionSettings
+from .rates import dispatch_rate
 from .records import SubscriptionRecord, TopicRecord
 from .registry import Registry
 from .subscription import LiveSubscription, Place

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydanube.model.policies import Policies
+
 BURST_S: Final = 0.1
 """How much of a quiet time can be made up for; enough for what arrives together in one turn of the event loop."""
 
@@ -64,3 +66,13 @@ class Rate:
             self._messages.take(messages, now)
         if self._bytes is not None:
             self._bytes.take(size_bytes, now)
+
+
+def publish_rate(policies: Policies) -> tuple[int, int]:
+    """Messages and bytes per second of a partition."""
+    return policies.publish_messages_per_s or 0, policies.publish_bytes_per_s or 0
+
+
+def dispatch_rate(policies: Policies) -> tuple[int, int]:
+    """Messages and bytes per second of each subscription of a partition."""
+    return policies.dispatch_messages_per_s or 0, policies.dispatch_bytes_per_s or 0

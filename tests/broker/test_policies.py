@@ -1,0 +1,230 @@
+"""Policies: inherited, durable, applied to what is running; limits count the living only."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from broker_harness import SETTINGS, TOPIC, Door, open_broker
+
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Full, Invalid, NotFound, Refused
+from pydanube.model.names import TopicName
+from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
+from pydanube.model.positions import LATEST
+from pydanube.model.topics import SubscriptionType
+
+SHARED = SubscriptionType.SHARED
+OTHER = TopicName.parse("/default/orders-dlq")
+
+
+async def a_topic(broker, **policies: int) -> Door:
+    door = Door(broker)
+    await door.create()
+    if policies:
+        await broker.policies.set(ANONYMOUS, TOPIC, policies)
+    return door
+
+
+async def test_a_topic_inherits_from_its_namespace_and_that_from_the_broker(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await a_topic(broker)
+        own, effective = await broker.policies.get(ANONYMOUS, TOPIC)
+        assert own == Policies()
+        broker_own = replace(
+            DEFAULTS, message_bytes_max=SETTINGS.message_bytes_max, deduplication_s=SETTINGS.remembered_us // 1_000_000
+        )
+        assert effective == broker_own
+        await broker.policies.set(ANONYMOUS, "default", {"producers_max": 7, "ttl_s": 60})
+        report = await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": 3})
+        assert report.own == Policies(producers_max=3)
+        assert report.effective == replace(broker_own, producers_max=3, ttl_s=60)
+        assert (await broker.policies.get(ANONYMOUS, "default")).effective == replace(
+            broker_own, producers_max=7, ttl_s=60
+        )
+        report = await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": None})
+        assert (report.own, report.effective.producers_max) == (Policies(), 7)
+
+
+async def test_policies_survive_a_restart_and_go_with_their_topic(tmp_path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        await a_topic(broker, backlog_action=BacklogAction.EVICT, retention_s=-1)
+        await broker.policies.set(ANONYMOUS, "default", {"consumers_max": 5})
+    async with open_broker(tmp_path) as broker:
+        own, effective = await broker.policies.get(ANONYMOUS, TOPIC)
+        assert own == Policies(backlog_action=BacklogAction.EVICT, retention_s=-1)
+        assert isinstance(own.backlog_action, BacklogAction)
+        assert effective.consumers_max == 5
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await Door(broker).create()
+        assert (await broker.policies.get(ANONYMOUS, TOPIC)).own == Policies()
+
+
+async def test_names_are_compared_whole(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await a_topic(broker, producers_max=1)
+        await broker.create_namespace(ANONYMOUS, "default-2")
+        neighbours = [Door(broker, OTHER), Door(broker, TopicName.parse("/default-2/orders"))]
+        await broker.policies.set(ANONYMOUS, "default", {"subscriptions_max": 1})
+        for neighbour in neighbours:
+            await neighbour.create()
+            await asyncio.gather(neighbour.producer(), neighbour.producer())
+        assert (await broker.policies.get(ANONYMOUS, OTHER)).effective.producers_max == 0
+        assert (await broker.policies.get(ANONYMOUS, "default-2")).effective.subscriptions_max == 0
+
+
+async def test_what_is_no_policy_or_no_target_is_refused(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await a_topic(broker)
+        with pytest.raises(Invalid, match="producer_max' is unknown"):
+            await broker.policies.set(ANONYMOUS, TOPIC, {"producer_max": 1})
+        with pytest.raises(Invalid, match="out of range"):
+            await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": -1})
+        for target in (OTHER, "nowhere"):
+            with pytest.raises(NotFound):
+                await broker.policies.set(ANONYMOUS, target, {"producers_max": 1})
+            with pytest.raises(NotFound):
+                await broker.policies.get(ANONYMOUS, target)
+        assert (await broker.policies.get(ANONYMOUS, TOPIC)).own == Policies()
+
+
+async def test_a_topic_that_is_being_opened_while_its_policies_change_is_opened(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await a_topic(broker)
+    async with open_broker(tmp_path) as broker:
+        fetching = asyncio.ensure_future(Door(broker).fetch())
+        await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 10})
+        await fetching
+        with pytest.raises(Invalid, match="message_bytes_max"):
+            await Door(broker).publish(await Door(broker).producer(), [b"x" * 11])
+
+
+async def test_producers_that_have_gone_do_not_fill_the_limit(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker, producers_max=2)
+        for _ in range(5):
+            opened = [await door.producer(), await door.producer("meter")]
+            with pytest.raises(Full, match=r"has 2 producers.*producers_max is 2: close one, or raise"):
+                await door.producer()
+            await door.producer("meter")
+            for producer in opened:
+                producer.close()
+                producer.close()
+            (await door.producer("meter")).close()
+        assert not broker.producers._circles, "nothing stays behind"
+
+
+async def test_a_producer_of_many_partitions_is_one(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=4)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": 1})
+        first = await door.producer()
+        for index in range(1, 4):
+            await door.come_back(first, partition=index)
+        with pytest.raises(Full):
+            await door.producer(partition=1)
+        described = await broker.describe_topic(ANONYMOUS, TOPIC)
+        assert broker.producers.count(described.topic_id) == 1
+        assert [one.producers for one in broker._partitions] == [1, 1, 1, 1]
+
+
+async def test_many_producers_at_once_do_not_pass_the_limit(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker, producers_max=3)
+        opened = await asyncio.gather(*[door.producer() for _ in range(10)], return_exceptions=True)
+        assert sum(isinstance(one, Full) for one in opened) == 7
+
+
+async def test_consumers_that_have_gone_do_not_fill_the_limit(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker, consumers_max=2)
+        for _ in range(3):
+            a, b = await door.subscribe("s", "a", kind=SHARED), await door.subscribe("t", "a")
+            with pytest.raises(Full, match=r"has 2 consumers.*consumers_max is 2: close one, or raise"):
+                await door.subscribe("s", "b", kind=SHARED)
+            b = await door.subscribe("t", "a")
+            a.consumer.close()
+            c = await door.subscribe("s", "b", kind=SHARED)
+            for one in (b, c):
+                one.consumer.close()
+        with pytest.raises(Refused):
+            await door.subscribe("t", "z", kind=SHARED)
+        assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["s", "t"]
+
+
+async def test_a_consumer_that_is_refused_leaves_no_subscription(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker, consumers_max=1)
+        await door.subscribe()
+        with pytest.raises(Full):
+            await door.subscribe("other")
+        assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["billing"]
+
+
+async def test_a_consumer_of_many_partitions_is_one(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=3)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"consumers_max": 1})
+        for index in range(3):
+            await door.subscribe(partition=index)
+        with pytest.raises(Full):
+            await door.subscribe("other", partition=2)
+
+
+async def test_subscriptions_are_limited_and_deleting_one_makes_room(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker, subscriptions_max=2)
+        await asyncio.gather(door.subscribe("a"), door.subscribe("b"))
+        for call in (door.subscribe("c"), broker.subscriptions.create(ANONYMOUS, TOPIC, "c", SHARED, LATEST)):
+            with pytest.raises(Full, match=r"has 2 subscriptions.*subscriptions_max is 2: delete one, or raise"):
+                await call
+        await door.subscribe("a")
+        await broker.subscriptions.delete(ANONYMOUS, TOPIC, "a")
+        created = await asyncio.gather(*[door.subscribe(name) for name in "cde"], return_exceptions=True)
+        assert sum(isinstance(one, Full) for one in created) == 2
+
+
+async def test_a_lower_limit_puts_nobody_out_and_a_higher_one_counts_at_once(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        opened = [await door.producer() for _ in range(3)]
+        await broker.policies.set(ANONYMOUS, "default", {"producers_max": 1})
+        for producer in opened:
+            await door.publish(producer, [b"x"])
+        with pytest.raises(Full):
+            await door.producer()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": 4})
+        await door.producer()
+
+
+async def test_the_size_of_messages_follows_the_policy_up_to_what_the_broker_takes(tmp_path):
+    async with open_broker(tmp_path, message_bytes_max=1000) as broker:
+        door = await a_topic(broker, message_bytes_max=10)
+        producer = await door.producer()
+        with pytest.raises(Invalid, match="message_bytes_max"):
+            await door.publish(producer, [b"x", b"x" * 11])
+        await door.publish(producer, [b"x" * 10] * 5)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": None})
+        await door.publish(producer, [b"x" * 1000])
+        report = await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 5000})
+        assert report.effective.message_bytes_max == 1000
+        with pytest.raises(Invalid, match=r"limits\.message_bytes_max"):
+            await door.publish(producer, [b"x" * 1001])
+
+
+async def test_the_dispatch_rate_reaches_every_subscription_there_is_and_will_be(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        await door.subscribe("before")
+        await broker.policies.set(ANONYMOUS, "default", {"dispatch_messages_per_s": 5})
+        await door.subscribe("after")
+        (partition,) = broker._partitions
+        assert all(one._rate is not None for one in partition.subscriptions.values())
+        await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": 0})
+        assert all(one._rate is None for one in partition.subscriptions.values())
+    async with open_broker(tmp_path) as broker:
+        await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": None})
+        await Door(broker).fetch()
+        (partition,) = broker._partitions
+        assert all(one._rate is not None for one in partition.subscriptions.values())

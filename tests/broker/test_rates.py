@@ -1,0 +1,192 @@
+"""Rates: publishes past one wait, in order, and none is lost; deliveries past one come later; nobody else waits."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, Collector, Door, open_broker
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydanube.broker import Attachment
+from pydanube.broker.rates import BURST_S, Bucket, Rate
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST
+from pydanube.runtime.clock import ManualClock
+
+
+async def settle() -> None:
+    """Let the loop run everything that is ready, and the log's thread answer."""
+    for _ in range(50):
+        await asyncio.sleep(0.0005)
+
+
+async def pass_time(clock: ManualClock, seconds: float) -> None:
+    for _ in range(round(seconds * 20)):
+        clock.advance(0.05)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await settle()
+
+
+# -- the bucket --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 10_000),
+    st.lists(st.tuples(st.floats(0, 5), st.integers(1, 5_000)), min_size=1, max_size=50),
+)
+def test_over_any_time_a_rate_is_kept_to_within_a_burst_and_a_batch(per_s, arrivals):
+    bucket, now, total = Bucket(per_s, 0.0), 0.0, 0
+    largest = max(amount for _, amount in arrivals)
+    for pause, amount in arrivals:
+        now += pause
+        now += bucket.wait_s(now)
+        assert bucket.wait_s(now) < 1e-6
+        bucket.take(amount, now)
+        total += amount
+        assert total - largest <= per_s * (now + BURST_S) + 1e-3 * per_s
+
+
+@given(st.integers(1, 10_000), st.integers(1, 1_000_000))
+def test_nothing_is_too_large_and_the_debt_is_paid_in_time(per_s, amount):
+    bucket = Bucket(per_s, 0.0)
+    assert bucket.wait_s(0.0) == 0
+    bucket.take(amount, 0.0)
+    assert bucket.wait_s(0.0) == pytest.approx(max(0.0, amount / per_s - BURST_S))
+    assert bucket.wait_s(amount / per_s + 1e-6) == 0
+
+
+def test_the_slower_of_messages_and_bytes_counts():
+    rate = Rate.of(10, 1000, 0.0)
+    assert rate is not None and Rate.of(0, 0, 0.0) is None
+    rate.take(11, 100, 0.0)
+    assert rate.wait_s(0.0) == pytest.approx(1.0)
+    rate.take(1, 5000, 0.0)
+    assert rate.wait_s(0.0) == pytest.approx(5.0)
+
+
+# -- publishing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+@pytest.mark.parametrize("policy", [{"publish_messages_per_s": 10}, {"publish_bytes_per_s": 10 * 1160}])
+async def test_publishes_past_the_rate_are_answered_later_in_order_and_none_is_lost(tmp_path, reliable, policy):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create(reliable=reliable)
+        consumer, producer = await door.subscribe(), await door.producer()
+        await broker.policies.set(ANONYMOUS, TOPIC, policy)
+        order: list[int] = []
+        answers = [door.publish(producer, [b"x" * 1000], sequence=n) for n in range(50)]
+        for answer in answers:
+            answer.add_done_callback(lambda done: order.append(done.result().base_offset))
+        await settle()
+        assert len(order) <= 2
+        await pass_time(clock, 2)
+        assert 18 <= len(order) <= 23
+        await pass_time(clock, 4)
+        assert order == list(range(50))
+        assert [offset for offset, _ in await consumer.wait_for(50)] == list(range(50))
+        (partition,) = broker._partitions
+        assert 4 < partition.traffic.throttled_s < 6
+
+
+async def test_a_batch_above_the_rate_goes_and_the_next_one_pays_for_it(tmp_path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 10})
+        producer = await door.producer()
+        await door.publish(producer, [b"x"] * 51, sequence=0)
+        late = door.publish(producer, [b"y"], sequence=51)
+        await pass_time(clock, 4.8)
+        assert not late.done()
+        await pass_time(clock, 0.5)
+        assert late.result().base_offset == 51
+
+
+@pytest.mark.parametrize("change", [{"publish_messages_per_s": None}, {"publish_messages_per_s": 1_000_000}])
+async def test_a_changed_rate_counts_at_once_for_what_waits(tmp_path, change):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
+        producer = await door.producer()
+        answers = [door.publish(producer, [b"x"] * 100, sequence=n * 100) for n in range(20)]
+        await pass_time(clock, 1)
+        assert not answers[-1].done()
+        await broker.policies.set(ANONYMOUS, TOPIC, change)
+        await pass_time(clock, 0.2)
+        assert [one.result().base_offset for one in answers] == list(range(0, 2000, 100))
+
+
+async def test_a_rate_of_one_topic_holds_nobody_else_back(tmp_path):
+    async with open_broker(tmp_path, clock=ManualClock()) as broker:
+        slow, other = Door(broker), Door(broker, TopicName.parse("/default/orders-dlq"))
+        await slow.create()
+        await other.create()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
+        producer = await slow.producer()
+        waiting = [slow.publish(producer, [b"x"], sequence=n) for n in range(20)]
+        quick = await other.producer()
+        for n in range(20):
+            assert (await other.publish(quick, [b"x"], sequence=n)).base_offset == n
+        assert not waiting[-1].done()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 0})
+        await settle()
+        broker._partitions._clock.advance(1)
+        await asyncio.gather(*waiting)
+
+
+async def test_a_broker_that_ends_tells_those_who_wait_to_send_it_again(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
+        producer = await door.producer()
+        await door.publish(producer, [b"a"], sequence=0)
+        late = door.publish(producer, [b"b"], sequence=1)
+    with pytest.raises(Unavailable):
+        await late
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        again = await door.come_back(producer)
+        assert (await door.publish(again, [b"b"], sequence=1)).base_offset == 1
+
+
+# -- delivering --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dispatch_rate_delays_deliveries_and_discards_none(tmp_path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": 10})
+        slow, producer = await door.subscribe(), await door.producer()
+        for n in range(40):
+            await door.publish(producer, [b"x"], sequence=n)
+        assert len(slow.received) <= 3
+        await pass_time(clock, 2)
+        assert 18 <= len(slow.received) <= 24
+        await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": None})
+        assert [offset for offset, _ in await slow.wait_for(40)] == list(range(40))
+
+
+async def test_a_slow_consumer_never_stops_producers_or_others(tmp_path):
+    async with open_broker(tmp_path, tail_bytes=10_000) as broker:
+        door = Door(broker)
+        await door.create()
+        stuck = Collector()
+        await broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, Attachment("stuck", "a", start=EARLIEST), stuck)
+        quick, producer = await door.subscribe("quick"), await door.producer()
+        async with asyncio.timeout(20):
+            for n in range(300):
+                await door.publish(producer, [b"x" * 1000], sequence=n)
+            assert [offset for offset, _ in await quick.wait_for(300)] == list(range(300))
+        assert not stuck.received
