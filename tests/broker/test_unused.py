@@ -1,0 +1,283 @@
+"""Topics, subscriptions and producers that nobody uses for long end by themselves."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, open_broker
+from lifetimes_harness import Hourglass
+
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
+from pydanube.runtime.clock import ManualClock
+
+HOUR = 3600
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+async def exists(broker) -> bool:
+    return str(TOPIC) in await broker.list_topics(ANONYMOUS)
+
+
+async def subscriptions(broker) -> list[str]:
+    return await broker.subscriptions.names(ANONYMOUS, TOPIC)
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_that_nobody_uses_is_deleted(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        await door.pass_time(HOUR - 1)
+        assert await exists(broker)
+        await door.pass_time(1)
+        assert not await exists(broker)
+        with pytest.raises(NotFound):
+            await door.producer()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        assert not await exists(broker)
+
+
+async def test_without_the_policy_a_topic_stays_for_ever(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.pass_time(10**9)
+        assert await exists(broker)
+
+
+async def test_publishing_and_reading_keep_a_topic_alive(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        producer = await door.producer()
+        await door.fill(producer, 1)
+        producer.close()
+        await door.pass_time(HOUR - 1)
+        await door.fetch()
+        await door.pass_time(HOUR - 1)
+        assert await exists(broker)
+        await door.pass_time(1)
+        assert not await exists(broker)
+
+
+async def test_a_live_producer_keeps_a_topic_alive_and_the_time_counts_from_its_end(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        producer = await door.producer()
+        await door.pass_time(10 * HOUR)
+        producer.close()
+        await door.pass_time(HOUR - 1)
+        assert await exists(broker)
+        await door.pass_time(1)
+        assert not await exists(broker)
+
+
+async def test_a_subscription_keeps_a_topic_alive(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        await door.subscription()
+        await door.pass_time(10 * HOUR)
+        assert await exists(broker)
+
+
+async def test_a_restart_begins_the_count_again(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+    clock.advance(10 * HOUR)
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.pass_time(HOUR - 1)
+        assert await exists(broker)
+        await door.pass_time(1)
+        assert not await exists(broker)
+
+
+async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothing_acked_is_lost(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        first = await door.producer()
+        await door.fill(first, 1)
+        first.close()
+        clock.advance(HOUR)
+        opening = asyncio.create_task(door.producer())
+        deleting = asyncio.create_task(broker.lifetimes.round())
+        late = await opening
+        await deleting
+        published = door.publish(late, [b"late"])
+        if await exists(broker):
+            assert (await published).base_offset == 10
+        else:
+            with pytest.raises((NotFound, Unavailable)):
+                await published
+
+
+async def test_a_topic_whose_deletion_fails_is_found_again_with_all_that_is_in_it(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        producer = await door.producer()
+        await door.fill(producer, 2)
+        producer.close()
+        store = broker._registry._store
+        broker._registry._store = Refusing(store)
+        await door.pass_time(HOUR)
+        broker._registry._store = store
+        assert await exists(broker)
+        assert len(await door.read_all()) == 20
+        assert (await door.publish(await door.producer(), [b"on"])).base_offset == 20
+
+
+class Refusing:
+    """A store that can be read and not written."""
+
+    def __init__(self, store) -> None:
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    async def transact(self, compares, writes):
+        raise Unavailable("the disk is full")
+
+
+# -- subscriptions -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_subscription_without_consumers_and_acks_is_deleted(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(partitions=2)
+        await door.policies(inactive_subscription_s=HOUR)
+        await door.subscription()
+        await door.pass_time(HOUR - 1)
+        assert await subscriptions(broker) == ["billing"]
+        await door.pass_time(1)
+        assert await subscriptions(broker) == []
+    async with open_broker(tmp_path, clock=clock) as broker:
+        assert await subscriptions(broker) == []
+
+
+async def test_an_attached_consumer_keeps_a_subscription_and_the_time_counts_from_its_end(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(partitions=2)
+        await door.policies(inactive_subscription_s=HOUR)
+        sink = await door.subscribe(partition=1)
+        await door.pass_time(10 * HOUR)
+        assert await subscriptions(broker) == ["billing"]
+        sink.consumer.close()
+        await door.pass_time(HOUR - 1)
+        assert await subscriptions(broker) == ["billing"]
+        await door.pass_time(1)
+        assert await subscriptions(broker) == []
+
+
+async def test_progress_without_a_consumer_keeps_a_subscription(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_subscription_s=HOUR)
+        await door.subscription()
+        await door.fill(await door.producer(), 1)
+        for offset in range(5):
+            await door.pass_time(HOUR - 1)
+            await broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, offset + 1, offset)
+        assert await subscriptions(broker) == ["billing"]
+
+
+async def test_a_topic_goes_after_its_last_unused_subscription(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_subscription_s=HOUR, inactive_topic_s=HOUR)
+        await door.subscription()
+        await door.pass_time(HOUR - 1)
+        await door.pass_time(1)
+        assert await subscriptions(broker) == []
+        await door.pass_time(HOUR)
+        assert not await exists(broker)
+
+
+# -- producers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_deduplication_policy_says_how_long_a_silent_producer_is_remembered(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(deduplication_s=HOUR)
+        producer = await door.producer()
+        await door.publish(producer, [b"a"], sequence=0)
+        await door.pass_time(HOUR - 1)
+        assert (await door.publish(producer, [b"a"], sequence=0)).duplicate
+        await door.pass_time(HOUR)
+        with pytest.raises(Refused, match="not remembered"):
+            await door.publish(producer, [b"b"], sequence=1)
+
+
+async def test_a_longer_deduplication_policy_is_kept_over_a_restart(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock, remembered_us=60 * 10**6) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(deduplication_s=HOUR)
+        producer = await door.producer()
+        await door.publish(producer, [b"a"], sequence=0)
+        await door.pass_time(HOUR - 1)
+    async with open_broker(tmp_path, clock=clock, remembered_us=60 * 10**6) as broker:
+        door = Hourglass(broker, clock)
+        producer = await door.come_back(producer)
+        assert (await door.publish(producer, [b"a"], sequence=0)).duplicate
+
+
+# -- the task ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_task_looks_every_so_often_until_it_is_cancelled(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=15)
+        running = asyncio.create_task(broker.lifetimes.run(10))
+        for _ in range(2):
+            while not clock.sleeping:
+                await asyncio.sleep(0)
+            assert await exists(broker)
+            clock.advance(10)
+        async with asyncio.timeout(10):
+            while await exists(broker):
+                await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_waiting(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(partitions=2)
+        for partition in range(2):
+            await door.fill(await door.producer(partition=partition), 1)
+        (state,) = [one for one in broker._partitions if one.index == 0]
+        ledger_id = state.stream.ledger_ids[0]
+    clock.advance(8 * 24 * HOUR)
+    async with open_broker(tmp_path, clock=clock) as broker:
+        broker._writer.recovered.damaged[ledger_id] = Corrupt("a damaged ledger")
+        await broker.lifetimes.round()
+        await broker.lifetimes.round()
+        assert [(one.index, one.stream.start_offset) for one in broker._partitions] == [(1, 10)]
