@@ -127,7 +127,7 @@ class LimitSettings(Section):
         default=5_000, metadata=about(Number(10, 600_000), "Time a new connection has to say who it is.")
     )
     keep_alive_ms: int = field(
-        default=5_000, metadata=about(Number(100, 600_000), "After so much silence the other side is asked.")
+        default=5_000, metadata=about(Number(100, 600_000), "After so much silence, and questions unanswered, a client is gone: what it held is free.")
     )
     publish_window_bytes: int = field(
         default=32 * MIB, metadata=about(Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered.")

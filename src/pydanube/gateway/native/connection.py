@@ -55,8 +55,8 @@ log = get_logger(__name__)
 VERSION_MIN: Final = 1
 """The oldest protocol version spoken here; the newest is PROTOCOL_VERSION."""
 
-KEEP_ALIVE_INTERVALS: Final = 3
-"""So many silent intervals, and the peer counts as gone."""
+KEEP_ALIVE_QUESTIONS: Final = 3
+"""A silent client is asked so often before its keep-alive is over: then it is gone, and what it held is others'."""
 
 SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 4
 """Smaller batches are copied out of the chunk they arrived in. A batch that is cached keeps its whole chunk in memory:
@@ -384,13 +384,13 @@ class Session:
         if not self.welcomed:
             if now - self.since > settings.handshake_timeout_ms / 1000:
                 self.end(Unavailable(f"no HELLO came within {settings.handshake_timeout_ms} ms"))
-        elif now - self._last_sign_of_life(now) > keep_alive * KEEP_ALIVE_INTERVALS:
-            self.end(Unavailable(f"nothing was heard for {KEEP_ALIVE_INTERVALS} intervals of {keep_alive:g} s"))
+        elif now - self._last_sign_of_life(now) > keep_alive:
+            self.end(Unavailable(f"nothing was heard for {keep_alive:g} s"))
         elif connection.frame_since and now - connection.frame_since > settings.frame_timeout_ms / 1000:
             self.end(Unavailable(f"a frame did not arrive whole within {settings.frame_timeout_ms} ms"))
-        elif now - connection.last_received > keep_alive:
+        elif now - connection.last_received > keep_alive / KEEP_ALIVE_QUESTIONS:
             connection.release_idle_memory()
-            if now - self._last_ping > keep_alive:
+            if now - self._last_ping > keep_alive / KEEP_ALIVE_QUESTIONS:
                 self._last_ping = now
                 self._send(Kind.PING)
 

@@ -20,7 +20,7 @@ class NativeSettings:
     """The largest frame from a peer that has not been welcomed."""
 
     keep_alive_ms: int = 5_000
-    """A side that heard nothing for so long asks; after KEEP_ALIVE_INTERVALS of them it gives up."""
+    """A client that was silent for so long is gone; it is asked several times before."""
     frame_timeout_ms: int = 60_000
     """From the first byte of a frame to its last."""
 
