@@ -249,20 +249,37 @@ async def test_a_longer_deduplication_policy_is_kept_over_a_restart(tmp_path, cl
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_task_looks_every_so_often_until_it_is_cancelled(tmp_path, clock):
+class AnnouncingClock(ManualClock):
+    """Tells when somebody begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_for = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds:
+            self.waited_for.set()
+        await super().sleep(seconds)
+
+    async def next_wait(self) -> None:
+        async with asyncio.timeout(10):
+            await self.waited_for.wait()
+        self.waited_for.clear()
+
+
+async def test_the_task_looks_every_so_often_until_it_is_cancelled(tmp_path):
+    clock = AnnouncingClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Hourglass(broker, clock)
         await door.create()
         await door.policies(inactive_topic_s=15)
         running = asyncio.create_task(broker.lifetimes.run(10))
         for _ in range(2):
-            while not clock.sleeping:
-                await asyncio.sleep(0)
+            await clock.next_wait()
             assert await exists(broker)
             clock.advance(10)
-        async with asyncio.timeout(10):
-            while await exists(broker):
-                await asyncio.sleep(0)
+        await clock.next_wait()
+        assert not await exists(broker)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
