@@ -138,7 +138,7 @@ async def test_a_partition_that_cannot_be_opened_is_listed_with_what_is_wrong(tm
         (partition,) = broker._partitions
         ledger_id = partition.stream.ledger_ids[0]
     async with open_broker(tmp_path, clock=clock) as broker:
-        broker._writer.recovered.damaged[ledger_id] = Corrupt("ledger is damaged: call a human")
+        broker._writer.recovered.damaged[ledger_id] = Corrupt("a damaged ledger")
         assert [one.health for one in (await statistics(broker)).partitions] == [
             "ledger is damaged: call a human",
             "ok",
