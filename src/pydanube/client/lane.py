@@ -186,7 +186,7 @@ class Lane:
         connection, outbox = self._connection, self.outbox
         if self.stopped:
             return
-        if outbox.renewable and (outbox.broken or self._host.frozen):
+        if (outbox.broken or self._host.frozen) and outbox.renewable:
             if outbox.broken and outbox.has_work:
                 self._host.renew()  # otherwise: wait until the others have finished
         elif connection is None:
@@ -203,22 +203,25 @@ class Lane:
                 self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
 
     def _send(self, connection: Connection) -> None:
-        outbox = self.outbox
+        outbox, window = self.outbox, connection.window
         while outbox.on_wire < self._window:
-            flight = outbox.unsent
+            flight = outbox.unsent or self._next_flight()
             if flight is None:
-                if self._host.frozen:
-                    return
-                if outbox.filling and not outbox.full and (not outbox.flights or self._lingered or self.hurried):
-                    outbox.close_filling()
-                self._lingered = False
-                if not outbox.take():
-                    return
-            elif connection.window.has_room(len(flight.data)):
-                connection.publish(self._handle, flight.data, self, outbox.sent())
-            else:
-                connection.window.when_room(self, len(flight.data), self.pump)
                 return
+            if not window.has_room(len(flight.data)):
+                window.when_room(self, len(flight.data), self.pump)
+                return
+            connection.publish(self._handle, flight.data, self, outbox.sent())
+
+    def _next_flight(self) -> Flight | None:
+        """A batch that is full, or is not filled any longer; None when there is none or none may take a sequence."""
+        outbox = self.outbox
+        if self._host.frozen:
+            return None
+        if not outbox.full and (not outbox.flights or self._lingered or self.hurried):
+            outbox.close_filling()
+        self._lingered = False
+        return outbox.take()
 
     def _linger_over(self) -> None:
         self._linger = None
@@ -234,7 +237,8 @@ class Lane:
             self._backoff.reset()
             self._fruitless = False
         self.outbox.published(cast(Flight, ticket), base_offset, duplicate)
-        self.pump()
+        if self.outbox.has_work:
+            self.pump()
 
     def refused(self, ticket: object, error: DanubeError) -> None:
         if isinstance(error, StaleEpoch):

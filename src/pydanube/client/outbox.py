@@ -149,10 +149,10 @@ class Outbox:
 
     # -- flights -----------------------------------------------------------------------------------------------------
 
-    def take(self) -> bool:
-        """Turn the oldest full batch into a flight. False when there is none or nothing new may be sent now."""
+    def take(self) -> Flight | None:
+        """Turn the oldest full batch into a flight. None when there is none or nothing new may be sent now."""
         if self.refusal is not None or self.broken:
-            return False
+            return None
         while self._closed:
             rows = self._closed.popleft()
             sequence = self._next_sequence
@@ -167,8 +167,8 @@ class Outbox:
             flight = Flight(rows, data, sequence)
             self.flights.append(flight)
             self._unsent.append(flight)
-            return True
-        return False
+            return flight
+        return None
 
     @property
     def unsent(self) -> Flight | None:

@@ -317,7 +317,10 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._handler.stream_broken(error)
         finally:
             self._cutting = False
-        self._note_unfinished_frame(progressed)
+        if self._start == self._end and not self._reserved_bytes:
+            self.frame_since = 0.0
+        else:
+            self._note_unfinished_frame(progressed)
         if self._outgoing and not (self._kernel_full or self._flush_planned):
             self._flush()
 

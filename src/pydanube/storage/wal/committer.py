@@ -143,7 +143,8 @@ class Committer:
         waiting = [append for append in group if append[1] == Level.SYNC]
         self._untold = group
         try:
-            self._engine.write(records, written)
+            if records:
+                self._engine.write(records, written)
             if len(waiting) < len(group):
                 self._untold = waiting
                 self._listener.finished([append for append in group if append[1] < Level.SYNC], None)
