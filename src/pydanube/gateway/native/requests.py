@@ -123,6 +123,27 @@ async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.T
     )
 
 
+async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:
+    await caller.broker.grow_topic(caller.principal, TopicName.parse(request.topic), request.partitions)
+    return wire.Done()
+
+
+async def _set_policies(caller: Caller, request: wire.SetPolicies) -> wire.PolicyReport:
+    target = _target(request.target)
+    own, effective = await caller.broker.policies.set(caller.principal, target, request.changes)
+    return wire.PolicyReport(own, effective)
+
+
+async def _get_policies(caller: Caller, request: wire.GetPolicies) -> wire.PolicyReport:
+    own, effective = await caller.broker.policies.get(caller.principal, _target(request.target))
+    return wire.PolicyReport(own, effective)
+
+
+def _target(text: str) -> TopicName | str:
+    """What policies are set on: a topic's full name, or a namespace."""
+    return TopicName.parse(text) if text.startswith("/") else parse_namespace(text)
+
+
 async def _create_namespace(caller: Caller, request: wire.CreateNamespace) -> wire.Done:
     await caller.broker.create_namespace(caller.principal, parse_namespace(request.namespace))
     return wire.Done()
@@ -149,6 +170,7 @@ async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.Pro
         request.name,
         request.producer_id,
         request.producer_epoch,
+        request.access,
     )
     caller.add_producer(handle, producer)
     return wire.ProducerOpened(handle, producer.producer_id, producer.producer_epoch, producer.owner_epoch)
@@ -299,6 +321,9 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DeleteTopic: _delete_topic,
     wire.ListTopics: _list_topics,
     wire.DescribeTopic: _describe_topic,
+    wire.GrowTopic: _grow_topic,
+    wire.SetPolicies: _set_policies,
+    wire.GetPolicies: _get_policies,
     wire.CreateNamespace: _create_namespace,
     wire.DeleteNamespace: _delete_namespace,
     wire.ListNamespaces: _list_namespaces,

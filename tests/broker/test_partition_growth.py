@@ -1,0 +1,95 @@
+"""Topics that get more partitions while they are used."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Invalid, NotFound, Refused
+from pydanube.model.limits import PARTITIONS_MAX
+from pydanube.model.positions import LATEST
+from pydanube.model.topics import SubscriptionType
+
+
+async def partitions_of(broker) -> int:
+    return len((await broker.lookup(ANONYMOUS, TOPIC, False)).partitions)
+
+
+async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_what_is_new(tmp_path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await door.create(partitions=2)
+        await door.publish(await door.producer(partition=1), [b"old"])
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "tail", SubscriptionType.EXCLUSIVE, LATEST)
+        with pytest.raises(NotFound, match="there is no partition 2"):
+            await door.producer(partition=2)
+        await broker.grow_topic(ANONYMOUS, TOPIC, 4)
+        assert await partitions_of(broker) == 4
+        await door.publish(await door.producer(partition=3), [b"new"])
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        assert await partitions_of(broker) == 4, "it stays grown"
+        new, old = await door.subscribe("tail", partition=3), await door.subscribe("tail", partition=1)
+        assert await new.wait_for(1) == [(0, b"new")], "what came before the first consumer is not missed"
+        await door.publish(await door.producer(partition=1), [b"next"])
+        assert await old.wait_for(1) == [(1, b"next")]
+        described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "tail")
+        assert [one.partition for one in described.partitions] == [0, 1, 2, 3]
+
+
+async def test_what_runs_goes_on_while_a_topic_grows(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=1)
+        consumer, producer = await door.subscribe(), await door.producer()
+        publishes = [door.publish(producer, [b"x"], sequence=n) for n in range(100)]
+        for count in range(2, 12):
+            await broker.grow_topic(ANONYMOUS, TOPIC, count)
+        assert [one.base_offset for one in await asyncio.gather(*publishes)] == list(range(100))
+        await consumer.wait_for(100)
+        again = await door.come_back(producer, partition=10)
+        assert (await door.publish(again, [b"y"], sequence=0)).base_offset == 0
+
+
+async def test_partitions_are_never_taken_away_and_plain_topics_stay_plain(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        with pytest.raises(NotFound):
+            await broker.grow_topic(ANONYMOUS, TOPIC, 4)
+        await door.create(partitions=3)
+        with pytest.raises(Refused, match="has 3 partitions, and none can be taken away"):
+            await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+        with pytest.raises(Invalid, match=f"at most {PARTITIONS_MAX}"):
+            await broker.grow_topic(ANONYMOUS, TOPIC, PARTITIONS_MAX + 1)
+        await broker.grow_topic(ANONYMOUS, TOPIC, 3)
+        assert await partitions_of(broker) == 3
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await door.create()
+        with pytest.raises(Refused, match="not partitioned"):
+            await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+
+
+async def test_a_non_reliable_topic_grows_too(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=1, reliable=False)
+        await door.subscribe()
+        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+        consumer = await door.subscribe(partition=1)
+        await door.publish(await door.producer(partition=1), [b"x"])
+        assert consumer.received == [(0, b"x")]
+
+
+async def test_a_grown_topic_keeps_its_policies_and_its_holder(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=1)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 5})
+        holder = await door.producer(access="exclusive")
+        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+        with pytest.raises(Refused):
+            await door.producer(partition=1)
+        again = await door.come_back(holder, partition=1, access="exclusive")
+        with pytest.raises(Invalid, match="message_bytes_max"):
+            await door.publish(again, [b"too long"])

@@ -1,0 +1,117 @@
+"""Policies, access modes, growth and non-reliable topics over the native door."""
+
+import pytest
+from native_peer import TOPIC, Peer, door, one_batch
+
+from pydanube.codec.batch import Batch
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Kind
+from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch
+from pydanube.model.policies import Policies
+
+
+def exclusive(**identity: int) -> requests.OpenProducer:
+    return requests.OpenProducer(topic=TOPIC, partition=0, access="exclusive", **identity)
+
+
+async def test_policies_are_set_and_read_on_topics_and_namespaces() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        asked = requests.SetPolicies(target="default", changes={"ttl_s": 60, "producers_max": 5})
+        report = await peer.request(asked, requests.PolicyReport)
+        assert report.own == Policies(ttl_s=60, producers_max=5)
+        asked = requests.SetPolicies(target=TOPIC, changes={"producers_max": 1, "backlog_action": 1})
+        await peer.request(asked, requests.PolicyReport)
+        report = await peer.request(requests.GetPolicies(target=TOPIC), requests.PolicyReport)
+        assert (report.own.producers_max, report.own.ttl_s) == (1, None)
+        assert (report.effective.producers_max, report.effective.ttl_s) == (1, 60)
+        for target, error in (("/default", Invalid), ("/default/unknown", NotFound), ("unknown", NotFound)):
+            with pytest.raises(error):
+                await peer.request(requests.GetPolicies(target=target), requests.PolicyReport)
+
+
+async def test_a_producer_whose_connection_is_gone_does_not_fill_the_limit() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        limits = {"producers_max": 1, "consumers_max": 1}
+        await peer.request(requests.SetPolicies(target=TOPIC, changes=limits), requests.PolicyReport)
+        for _ in range(3):
+            async with await Peer.greet(there) as other:
+                await other.open_producer()
+                await other.subscribe("billing")
+                with pytest.raises(Full, match="producers_max"):
+                    await peer.open_producer()
+                with pytest.raises(Full, match="consumers_max"):
+                    await peer.subscribe("other")
+                session = await there.session_of(other)
+            await there.until(lambda session=session: session.closed)
+        await peer.open_producer()
+        await peer.subscribe("other")
+
+
+async def test_exclusive_access_ends_with_its_connection_and_fences_for_good() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        shared = await peer.open_producer()
+        async with await Peer.greet(there) as other:
+            holder = await other.request(exclusive(), requests.ProducerOpened)
+            with pytest.raises(Refused, match="exclusive access"):
+                await peer.open_producer()
+            peer.publish(shared.handle, one_batch(shared))
+            with pytest.raises(StaleEpoch):
+                await peer.receive(Kind.PUBLISHED)
+            session = await there.session_of(other)
+        await there.until(lambda: session.closed)
+        again = await peer.request(
+            exclusive(producer_id=holder.producer_id, producer_epoch=holder.producer_epoch), requests.ProducerOpened
+        )
+        peer.publish(again.handle, one_batch(again))
+        await peer.receive(Kind.PUBLISHED)
+        back = requests.OpenProducer(
+            topic=TOPIC, partition=0, producer_id=shared.producer_id, producer_epoch=shared.producer_epoch
+        )
+        with pytest.raises(StaleEpoch):
+            await peer.request(back, requests.ProducerOpened)
+
+
+async def test_a_grown_topic_is_seen_by_lookup() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.request(requests.CreateTopic(topic=TOPIC, partitions=1), requests.Done)
+        await peer.request(requests.GrowTopic(topic=TOPIC, partitions=3), requests.Done)
+        route = await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
+        assert [one.index for one in route.partitions] == [0, 1, 2]
+        with pytest.raises(Refused, match="none can be taken away"):
+            await peer.request(requests.GrowTopic(topic=TOPIC, partitions=2), requests.Done)
+
+
+async def test_a_non_reliable_topic_delivers_to_whoever_has_credit() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.request(requests.CreateTopic(topic=TOPIC, reliable=False), requests.Done)
+        route = await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
+        assert not route.reliable
+        producer, consumer = await peer.open_producer(), await peer.subscribe("live")
+        unheard = peer.publish(producer.handle, one_batch(producer, sequence=0))
+        assert (await peer.receive(Kind.PUBLISHED)).correlation == unheard
+        peer.credit(consumer.handle, 3, 1 << 20)
+        peer.publish(producer.handle, one_batch(producer, sequence=3))
+        kinds = [await peer.receive(Kind.PUBLISHED, Kind.DELIVER) for _ in range(2)]
+        (delivery,) = [frame for frame in kinds if frame.kind is Kind.DELIVER]
+        assert Batch.open(delivery.body, stamped=True).base_offset == 3
+        peer.ack(consumer.handle, (3, 6), correlation=99)
+        assert (await peer.receive(Kind.RESPONSE)).correlation == 99
+        fetch = requests.Fetch(topic=TOPIC, partition=0, start=requests.Start("earliest"))
+        peer.write(frames.encode(Kind.FETCH, requests.encode(fetch), 100))
+        assert "not reliable" in (await peer.error(correlation=100)).message
+
+
+async def test_a_publish_past_the_rate_is_answered_later_and_the_window_bounds_what_waits() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        rate = {"publish_messages_per_s": 20}
+        await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+        producer = await peer.open_producer()
+        sent = [peer.publish(producer.handle, one_batch(producer, sequence=n * 3)) for n in range(8)]
+        session = await there.session_of(peer)
+        await there.until(lambda: session.in_flight >= 5)
+        answered = [(await peer.receive(Kind.PUBLISHED)).correlation for _ in sent]
+        assert answered == sent
