@@ -28,6 +28,8 @@ from .model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from .model.failure import Backoff, FailurePolicy, Poison
+from .model.policies import BacklogAction, Policies
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -35,41 +37,54 @@ if TYPE_CHECKING:
     from .client import (
         BlockingClient,
         BlockingConsumer,
+        BlockingDeadLetters,
         BlockingProducer,
         BlockingReader,
         Client,
         Consumer,
+        DeadLetter,
+        DeadLetters,
         Message,
         Producer,
         Reader,
         Receipt,
         Receipts,
         ReceivedBatch,
+        Redriven,
         connect,
         connect_blocking,
     )
 
 __all__ = [
     "AlreadyExists",
+    "BacklogAction",
+    "Backoff",
     "BlockingClient",
     "BlockingConsumer",
+    "BlockingDeadLetters",
     "BlockingProducer",
     "BlockingReader",
     "Client",
     "Consumer",
     "Corrupt",
     "DanubeError",
+    "DeadLetter",
+    "DeadLetters",
     "Denied",
+    "FailurePolicy",
     "Full",
     "Invalid",
     "Message",
     "NotFound",
     "NotOwner",
+    "Poison",
+    "Policies",
     "Producer",
     "Reader",
     "Receipt",
     "Receipts",
     "ReceivedBatch",
+    "Redriven",
     "Refused",
     "StaleEpoch",
     "Unauthenticated",

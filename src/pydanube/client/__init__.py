@@ -8,10 +8,11 @@ Never           broker, storage or gateway code; a task or a thread that outlive
 
 from __future__ import annotations
 
-from .blocking import BlockingClient, BlockingProducer, connect_blocking
+from .blocking import BlockingClient, BlockingDeadLetters, BlockingProducer, connect_blocking
 from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import Client, connect
 from .consumer import Consumer
+from .dead_letters import DeadLetter, DeadLetters, Redriven
 from .message import Message, ReceivedBatch
 from .producer import Producer
 from .reader import Reader
@@ -20,16 +21,20 @@ from .receipts import Receipt, Receipts
 __all__ = [
     "BlockingClient",
     "BlockingConsumer",
+    "BlockingDeadLetters",
     "BlockingProducer",
     "BlockingReader",
     "Client",
     "Consumer",
+    "DeadLetter",
+    "DeadLetters",
     "Message",
     "Producer",
     "Reader",
     "Receipt",
     "Receipts",
     "ReceivedBatch",
+    "Redriven",
     "connect",
     "connect_blocking",
 ]

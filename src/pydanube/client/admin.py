@@ -1,19 +1,25 @@
-"""Administration: namespaces, topics, subscriptions, positions. Every call is one request to some broker.
+"""Administration: namespaces, topics, subscriptions, policies, positions. Most calls are one request to some broker.
 
-What only looks is repeated over reconnects until it is answered. What creates or deletes is asked once: when the
-connection ends before the answer, Unavailable says so, and looking tells what happened.
+What only looks, and what may be done twice, is repeated over reconnects until it is answered. What creates, deletes,
+grows or compares is asked once: when the connection ends before the answer, Unavailable says so, and looking tells what
+happened.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
 
 from pydanube.codec.native import requests
-from pydanube.model.limits import PARTITIONS_MAX
+from pydanube.model.errors import Invalid
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.limits import ACKED_RANGES_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
-from pydanube.model.positions import LATEST
+from pydanube.model.policies import BacklogAction, Policies
+from pydanube.model.positions import LATEST, OFFSET_END
+from pydanube.model.statistics import TopicStatistics
 from pydanube.model.topics import (
     AckLevel,
     BrokerDescription,
@@ -23,7 +29,10 @@ from pydanube.model.topics import (
     TopicDescription,
 )
 
+from .acks import Range, merged
 from .lifecycle import Openable
+from .message import Message
+from .peeking import peek
 from .routing import Brokers
 from .settings import check_count
 from .wire import AnyPosition, broker_description, subscription_description, topic_description, wire_start
@@ -41,7 +50,12 @@ class Admin(Openable):
     async def create_topic(
         self, topic: str, *, partitions: int = 0, reliable: bool = True, ack_level: str = "durable"
     ) -> None:
-        """Create a topic; `partitions` 0 is plain. Raises AlreadyExists."""
+        """Create a topic. Raises AlreadyExists.
+
+        partitions      0: plain; 1 or more can grow later
+        reliable        False: stored nowhere, delivered at most once, to whoever listens and has room
+        ack_level       when a publish is answered: "durable" (synced), "written", "memory"
+        """
         check_count("partitions", partitions, 0, PARTITIONS_MAX)
         name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
         request = requests.CreateTopic(topic=name, partitions=partitions, reliable=reliable, ack_level=level)
@@ -69,6 +83,39 @@ class Admin(Openable):
         """The partitions of a topic, with the offsets that can be read."""
         return (await self.describe_topic(topic)).partitions
 
+    async def grow_topic(self, topic: str, partitions: int) -> None:
+        """More partitions for a partitioned topic. Refused for fewer.
+
+        A key may belong to another partition afterwards: its order does not hold across this moment. Producers and
+        consumers that run notice within their `refresh_seconds`; new partitions are received from their beginning.
+        """
+        check_count("partitions", partitions, 1, PARTITIONS_MAX)
+        name = str(TopicName.parse(topic))
+        try:
+            await self._change(requests.GrowTopic(topic=name, partitions=partitions))
+        finally:
+            self._brokers.moved(name)
+
+    async def topic_statistics(self, topic: str) -> TopicStatistics:
+        """Rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
+        request = requests.TopicStatistics(topic=str(TopicName.parse(topic)))
+        return (await self._ask(request, requests.Statistics)).topic
+
+    # -- policies ----------------------------------------------------------------------------------------------------
+
+    async def policies(self, target: str) -> requests.PolicyReport:
+        """The policies of a topic (``/namespace/topic``) or a namespace: `own`, what is set on it; `effective`."""
+        return await self._ask(requests.GetPolicies(target=_target(target)), requests.PolicyReport)
+
+    async def set_policies(self, target: str, /, **changes: int | str | None) -> requests.PolicyReport:
+        """Change policies of a topic or a namespace, by the names of `pydanube.Policies`. They count at once.
+
+        None inherits again. Answers what counts then, as `policies` does.
+        """
+        values = {name: _policy(name, value) for name, value in changes.items()}
+        Policies().changed(values)
+        return await self._ask(requests.SetPolicies(target=_target(target), changes=values), requests.PolicyReport)
+
     # -- namespaces --------------------------------------------------------------------------------------------------
 
     async def create_namespace(self, namespace: str) -> None:
@@ -90,13 +137,17 @@ class Admin(Openable):
         *,
         type: str = "exclusive",  # noqa: A002  the word of the contract
         start: AnyPosition = LATEST,
+        failure_policy: FailurePolicy | None = None,
     ) -> None:
         """Create a subscription without a consumer, on every partition; durable on return. Raises AlreadyExists."""
+        if failure_policy is not None:
+            _check_failure_policy(failure_policy)
         request = requests.CreateSubscription(
             topic=str(TopicName.parse(topic)),
             subscription=parse_subscription(subscription),
             type=str(SubscriptionType.parse(type)),
             start=wire_start(start),
+            failure_policy=failure_policy,
         )
         await self._change(request)
 
@@ -123,6 +174,63 @@ class Admin(Openable):
         )
         await self._ask(request, requests.Done)
 
+    async def set_failure_policy(self, topic: str, subscription: str, policy: FailurePolicy) -> None:
+        """What happens to messages that this subscription's consumers do not manage. Counts at once, on all of it."""
+        _check_failure_policy(policy)
+        request = requests.SetFailurePolicy(
+            topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription), failure_policy=policy
+        )
+        await self._ask(request, requests.Done)
+
+    async def advance(self, topic: str, subscription: str, partition: int, offset: int, expected: int) -> None:
+        """Move a subscription without consumers to `offset` if it stands at `expected`; Refused when it does not.
+
+        For a processing engine that keeps its progress here: what is below counts for lag and retention as acked.
+        """
+        for name, value in (("offset", offset), ("expected", expected)):
+            check_count(name, value, 0, OFFSET_END - 1)
+        request = requests.Advance(
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            partition=partition,
+            offset=offset,
+            expected=expected,
+        )
+        await self._change(request)
+
+    async def skip(
+        self, topic: str, subscription: str, partition: int, offsets: int | Iterable[int | tuple[int, int]]
+    ) -> None:
+        """Settle messages as if they had been acked: an offset, or several, or ranges (start, end). Durable on return.
+
+        Frees what a poisoned message blocks. The messages stay stored; `seek` brings them back.
+        """
+        name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
+        check_count("partition", partition, 0, PARTITIONS_MAX - 1)
+        ranges = _ranges(offsets)
+        for start in range(0, len(ranges), ACKED_RANGES_MAX):
+            some = ranges[start : start + ACKED_RANGES_MAX]
+            request = requests.Settle(topic=name, subscription=subscription, partition=partition, ranges=some)
+            await self._ask(request, requests.Done)
+
+    async def clear_backlog(self, topic: str, subscription: str, *, partition: int | None = None) -> None:
+        """Settle everything a subscription has not acked, on one partition or all of them. Durable on return."""
+        request = requests.Settle(
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            partition=-1 if partition is None else partition,
+        )
+        await self._ask(request, requests.Done)
+
+    async def peek(
+        self, topic: str, subscription: str, count: int = 10, *, partition: int | None = None
+    ) -> list[Message]:
+        """The next messages that a subscription has not settled, without consuming them; also those in delivery."""
+        check_count("count", count, 1, 1 << 31)
+        self._check_open()
+        name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
+        return await peek(self._brokers, name, subscription, count, partition)
+
     # -- positions and brokers ---------------------------------------------------------------------------------------
 
     async def find_offset(self, topic: str, partition: int = 0, position: AnyPosition = LATEST) -> int:
@@ -145,3 +253,33 @@ class Admin(Openable):
     async def _change(self, request: requests.Request) -> None:
         self._check_open()
         await self._brokers.call(request, requests.Done, repeatable=False)
+
+
+def _target(text: str) -> str:
+    """A topic or a namespace."""
+    return str(TopicName.parse(text)) if isinstance(text, str) and "/" in text else parse_namespace(text)
+
+
+def _policy(name: str, value: int | str | None) -> int | None:
+    if name == "backlog_action" and isinstance(value, str):
+        return BacklogAction.parse(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise Invalid(f"policy {name}={value!r} is not a whole number")
+    return value
+
+
+def _check_failure_policy(policy: FailurePolicy) -> None:
+    if not isinstance(policy, FailurePolicy):
+        raise Invalid(f"{policy!r} is not a failure policy: use pydanube.FailurePolicy(...)")
+
+
+def _ranges(offsets: int | Iterable[int | tuple[int, int]]) -> list[Range]:
+    """Offsets and ranges of them as ranges, in order; or Invalid."""
+    given = [offsets] if isinstance(offsets, int) else list(offsets)
+    ranges = [one if isinstance(one, tuple) else (one, one + 1) for one in given]
+    if not ranges:
+        raise Invalid("no offset to skip; for everything there is, use clear_backlog")
+    for start, end in ranges:
+        check_count("offset", start, 0, OFFSET_END - 2)
+        check_count("end of a range", end, start + 1, OFFSET_END - 1)
+    return merged(ranges)

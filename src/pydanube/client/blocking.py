@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -29,6 +29,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import DEFAULT_URL, Client
+from .dead_letters import DeadLetter, DeadLetters
 from .lifecycle import Openable
 from .loop_thread import Blocking, LoopThread, blocking
 from .producer import Producer
@@ -107,6 +108,45 @@ class BlockingProducer(Blocking[Producer]):
             self._inner._send_admitted(payload, key, attributes, publish_time, deliver_us)
 
 
+class BlockingDeadLetters:
+    """See `DeadLetters`."""
+
+    def __init__(self, inner: DeadLetters, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    first = blocking(DeadLetters.first)
+    get = blocking(DeadLetters.get)
+    redrive = blocking(DeadLetters.redrive)
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        return self.listed()
+
+    def listed(self, *, redriven: bool = False) -> Iterator[DeadLetter]:
+        """See `DeadLetters.listed`."""
+        letters = self._inner.listed(redriven=redriven)
+        try:
+            while (letter := self._thread.call(_next(letters))) is not None:
+                yield letter
+        finally:
+            self._thread.call(_closed(letters))
+
+    def _hand_over(self) -> None:
+        """Nothing is collected here."""
+
+
+async def _next(letters: AsyncGenerator[DeadLetter, None]) -> DeadLetter | None:
+    return await anext(letters, None)
+
+
+async def _closed(letters: AsyncGenerator[DeadLetter, None]) -> None:
+    await letters.aclose()
+
+
 def _making(
     method: Callable[Concatenate[Client, P], OpenableT], form: Callable[[OpenableT, LoopThread], FormT]
 ) -> Callable[Concatenate[BlockingClient, P], FormT]:
@@ -154,11 +194,19 @@ class BlockingClient(Blocking[Client]):
     consumer = _making(Client.consumer, BlockingConsumer)
     reader = _making(Client.reader, BlockingReader)
 
+    def dead_letters(self, topic: str) -> BlockingDeadLetters:
+        """See `Client.dead_letters`."""
+        return BlockingDeadLetters(self._inner.dead_letters(topic), self._thread)
+
     create_topic = blocking(Client.create_topic)
     delete_topic = blocking(Client.delete_topic)
     list_topics = blocking(Client.list_topics)
     describe_topic = blocking(Client.describe_topic)
     partitions = blocking(Client.partitions)
+    grow_topic = blocking(Client.grow_topic)
+    topic_statistics = blocking(Client.topic_statistics)
+    policies = blocking(Client.policies)
+    set_policies = blocking(Client.set_policies)
     create_namespace = blocking(Client.create_namespace)
     delete_namespace = blocking(Client.delete_namespace)
     list_namespaces = blocking(Client.list_namespaces)
@@ -166,7 +214,12 @@ class BlockingClient(Blocking[Client]):
     delete_subscription = blocking(Client.delete_subscription)
     list_subscriptions = blocking(Client.list_subscriptions)
     describe_subscription = blocking(Client.describe_subscription)
+    set_failure_policy = blocking(Client.set_failure_policy)
     seek = blocking(Client.seek)
+    advance = blocking(Client.advance)
+    skip = blocking(Client.skip)
+    clear_backlog = blocking(Client.clear_backlog)
+    peek = blocking(Client.peek)
     find_offset = blocking(Client.find_offset)
     describe_broker = blocking(Client.describe_broker)
 

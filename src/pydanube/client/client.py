@@ -26,6 +26,7 @@ from pydanube.runtime.randomness import seeded
 from .address import parse_addresses
 from .admin import Admin
 from .consumer import Consumer, Wanted
+from .dead_letters import DeadLetters
 from .lifecycle import Openable
 from .partitioning import PartitionBy
 from .producer import Producer
@@ -178,6 +179,10 @@ class Client(Admin):
                             the reader is opened; None: never, it waits for new messages
         """
         return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
+
+    def dead_letters(self, topic: str) -> DeadLetters:
+        """The letters of a dead letter topic: to look at them, and to send them back where they came from."""
+        return DeadLetters(self, topic)
 
     def _keep(self, made: OpenableT) -> OpenableT:
         if self._closed:

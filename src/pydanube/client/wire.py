@@ -65,6 +65,7 @@ def subscription_description(subscription: requests.Subscription) -> Subscriptio
             )
             for one in subscription.partitions
         ],
+        failure_policy=subscription.failure_policy,
     )
 
 

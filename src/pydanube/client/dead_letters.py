@@ -1,0 +1,329 @@
+"""Dead letters: what became of messages that failed too often, and the way back to the topic they came from.
+
+```python
+letters = client.dead_letters("/default/orders-dlq")
+async for letter in letters:
+    print(letter.place, letter.original_topic, letter.attempts, letter.reason)
+await letters.redrive(["0:17"])                         # one, by its place PARTITION:OFFSET
+await letters.redrive(progress=print)                   # all that are left
+```
+
+A letter is an ordinary message with a few attributes more. What was redriven is remembered by a subscription on the
+dead letter topic, `danube-redrive`, which all redrives share and which no consumer is attached to: what it has not
+settled is left.
+
+Invariants
+    a letter is settled only after its original topic has the message, at that topic's ack level
+    a redrive that is interrupted, or two at the same time, may send a letter twice; none is lost
+    a letter that cannot go back (no original topic, or that topic is gone) stays
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from pydanube.model.errors import AlreadyExists, Invalid, NotFound
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST
+from pydanube.model.topics import PartitionDescription
+
+from .message import Message
+from .peeking import unsettled_messages
+from .producer import Producer
+from .settings import ProducerSettings
+
+if TYPE_CHECKING:
+    from .client import Client
+
+REDRIVE: Final = "danube-redrive"
+"""The subscription that remembers what was redriven."""
+
+REDRIVEN: Final = "x-redriven"
+"""On a message that came back: how often it did."""
+
+LETTER_ATTRIBUTES: Final = frozenset(
+    {
+        "x-original-topic",
+        "x-original-subscription",
+        "x-original-topic-offset",
+        "x-original-producer-id",
+        "x-original-broker-addr",
+        "x-poison-policy",
+        "x-delivery-attempt",
+        "x-failure-reason",
+        "x-dead-letter-id",
+    }
+)
+"""What the broker adds to a message that becomes a letter; everything else is the message's own."""
+
+LETTERS_AT_ONCE: Final = 500
+BYTES_AT_ONCE: Final = 8 * 1024 * 1024
+"""So many are sent back before they are settled: what an interruption may repeat."""
+
+Place = tuple[int, int]
+"""Partition and offset in the dead letter topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message of a dead letter topic, and what its attributes tell."""
+
+    message: Message
+
+    @property
+    def place(self) -> str:
+        """Where it is in the dead letter topic: PARTITION:OFFSET."""
+        return f"{self.message.partition}:{self.message.offset}"
+
+    @property
+    def id(self) -> str:
+        """Of the message that died. A letter that arrived twice, after a crash, has the same one twice."""
+        return self._told("x-dead-letter-id")
+
+    @property
+    def original_topic(self) -> str:
+        """Empty where it was not a broker who wrote it."""
+        return self._told("x-original-topic")
+
+    @property
+    def original_subscription(self) -> str:
+        return self._told("x-original-subscription")
+
+    @property
+    def original_offset(self) -> int | None:
+        return _number(self._told("x-original-topic-offset"))
+
+    @property
+    def attempts(self) -> int | None:
+        """How often it was delivered."""
+        return _number(self._told("x-delivery-attempt"))
+
+    @property
+    def reason(self) -> str:
+        """Of its last failure."""
+        return self._told("x-failure-reason")
+
+    @property
+    def redriven(self) -> int:
+        """How often it had come back before it died this time."""
+        return _number(self._told(REDRIVEN)) or 0
+
+    @property
+    def original_attributes(self) -> dict[str, str]:
+        """Those its producer gave it."""
+        return {name: value for name, value in self.message.attributes.items() if name not in LETTER_ATTRIBUTES}
+
+    def _told(self, name: str) -> str:
+        return self.message.attributes.get(name, "")
+
+
+@dataclass(slots=True)
+class Redriven:
+    """How a redrive stands: `done` of `total` (an estimate while it runs), and why others stayed."""
+
+    total: int
+    done: int = 0
+    stayed: dict[str, str] = field(default_factory=dict)
+    """Place -> reason, for the letters that could not go back."""
+
+
+Progress = Callable[[Redriven], None]
+
+
+class DeadLetters:
+    """The letters of one dead letter topic. Made by `client.dead_letters`; iterating gives those that are left."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self.topic = str(TopicName.parse(topic))
+        self._client = client
+        self._brokers = client._brokers
+
+    def __aiter__(self) -> AsyncIterator[DeadLetter]:
+        return self.listed()
+
+    async def listed(self, *, redriven: bool = False) -> AsyncGenerator[DeadLetter, None]:
+        """The letters that are left, partition by partition; with `redriven`, also those that went back already.
+
+        To be closed when it is not read to its end: `async with aclosing(letters.listed()) as listed`.
+        """
+        left_only = not redriven and REDRIVE in await self._client.list_subscriptions(self.topic)
+        for partition in range(len(await self._client.partitions(self.topic))):
+            if left_only:
+                messages = unsettled_messages(self._brokers, self.topic, REDRIVE, partition)
+            else:
+                messages = self._stored(partition)
+            async with aclosing(messages):
+                async for message in messages:
+                    yield DeadLetter(message)
+
+    async def first(self, count: int, *, redriven: bool = False) -> list[DeadLetter]:
+        """The first of `listed`."""
+        letters: list[DeadLetter] = []
+        async with aclosing(self.listed(redriven=redriven)) as listed:
+            while len(letters) < count and (letter := await anext(listed, None)) is not None:
+                letters.append(letter)
+        return letters
+
+    async def get(self, place: str | Place) -> DeadLetter:
+        """One letter, redriven or not. Raises NotFound."""
+        partition, offset = parse_place(place)
+        end = (await self._partition(partition)).end_offset
+        async with self._client.reader(
+            self.topic, partition=partition, start=offset, end=min(offset + 1, end)
+        ) as reader:
+            async for message in reader:
+                if message.offset == offset:
+                    return DeadLetter(message)
+        raise NotFound(f"{self.topic} has no letter at {partition}:{offset}")
+
+    async def redrive(
+        self, places: Iterable[str | Place] | None = None, *, progress: Progress | None = None
+    ) -> Redriven:
+        """Send letters back to the topics they came from: those at these places, or all that are left.
+
+        What arrives there has the payload, key, schema and attributes of the original, and `x-redriven`, the number of
+        its returns. It is a new message: every subscription of that topic receives it. `progress` is called after each
+        step. Raises what may succeed later (Unavailable, Full); a letter that cannot go back is told in `stayed`.
+        Cancelled, what was settled is settled; some more may have been sent.
+        """
+        wanted = None if places is None else sorted({parse_place(place) for place in places})
+        await self._ensure_subscription()
+        total = len(wanted) if wanted is not None else await self._left()
+        async with AsyncExitStack() as producers:
+            run = _Run(self, Redriven(total), progress, producers)
+            if wanted is None:
+                await self._redrive_all(run)
+            else:
+                await self._redrive_some(run, wanted)
+            return run.state
+
+    async def _redrive_all(self, run: _Run) -> None:
+        for partition, described in enumerate(await self._client.partitions(self.topic)):
+            async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition)) as messages:
+                async for message in messages:
+                    if message.offset >= described.end_offset:  # what dies again meanwhile waits for the next redrive
+                        break
+                    await run.add(DeadLetter(message))
+            await run.send()
+
+    async def _redrive_some(self, run: _Run, places: list[Place]) -> None:
+        for partition, offset in places:
+            await self._partition(partition)
+            async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition, offset)) as left:
+                message = await anext(left, None)
+            if message is not None and message.offset == offset:
+                await run.add(DeadLetter(message))
+            else:
+                await self.get((partition, offset))
+                run.state.stayed[f"{partition}:{offset}"] = "it was redriven before"
+        await run.send()
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def _stored(self, partition: int) -> AsyncGenerator[Message, None]:
+        async with self._client.reader(self.topic, partition=partition, start=EARLIEST, end="latest") as reader:
+            async for message in reader:
+                yield message
+
+    async def _ensure_subscription(self) -> None:
+        if REDRIVE not in await self._client.list_subscriptions(self.topic):
+            with suppress(AlreadyExists):
+                await self._client.create_subscription(self.topic, REDRIVE, type="shared", start=EARLIEST)
+
+    async def _left(self) -> int:
+        described = await self._client.describe_subscription(self.topic, REDRIVE)
+        return sum(one.lag for one in described.partitions)
+
+    async def _partition(self, index: int) -> PartitionDescription:
+        partitions = await self._client.partitions(self.topic)
+        if index >= len(partitions):
+            raise NotFound(f"{self.topic} has no partition {index}: it has {len(partitions)}, counted from 0")
+        return partitions[index]
+
+
+class _Run:
+    """One redrive: collects letters, sends them back, then settles them."""
+
+    def __init__(
+        self, letters: DeadLetters, state: Redriven, progress: Progress | None, producers: AsyncExitStack
+    ) -> None:
+        self.state = state
+        self._letters = letters
+        self._progress = progress
+        self._stack = producers
+        self._producers: dict[tuple[str, int, int], Producer] = {}
+        self._held: list[DeadLetter] = []
+        self._held_bytes = 0
+
+    async def add(self, letter: DeadLetter) -> None:
+        self._held.append(letter)
+        self._held_bytes += len(letter.message.payload)
+        if len(self._held) >= LETTERS_AT_ONCE or self._held_bytes >= BYTES_AT_ONCE:
+            await self.send()
+
+    async def send(self) -> None:
+        """Everything held: first to where it came from, then settled."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        groups: dict[tuple[str, int, int], list[DeadLetter]] = {}
+        for letter in held:
+            way = (letter.original_topic, letter.message.schema_id, letter.message.schema_version)
+            groups.setdefault(way, []).append(letter)
+        for way, letters in groups.items():
+            try:
+                await self._send_back(way, letters)
+            except (NotFound, Invalid) as error:
+                for letter in letters:
+                    self.state.stayed[letter.place] = error.message
+            else:
+                await self._settle(letters)
+                self.state.done += len(letters)
+            if self._progress is not None:
+                self._progress(self.state)
+
+    async def _send_back(self, way: tuple[str, int, int], letters: list[DeadLetter]) -> None:
+        if not way[0]:
+            raise Invalid("it does not say which topic it came from (x-original-topic)")
+        producer = await self._producer(way)
+        await producer.send_many(
+            [letter.message.payload for letter in letters],
+            keys=[letter.message.key for letter in letters],
+            attributes=[letter.original_attributes | {REDRIVEN: str(letter.redriven + 1)} for letter in letters],
+        )
+
+    async def _producer(self, way: tuple[str, int, int]) -> Producer:
+        producer = self._producers.get(way)
+        if producer is None:
+            topic, schema_id, schema_version = way
+            client = self._letters._client
+            settings = ProducerSettings(timeout=client._timeout, schema=(schema_id, schema_version))
+            producer = client._keep(Producer(client._brokers, topic, settings, create_topic=False))
+            self._producers[way] = await self._stack.enter_async_context(producer)
+        return producer
+
+    async def _settle(self, letters: list[DeadLetter]) -> None:
+        offsets: dict[int, list[int | tuple[int, int]]] = {}
+        for letter in letters:
+            offsets.setdefault(letter.message.partition, []).append(letter.message.offset)
+        for partition, ones in offsets.items():
+            await self._letters._client.skip(self._letters.topic, REDRIVE, partition, ones)
+
+
+def parse_place(text: str | Place) -> Place:
+    """PARTITION:OFFSET, as a text or as two numbers; or Invalid."""
+    parts = text.split(":") if isinstance(text, str) else list(text)
+    if len(parts) == 1:
+        parts = ["0", *parts]
+    try:
+        partition, offset = (int(part) for part in parts)
+    except (TypeError, ValueError):
+        partition = offset = -1
+    if partition < 0 or offset < 0:
+        raise Invalid(f"{text!r} is not the place of a letter: write PARTITION:OFFSET, for example 0:17")
+    return partition, offset
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None
