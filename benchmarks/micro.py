@@ -15,6 +15,8 @@ from crc32c import crc32c
 
 from pydanube.cli.bench.load import Source, Verifier
 from pydanube.codec.batch import Batch, Codec, encode, read_header
+from pydanube.core.meters import Traffic
+from pydanube.core.sizes import Sizes
 
 NOW = 1_700_000_000_000_000
 ROUNDS = 5
@@ -34,6 +36,21 @@ def _timed(work: Callable[[], object], calls: int) -> float:
     for _ in range(calls):
         work()
     return time.perf_counter() - begin
+
+
+class Counting:
+    """What a broker counts for every batch: totals, rates, and how many bytes lie where."""
+
+    def __init__(self, messages: int, size_bytes: int) -> None:
+        self._messages, self._bytes = messages, size_bytes
+        self._traffic, self._sizes = Traffic(), Sizes(0)
+        self._offset, self._now = 0, NOW
+
+    def __call__(self) -> None:
+        base, self._now = self._offset, self._now + 100
+        self._offset = base + self._messages
+        self._sizes.add(base, self._offset, self._bytes)
+        self._traffic.mark(self._now, self._messages, self._bytes)
 
 
 def main() -> None:
@@ -57,6 +74,7 @@ def main() -> None:
         "open zstd": lambda: Batch.open(packed),
         "trust (no checks)": lambda: Batch.trust(plain),
         "stamp": lambda: opened.stamp(7, NOW, 1),
+        "count it": Counting(chosen.batch, len(plain)),
         "payloads as a list": lambda: Batch.trust(plain).payloads,
         "messages, one by one": lambda: [message.payload for message in Batch.trust(plain).messages()],
         "bench: verify": lambda: verifier.check("/default/t", 0, payloads),
