@@ -76,8 +76,8 @@ class Client(Admin):
         """A producer for one topic, to be opened with `async with`.
 
         name                a name resumes an identity: whoever holds it already is fenced off with StaleEpoch
-        access              "exclusive": the only producer of its partitions. It locks out whoever held them before, and
-                            later producers are refused; one that was locked out gets StaleEpoch and stops
+        access              "exclusive": has the topic to itself. Whoever published to it before is fenced (StaleEpoch
+                            from send and flush, for good), and shared producers are refused while it is open
         partition_by        "key": messages of one key go to one partition, those without take turns (by batch);
                             "round-robin": all take turns; a number: that partition only; or a function
                             (key, payload, partitions) -> number. More partitions mean other partitions for some keys:

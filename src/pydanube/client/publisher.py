@@ -198,8 +198,10 @@ class Publisher:
     async def _take_identity(self) -> None:
         backoff = Backoff.within(self._settings.timeout, self._brokers.random)
         while any(lane.outbox.has_work for lane in self.lanes):
-            self._identity.producer_id = self._identity.producer_epoch = 0
             try:
+                if self._identity.producer_id and (self._settings.name or self._settings.access == "exclusive"):
+                    await self.lanes[self._first].open()  # whoever was fenced meanwhile must not fence in turn
+                self._identity.producer_id = self._identity.producer_epoch = 0
                 await self.lanes[self._first].open()
             except StaleEpoch as error:
                 self.fenced(error)
