@@ -20,6 +20,7 @@ import msgspec
 from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST, Position, datetime_from_micros
+from pydanube.model.topics import SubscriptionDescription
 
 from .options import POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, TOPIC, examples, url_option
 from .output import fail, note, payload_json, payload_text
@@ -35,12 +36,16 @@ class Wanted:
 
     topic: TopicName
     subscription: str | None
-    type: str
+    type: str | None
+    """None: the subscription's own, or exclusive."""
     start: Position | None
     count: int | None
     as_json: bool
     timeout: float | None
     ack: bool
+    name: str | None = None
+    priority: int = 0
+    key_filters: tuple[str, ...] = ()
 
 
 @click.command(
@@ -51,13 +56,27 @@ danube consume /default/orders -s billing                   resumes where 'billi
 danube consume /default/orders --from 2026-01-31T12:00:00Z --json | jq .payload
 danube consume /default/orders --from earliest --timeout 2  what is there, then stop
 danube consume /default/orders -s debug --no-ack            look, and leave everything to come again
+danube consume /default/orders -s workers --type shared     run several: each gets a part
+danube consume /default/orders -s hot --type failover --name standby --priority 2
+danube consume /default/orders -s eu --type key-shared --key-filter 'eu-*' --key-filter 'uk-*'
 """
     )
 )
 @click.argument("topic", type=TOPIC)
 @click.option("-s", "--subscription", type=SUBSCRIPTION, help="Through this subscription.  [default: read without one]")
-@click.option("--type", "type_", type=SUBSCRIPTION_TYPE, help="Of a new subscription.  [default: exclusive]")
-@click.option("--from", "start", type=POSITION, help="earliest, latest, an offset, or a time.  [default: latest]")
+@click.option(
+    "--type", "type_", type=SUBSCRIPTION_TYPE, help="Of the subscription.  [default: as it is; a new one: exclusive]"
+)
+@click.option("--name", metavar="NAME", help="Of this consumer; the same name takes over.  [default: a new one]")
+@click.option(
+    "--priority",
+    type=click.IntRange(min=0, max=2**31 - 1),
+    help="Of failover consumers the lowest is active.  [default: 0]",
+)
+@click.option(
+    "--key-filter", "key_filters", metavar="GLOB", multiple=True, help="key-shared: only such keys; may be repeated."
+)
+@click.option("--from", "start", type=POSITION, help="earliest, latest, an offset, a time, or -10m.  [default: latest]")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Stop when nothing came for so many seconds.")
@@ -72,6 +91,9 @@ def consume(
     as_json: bool,
     timeout: float | None,
     no_ack: bool,
+    name: str | None,
+    priority: int | None,
+    key_filters: tuple[str, ...],
     url: str,
 ) -> None:
     """Receive messages from a topic.
@@ -80,9 +102,27 @@ def consume(
     (payload_encoding base64). With -s messages are acked and the subscription remembers its place; --from counts only
     when that creates the subscription. Without -s nothing is remembered. A time without a zone is UTC.
     """
-    if subscription is None and (type_ is not None or no_ack):
-        raise click.UsageError("--type and --no-ack are about a subscription: name it with -s")
-    wanted = Wanted(topic, subscription, type_ or "exclusive", start, count, as_json, timeout, not no_ack)
+    if subscription is None and (type_ or no_ack or name or priority is not None or key_filters):
+        raise click.UsageError(
+            "--type, --name, --priority, --key-filter and --no-ack are about a subscription: name it with -s"
+        )
+    if priority is not None and type_ != "failover":
+        raise click.UsageError("--priority is of failover consumers: add --type failover")
+    if key_filters and type_ != "key-shared":
+        raise click.UsageError("--key-filter is of key-shared consumers: add --type key-shared")
+    wanted = Wanted(
+        topic,
+        subscription,
+        type_,
+        start,
+        count,
+        as_json,
+        timeout,
+        not no_ack,
+        name,
+        priority or 0,
+        key_filters,
+    )
     received = with_client(url, lambda client: _consume(client, wanted))
     if count is not None and received < count and timeout is not None:
         fail(f"received {received} of {count} messages: nothing more came for {timeout:g} s")
@@ -91,7 +131,7 @@ def consume(
 async def _consume(client: Client, wanted: Wanted) -> int:
     stop = Stop()
     printer = Printer(wanted)
-    async with _source(client, wanted, await _exists(client, wanted)) as source:
+    async with _source(client, wanted, await _existing(client, wanted)) as source:
         while not stop.asked and not printer.full:
             batch = await _next_batch(source, stop, wanted.timeout)
             if batch is None:
@@ -110,26 +150,34 @@ async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: flo
     return await stop.first(source.receive_batch(), timeout)
 
 
-async def _exists(client: Client, wanted: Wanted) -> bool:
-    """Whether the subscription is there already, so that --from means nothing."""
+async def _existing(client: Client, wanted: Wanted) -> SubscriptionDescription | None:
+    """The subscription, where it is there already: --from means nothing then, and its type is known."""
     if wanted.subscription is None:
-        return False
+        return None
     try:
-        return wanted.subscription in await client.list_subscriptions(str(wanted.topic))
+        return await client.describe_subscription(str(wanted.topic), wanted.subscription)
     except NotFound:
-        return False
+        return None
 
 
-def _source(client: Client, wanted: Wanted, exists: bool) -> Consumer | AllPartitions:
-    if exists and wanted.start is not None:
-        how = f"'danube subscriptions seek {wanted.topic} {wanted.subscription} --to {wanted.start}' moves it"
+def _source(client: Client, wanted: Wanted, existing: SubscriptionDescription | None) -> Consumer | AllPartitions:
+    if existing is not None and wanted.start is not None:
+        how = f"'danube subscriptions seek {wanted.topic} {wanted.subscription} {wanted.start}' moves it"
         note(f"--from is ignored because the subscription {wanted.subscription} exists; {how}")
-    elif wanted.start is None and not exists and sys.stderr.isatty():
+    elif wanted.start is None and existing is None and sys.stderr.isatty():
         note("waiting for new messages; --from earliest shows what is stored; Ctrl-C ends")
     start = wanted.start or LATEST
     if wanted.subscription is None:
         return AllPartitions(client, str(wanted.topic), start)
-    return client.consumer(str(wanted.topic), subscription=wanted.subscription, type=wanted.type, start=start)
+    return client.consumer(
+        str(wanted.topic),
+        subscription=wanted.subscription,
+        type=wanted.type or (str(existing.type) if existing is not None else "exclusive"),
+        start=start,
+        name=wanted.name,
+        priority=wanted.priority,
+        key_filters=wanted.key_filters,
+    )
 
 
 class AllPartitions:
@@ -223,7 +271,7 @@ class Printer:
             batch.attributes,
             batch.publish_times_us.tolist(),
         )
-        for *row, redeliveries in zip(*columns, batch.redeliveries, strict=True):
+        for *row, redeliveries, reason in zip(*columns, batch.redeliveries, batch.failure_reasons, strict=True):
             offset, key, content, attributes, micros = row
             if micros not in times:
                 times[micros] = datetime_from_micros(micros).isoformat()
@@ -242,6 +290,7 @@ class Printer:
                         "append_time": append_time,
                         "producer": producer,
                         "redeliveries": redeliveries,
+                        "failure_reason": reason,
                     }
                 )
                 + b"\n"

@@ -1,4 +1,4 @@
-"""`danube namespaces`: create, list, describe, delete."""
+"""`danube namespaces`: create, list, describe, delete, and the policies of their topics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from .options import NAMESPACE, confirm, examples, json_option, url_option, yes_option
 from .output import emit_json, fields
+from .policies import namespace_policies
 from .session import with_client
 
 
@@ -15,12 +16,16 @@ from .session import with_client
 danube namespaces create shop
 danube namespaces list
 danube namespaces describe shop --json
+danube namespaces policies shop --set retention_s=1d
 danube namespaces delete shop --yes
 """
     )
 )
 def namespaces() -> None:
     """Create, list, describe and delete namespaces."""
+
+
+namespaces.add_command(namespace_policies)
 
 
 @namespaces.command("create", epilog=examples("danube namespaces create shop"))

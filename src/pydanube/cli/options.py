@@ -11,7 +11,8 @@ import click
 
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
-from pydanube.model.positions import Position
+
+from . import values
 
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 
@@ -47,8 +48,13 @@ def _attribute(text: str) -> tuple[str, str]:
 TOPIC: Final = Parsed("topic", TopicName.parse)
 NAMESPACE: Final = Parsed("namespace", parse_namespace)
 SUBSCRIPTION: Final = Parsed("subscription", parse_subscription)
-POSITION: Final = Parsed("position", Position.parse)
+POSITION: Final = Parsed("position", values.position)
 ATTRIBUTE: Final = Parsed("name=value", _attribute)
+PLACE: Final = Parsed("partition:offset", values.place)
+DURATION: Final = Parsed("seconds", values.duration)
+MOMENT: Final = Parsed("time", values.moment)
+POLICY: Final = Parsed("name=value", values.policy)
+POLICY_NAME: Final = Parsed("name", values.policy_name)
 ACK_LEVEL: Final = click.Choice(["durable", "written", "memory"])
 SUBSCRIPTION_TYPE: Final = click.Choice(["exclusive", "shared", "failover", "key-shared"])
 COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
@@ -93,11 +99,11 @@ def examples(text: str) -> str:
     return "\b\nExamples:\n" + "\n".join(lines)
 
 
-def confirm(question: str, yes: bool) -> None:
+def confirm(question: str, yes: bool, *, verb: str = "delete", not_done: str = "not deleted") -> None:
     """Ask before something is lost; without a terminal only --yes will do."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("refusing to delete without being asked: add --yes")
+        raise click.UsageError(f"refusing to {verb} without being asked: add --yes")
     if not click.confirm(question, err=True):
-        raise click.ClickException("not deleted")
+        raise click.ClickException(not_done)

@@ -109,3 +109,23 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
+
+
+def span(seconds: float) -> str:
+    """A duration for people, in its two largest units: 3d 4h, 12m 30s, 4.2s."""
+    if seconds < 60:
+        return f"{seconds:.0f}s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f}s"
+    whole = int(seconds)
+    for (large, unit), (small, rest) in _SPANS:
+        if whole >= large:
+            left = whole % large // small
+            return f"{whole // large}{unit} {left}{rest}" if left else f"{whole // large}{unit}"
+    raise AssertionError(seconds)
+
+
+_SPANS = (((86_400, "d"), (3_600, "h")), ((3_600, "h"), (60, "m")), ((60, "m"), (1, "s")))
+
+
+def plural(count: int, noun: str) -> str:
+    """1 message, 1,200 messages."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

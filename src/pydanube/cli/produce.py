@@ -8,15 +8,16 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from pydanube.model.names import TopicName
 
 from . import feed
-from .options import ACK_LEVEL, ATTRIBUTE, COMPRESSION, TOPIC, examples, json_option, url_option
+from .options import ACK_LEVEL, ATTRIBUTE, COMPRESSION, DURATION, MOMENT, TOPIC, examples, json_option, url_option
 from .output import emit_json, note, number, size
 from .session import with_client
 
@@ -36,8 +37,18 @@ class Wanted:
     key: str | None
     attributes: dict[str, str]
     compression: str
+    access: Literal["shared", "exclusive"]
+    partition: int | None
+    deliver_after: float | None
+    deliver_at: datetime | None
     partitions: int | None
     ack_level: str | None
+    non_reliable: bool
+
+    @property
+    def create(self) -> bool:
+        """Whether anything was said about the topic to be created."""
+        return self.partitions is not None or self.ack_level is not None or self.non_reliable
 
 
 @click.command(
@@ -50,6 +61,10 @@ danube produce /default/logs --file /var/log/syslog
 danube produce /default/images --file cat.jpg --whole
 danube produce /default/ticks -m tick --count 600 --rate 10
 danube produce /default/clicks -m first --partitions 8        creates it with 8 partitions
+danube produce /default/prices --non-reliable --count 100 -m 42   creates it without storage
+danube produce /default/mails -m 'remember me' --deliver-after 10m
+danube produce /default/mails -m 'happy new year' --deliver-at 2027-01-01T00:00:00Z
+danube produce /default/ledger --access exclusive --partition 0 -m entry
 """
     )
 )
@@ -65,39 +80,50 @@ danube produce /default/clicks -m first --partitions 8        creates it with 8 
 @click.option("-a", "--attribute", "attributes", type=ATTRIBUTE, multiple=True, help="Attribute; may be repeated.")
 @click.option("--count", type=click.IntRange(min=1), help="Send so many: texts in turn, or that many lines.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many messages a second.")
+@click.option("--deliver-after", type=DURATION, help="Not before so many seconds, or 500ms, 10m, 2h.")
+@click.option("--deliver-at", type=MOMENT, help="Not before this time, such as 2026-01-31T12:00:00Z.")
+@click.option("--partition", type=click.IntRange(min=0), help="Send all to this one.  [default: by key, or in turn]")
+@click.option(
+    "--access",
+    type=click.Choice(["shared", "exclusive"]),
+    default="shared",
+    show_default=True,
+    help="exclusive: as the only producer; whoever was that before is locked out.",
+)
 @click.option("--partitions", type=click.IntRange(min=0), help="Create the topic with so many if it does not exist.")
 @click.option("--ack-level", type=ACK_LEVEL, help="Create the topic with this level if it does not exist.")
+@click.option("--non-reliable", is_flag=True, help="Create the topic without storage if it does not exist.")
 @click.option("--compression", type=COMPRESSION, default="none", show_default=True, help="Of the batches.")
 @url_option
 @json_option
 def produce(
-    topic: TopicName,
     messages: tuple[str, ...],
     file: Path | None,
     whole: bool,
-    key: str | None,
     attributes: tuple[tuple[str, str], ...],
     count: int | None,
     rate: float | None,
-    partitions: int | None,
-    ack_level: str | None,
-    compression: str,
     url: str,
     as_json: bool,
+    **wishes: Any,
 ) -> None:
     """Publish messages to a topic.
 
     Takes texts (-m), a file, or lines of stdin. Returns when every message is acked at the topic's ack level; a topic
-    that does not exist is created. What was published is told on stderr.
+    that does not exist is created. What was published is told on stderr. Delayed messages (--deliver-after,
+    --deliver-at) wait at the broker for shared and key-shared subscriptions; others keep their order and get them at
+    once.
     """
     if messages and file is not None:
         raise click.UsageError("-m and --file exclude each other")
     if whole and file is None:
         raise click.UsageError("--whole needs a --file")
+    if wishes["deliver_after"] is not None and wishes["deliver_at"] is not None:
+        raise click.UsageError("--deliver-after and --deliver-at exclude each other")
     source = _source(messages, file, whole, count)
     if rate is not None:
         source = feed.at_rate(source, rate)
-    wanted = Wanted(topic, key, dict(attributes), compression, partitions, ack_level)
+    wanted = Wanted(attributes=dict(attributes), **wishes)
     told = with_client(url, lambda client: _publish(client, wanted, source))
     if as_json:
         emit_json(told)
@@ -118,10 +144,16 @@ def _source(messages: tuple[str, ...], file: Path | None, whole: bool, count: in
 
 
 async def _publish(client: Client, wanted: Wanted, source: AsyncIterator[list[bytes]]) -> dict[str, Any]:
-    if wanted.partitions is not None or wanted.ack_level is not None:
+    if wanted.create:
         await _create(client, wanted)
     begin = time.perf_counter()
-    async with client.producer(str(wanted.topic), compression=wanted.compression, timeout=SEND_SECONDS) as producer:
+    async with client.producer(
+        str(wanted.topic),
+        compression=wanted.compression,
+        timeout=SEND_SECONDS,
+        access=wanted.access,
+        partition_by="key" if wanted.partition is None else wanted.partition,
+    ) as producer:
         with _progress() as progress:
             tally = Tally(producer, wanted, progress)
             try:
@@ -145,7 +177,10 @@ async def _create(client: Client, wanted: Wanted) -> None:
 
     try:
         await client.create_topic(
-            str(wanted.topic), partitions=wanted.partitions or 0, ack_level=wanted.ack_level or "durable"
+            str(wanted.topic),
+            partitions=wanted.partitions or 0,
+            reliable=not wanted.non_reliable,
+            ack_level=wanted.ack_level or "durable",
         )
     except AlreadyExists:
         found = await client.describe_topic(str(wanted.topic))
@@ -153,6 +188,8 @@ async def _create(client: Client, wanted: Wanted) -> None:
             note(f"{wanted.topic} exists with {found.config.partition_count} partition(s); --partitions is ignored")
         if wanted.ack_level is not None and str(found.config.ack_level) != wanted.ack_level:
             note(f"{wanted.topic} exists with ack level {found.config.ack_level}; --ack-level is ignored")
+        if wanted.non_reliable and found.config.reliable:
+            note(f"{wanted.topic} exists and is reliable; --non-reliable is ignored")
 
 
 class Tally:
@@ -183,7 +220,13 @@ class Tally:
         keys = None if wanted.key is None else [wanted.key] * len(payloads)
         attributes = [wanted.attributes] * len(payloads) if wanted.attributes else None
         try:
-            receipts = await self._producer.send_many(payloads, keys=keys, attributes=attributes)
+            receipts = await self._producer.send_many(
+                payloads,
+                keys=keys,
+                attributes=attributes,
+                deliver_after=wanted.deliver_after,
+                deliver_at=wanted.deliver_at,
+            )
         finally:
             self._room.release()
         self.messages += len(payloads)

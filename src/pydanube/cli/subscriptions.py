@@ -1,15 +1,20 @@
-"""`danube subscriptions`: create, list, describe, seek, delete."""
+"""`danube subscriptions`: create, list, describe, delete. Moving them and what fails have files of their own."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST, Position
+from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionDescription
 
+from . import failure
+from .backlog import advance, peek, seek, skip
+from .figures import added_up
 from .options import (
     POSITION,
     SUBSCRIPTION,
@@ -23,6 +28,7 @@ from .options import (
 )
 from .output import emit_json, fields, table
 from .session import with_client
+from .stats import consumers
 
 
 @click.group(
@@ -31,7 +37,9 @@ from .session import with_client
 danube subscriptions create /default/orders billing --from earliest
 danube subscriptions list /default/orders
 danube subscriptions describe /default/orders billing
-danube subscriptions seek /default/orders billing --to 2026-01-31T12:00:00Z
+danube subscriptions peek /default/orders billing
+danube subscriptions seek /default/orders billing -10m
+danube subscriptions failure-policy /default/orders billing --max-redeliveries 5 --dead-letter-topic /default/dead
 danube subscriptions delete /default/orders billing --yes
 """
     )
@@ -40,12 +48,18 @@ def subscriptions() -> None:
     """Create, list, describe, move and delete subscriptions."""
 
 
+for _command in (seek, advance, skip, peek, failure.failure_policy):
+    subscriptions.add_command(_command)
+
+
 @subscriptions.command(
     "create",
     epilog=examples(
         """
 danube subscriptions create /default/orders billing
 danube subscriptions create /default/orders audit --from earliest --type exclusive
+danube subscriptions create /default/orders workers --type shared --max-redeliveries 5 --dead-letter-topic /default/dead
+danube subscriptions create /default/orders mailers --type key-shared --ack-timeout 30s --delay 500ms --backoff fixed
 """
     ),
 )
@@ -53,14 +67,25 @@ danube subscriptions create /default/orders audit --from earliest --type exclusi
 @click.argument("subscription", type=SUBSCRIPTION)
 @click.option("--type", "type_", type=SUBSCRIPTION_TYPE, default="exclusive", show_default=True, help="How it shares.")
 @click.option("--from", "start", type=POSITION, default=LATEST, show_default=True, help="Where it starts.")
+@failure.failure_options
 @url_option
 @json_option
-def create(topic: TopicName, subscription: str, type_: str, start: Position, url: str, as_json: bool) -> None:
+def create(
+    topic: TopicName, subscription: str, type_: str, start: Position, url: str, as_json: bool, **given: Any
+) -> None:
     """Create a subscription; what is published from now on waits for it.
 
-    It starts at --from: earliest, latest, an offset such as 1000, or a time such as 2026-01-31T12:00:00Z.
+    It starts at --from: earliest, latest, an offset such as 1000, a time such as 2026-01-31T12:00:00Z, or how long ago,
+    such as -10m. Messages that fail come again without limit, with a growing delay, unless told otherwise: see 'danube
+    subscriptions failure-policy --help'.
     """
-    with_client(url, lambda client: client.create_subscription(str(topic), subscription, type=type_, start=start))
+    policy = failure.Changes(**given).of_new()
+    with_client(
+        url,
+        lambda client: client.create_subscription(
+            str(topic), subscription, type=type_, start=start, failure_policy=policy
+        ),
+    )
     if as_json:
         emit_json({"topic": str(topic), "subscription": subscription, "created": True})
     else:
@@ -92,10 +117,16 @@ def list_(topic: TopicName | None, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> None:
-    """Show where a subscription is, how far behind, and who holds it."""
-    found = with_client(url, lambda client: client.describe_subscription(str(topic), subscription))
+    """Show where a subscription is, how far behind, who consumes it, and what happens to messages that fail."""
+    from pydanube.client import Client
+
+    async def work(client: Client) -> tuple[SubscriptionDescription, SubscriptionStatistics | None]:
+        described = await client.describe_subscription(str(topic), subscription)
+        return described, added_up(await client.topic_statistics(str(topic))).subscription(subscription)
+
+    found, figures = with_client(url, work)
     if as_json:
-        emit_json(_as_dict(found))
+        emit_json(_as_dict(found, figures))
         return
     fields(
         [
@@ -104,6 +135,7 @@ def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> No
             ("id", found.subscription_id),
             ("type", found.type),
             ("lag", sum(place.lag for place in found.partitions)),
+            *failure.as_fields(found.failure_policy),
         ]
     )
     click.echo()
@@ -112,15 +144,20 @@ def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> No
         [(p.partition, p.position, p.lag, p.acked_ahead, p.unacked, p.consumer or "none") for p in found.partitions],
         right=["partition", "position", "lag", "acked ahead", "unacked"],
     )
+    if figures is not None and figures.consumers:
+        click.echo()
+        consumers(figures)
 
 
-def _as_dict(found: SubscriptionDescription) -> dict[str, Any]:
+def _as_dict(found: SubscriptionDescription, figures: SubscriptionStatistics | None) -> dict[str, Any]:
     return {
         "topic": found.topic,
         "subscription": found.name,
         "id": found.subscription_id,
         "type": str(found.type),
         "lag": sum(place.lag for place in found.partitions),
+        "failure_policy": failure.as_dict(found.failure_policy),
+        "consumers": [asdict(one) for one in figures.consumers] if figures is not None else [],
         "partitions": [
             {
                 "partition": place.partition,
@@ -133,33 +170,6 @@ def _as_dict(found: SubscriptionDescription) -> dict[str, Any]:
             for place in found.partitions
         ],
     }
-
-
-@subscriptions.command(
-    "seek",
-    epilog=examples(
-        """
-danube subscriptions seek /default/orders billing --to earliest
-danube subscriptions seek /default/orders billing --to 1000 --partition 2
-danube subscriptions seek /default/orders billing --to 2026-01-31T12:00:00Z
-"""
-    ),
-)
-@click.argument("topic", type=TOPIC)
-@click.argument("subscription", type=SUBSCRIPTION)
-@click.option("--to", "position", type=POSITION, required=True, help="earliest, latest, an offset, or a time.")
-@click.option("--partition", type=click.IntRange(min=0), help="Only this one.  [default: all]")
-@url_option
-@json_option
-def seek(
-    topic: TopicName, subscription: str, position: Position, partition: int | None, url: str, as_json: bool
-) -> None:
-    """Move a subscription, forward or back. What lies behind its new position counts as acked."""
-    with_client(url, lambda client: client.seek(str(topic), subscription, position, partition=partition))
-    if as_json:
-        emit_json({"topic": str(topic), "subscription": subscription, "position": str(position)})
-    else:
-        click.echo(f"moved {subscription} on {topic} to {position}")
 
 
 @subscriptions.command("delete", epilog=examples("danube subscriptions delete /default/orders billing --yes"))

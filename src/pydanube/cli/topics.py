@@ -1,4 +1,4 @@
-"""`danube topics`: create, list, describe, delete."""
+"""`danube topics`: create, grow, list, describe, delete; statistics and policies have files of their own."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any
 
 import click
 
+from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicDescription
 
 from .options import ACK_LEVEL, NAMESPACE, TOPIC, confirm, examples, json_option, url_option, yes_option
 from .output import emit_json, fields, size, table
+from .policies import topic_policies
 from .session import with_client
+from .stats import stats
 
 
 @click.group(
@@ -20,12 +23,18 @@ from .session import with_client
 danube topics create /default/orders --partitions 3
 danube topics list --namespace default
 danube topics describe /default/orders --json
+danube topics stats /default/orders
+danube topics policies /default/orders --set ttl_s=1h
 danube topics delete /default/orders --yes
 """
     )
 )
 def topics() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, grow, list, describe, measure and delete topics."""
+
+
+topics.add_command(stats)
+topics.add_command(topic_policies)
 
 
 @topics.command(
@@ -34,6 +43,7 @@ def topics() -> None:
         """
 danube topics create /default/orders
 danube topics create /default/clicks --partitions 8 --ack-level written
+danube topics create /default/prices --non-reliable         never stored; who is not listening misses it
 """
     ),
 )
@@ -72,6 +82,25 @@ def create(
         emit_json({"topic": str(topic), "created": created})
     else:
         click.echo(f"{'created' if created else 'exists'} {topic}")
+
+
+@topics.command("grow", epilog=examples("danube topics grow /default/clicks 16"))
+@click.argument("topic", type=TOPIC)
+@click.argument("partitions", type=click.IntRange(min=1, max=PARTITIONS_MAX))
+@url_option
+@json_option
+def grow(topic: TopicName, partitions: int, url: str, as_json: bool) -> None:
+    """Give a partitioned topic more partitions, PARTITIONS in all.
+
+    This breaks the order per key across the change: a key's partition follows from their number, so that new messages
+    of a key may go to another partition while its older ones still wait in the one before. Where that matters, let the
+    consumers finish first. A topic never shrinks.
+    """
+    with_client(url, lambda client: client.grow_topic(str(topic), partitions))
+    if as_json:
+        emit_json({"topic": str(topic), "partitions": partitions})
+    else:
+        click.echo(f"{topic} has {partitions} partitions")
 
 
 @topics.command("list", epilog=examples("danube topics list\ndanube topics list --namespace default --json"))

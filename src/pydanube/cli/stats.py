@@ -1,0 +1,151 @@
+"""`danube topics stats`: what goes in and out of a topic, and what waits, subscription by subscription."""
+
+from __future__ import annotations
+
+import click
+
+from pydanube.model.names import TopicName
+from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics
+
+from .figures import Figures, added_up, as_dict
+from .options import TOPIC, examples, json_option, url_option
+from .output import emit_json, fields, number, plural, size, span, table
+from .session import with_client
+
+
+@click.command(
+    "stats",
+    epilog=examples(
+        """
+danube topics stats /default/orders
+danube topics stats /default/orders -v                      each consumer and each partition
+danube topics stats /default/orders --json | jq '.subscriptions[] | {name, backlog}'
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.option("-v", "--verbose", is_flag=True, help="Show consumers and partitions too.")
+@url_option
+@json_option
+def stats(topic: TopicName, verbose: bool, url: str, as_json: bool) -> None:
+    """Show a topic's rates, and the backlog of its subscriptions.
+
+    Rates are averages over the last seconds; totals count since the broker opened the topic. 'danube top' shows the
+    same live, for many topics.
+    """
+    figures = added_up(with_client(url, lambda client: client.topic_statistics(str(topic))))
+    if as_json:
+        emit_json(as_dict(figures))
+        return
+    fields(_topic(figures))
+    for subscription in figures.subscriptions:
+        click.echo()
+        click.secho(f"subscription {subscription.name}", bold=True)
+        fields(_subscription(subscription))
+        if verbose and subscription.consumers:
+            consumers(subscription)
+    if verbose:
+        _partitions(figures)
+
+
+def _topic(figures: Figures) -> list[tuple[str, object]]:
+    total, count = figures.total, len(figures.partitions)
+    kind = "reliable" if figures.reliable else "non-reliable"
+    told: list[tuple[str, object]] = [
+        ("topic", f"{figures.topic} ({kind}, {plural(count, 'partition')})"),
+        ("producers", total.producers),
+        ("publish rate", _rate(total)),
+        ("published", f"{plural(total.published, 'message')}, {size(total.published_bytes)}"),
+    ]
+    if figures.reliable:
+        told.append(("stored", f"{plural(figures.messages, 'message')}, {size(total.stored_bytes)}"))
+    else:
+        told.append(("unheard", f"{total.unheard:,} (published while nobody listened)"))
+    if total.throttled_s:
+        told.append(("throttled", f"{span(total.throttled_s)} of waiting for the publish rate"))
+    if total.health != "ok":
+        told.append(("health", total.health))
+    return told
+
+
+def _subscription(one: SubscriptionStatistics) -> list[tuple[str, object]]:
+    return [
+        ("type", f"{one.type}, {plural(len(one.consumers), 'consumer')}"),
+        ("dispatch rate", f"{_rate(one)}; {number(one.acks_per_s)} acks/s"),
+        ("backlog", backlog(one)),
+        ("of these", f"{one.unacked:,} unacked, {one.waiting:,} waiting to come again, {one.delayed:,} delayed"),
+        (
+            "not possible now",
+            f"{one.held:,} held, {one.unmatched:,} unmatched, {one.blocked:,} blocked "
+            f"({plural(one.blocked_keys, 'key')})",
+        ),
+        ("delivered", f"{one.delivered:,}, {one.redelivered:,} of them again; {one.acked:,} acked"),
+        (
+            "given up",
+            f"{one.dropped:,} dropped, {one.dead_lettered:,} dead-lettered, {one.expired:,} expired, "
+            f"{one.evicted:,} evicted",
+        ),
+    ]
+
+
+def backlog(one: SubscriptionStatistics) -> str:
+    """In messages, bytes and seconds."""
+    if not one.backlog:
+        return "0 messages"
+    return f"{plural(one.backlog, 'message')}, about {size(one.backlog_bytes)}, oldest {span(one.backlog_s)}"
+
+
+def consumers(subscription: SubscriptionStatistics) -> None:
+    """A table of who is attached."""
+    filtered = any(one.key_filters for one in subscription.consumers)
+    columns = ["consumer", "state", "priority", "msg/s", "delivered", "again", "unacked", "room"]
+    table(
+        columns + ["key filters"] * filtered,
+        [
+            (
+                one.name,
+                "active" if one.active else "standby",
+                one.priority,
+                number(one.messages_per_s),
+                f"{one.delivered:,}",
+                f"{one.redelivered:,}",
+                f"{one.unacked:,}",
+                f"{one.credit:,}",
+                *[" ".join(one.key_filters) or "every key"] * filtered,
+            )
+            for one in subscription.consumers
+        ],
+        right=columns[2:],
+    )
+
+
+def _partitions(figures: Figures) -> None:
+    click.echo()
+    names = [one.name for one in figures.subscriptions]
+    columns = ["partition", "offsets", "producers", "msg/s", "bytes/s", "stored"]
+    table(
+        [*columns, *(f"backlog of {name}" for name in names), "health"],
+        [
+            (
+                one.index,
+                f"{one.start_offset} to {one.end_offset}",
+                one.producers,
+                number(one.messages_per_s),
+                size(one.bytes_per_s),
+                size(one.stored_bytes),
+                *(_backlog_of(one, name) for name in names),
+                one.health,
+            )
+            for one in figures.partitions
+        ],
+        right=[*columns, *(f"backlog of {name}" for name in names)],
+    )
+
+
+def _backlog_of(partition: PartitionStatistics, name: str) -> str:
+    found = next((one for one in partition.subscriptions if one.name == name), None)
+    return f"{found.backlog:,}" if found else ""
+
+
+def _rate(one: PartitionStatistics | SubscriptionStatistics) -> str:
+    return f"{number(one.messages_per_s)} msg/s, {size(one.bytes_per_s)}/s"

@@ -1,0 +1,147 @@
+"""`danube top`: rates and backlogs, live in a terminal, once as text, or as JSON for each interval."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from pydanube.model.errors import NotFound, Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.positions import datetime_from_micros
+
+from .figures import Figures, added_up, as_dict
+from .options import DURATION, TOPIC, examples, json_option, url_option
+from .output import emit_json, span, table
+from .session import Stop, with_client
+
+if TYPE_CHECKING:
+    from pydanube.client import Client
+
+    from .top_view import Snapshot
+
+QUESTIONS_AT_ONCE: Final = 32
+INTERVAL_SECONDS_MIN: Final = 0.1
+SORTS: Final = ("worst", "backlog", "age", "in", "out", "unacked", "redelivered", "name")
+
+
+@click.command(
+    epilog=examples(
+        """
+danube top
+danube top /default/orders /default/clicks --interval 1 --sort unacked
+danube top --once                                           a table, once
+danube top --json --interval 10 >> figures.jsonl            one JSON document a line, until Ctrl-C
+"""
+    )
+)
+@click.argument("topics", type=TOPIC, nargs=-1)
+@click.option("--interval", "-i", type=DURATION, default="2", show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Look once.")
+@click.option("--sort", "order", type=click.Choice(SORTS), default="worst", show_default=True, help="What comes first.")
+@url_option
+@json_option
+def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, url: str, as_json: bool) -> None:
+    """Watch topics and subscriptions: rates, backlogs, redeliveries.
+
+    In a terminal the view stays until Ctrl-C; otherwise it is printed once. The worst come first: blocked, then with
+    nobody to consume, then by the age of the backlog. 'in' is what is published to the topic, 'out' what the
+    subscription delivers, 'oldest' the age of its first message that is not acked, 'again' how many were redelivered.
+    """
+    if interval < INTERVAL_SECONDS_MIN:
+        raise click.BadParameter(f"use {INTERVAL_SECONDS_MIN:g} seconds or more", param_hint="--interval")
+    names = [str(topic) for topic in topics]
+    live = sys.stdout.isatty() and not once and not as_json
+    with_client(
+        url, lambda client: _watch(client, names, interval, order, live, as_json, once or not (live or as_json))
+    )
+
+
+async def _watch(
+    client: Client, names: Sequence[str], interval: float, order: str, live: bool, as_json: bool, once: bool
+) -> None:
+    stop = Stop()
+    with _screen(order, interval) if live else nullcontext(_json if as_json else _text(order)) as show:
+        async for snapshot in _snapshots(client, names, interval, stop):
+            show(snapshot)
+            if once:
+                return
+
+
+async def _snapshots(client: Client, names: Sequence[str], interval: float, stop: Stop) -> AsyncIterator[Snapshot]:
+    """One for each interval until the stop. A broker that does not answer once it did is asked again."""
+    from dataclasses import replace
+
+    last: Snapshot | None = None
+    while not stop.asked:
+        try:
+            current = await stop.first(snapshot(client, names))
+        except Unavailable as error:
+            if last is None:
+                raise
+            current = replace(last, trouble=error.message)
+        if current is None:
+            return
+        last = current
+        yield current
+        await stop.first(asyncio.sleep(interval))
+
+
+async def snapshot(client: Client, names: Sequence[str]) -> Snapshot:
+    """The named topics, or all there are. A topic that is named must exist."""
+    from pydanube.runtime.clock import SystemClock
+
+    from .top_view import Snapshot
+
+    asked = names or await client.list_topics()
+    broker = await client.describe_broker()
+    found: list[Figures] = []
+    for at in range(0, len(asked), QUESTIONS_AT_ONCE):
+        some = asked[at : at + QUESTIONS_AT_ONCE]
+        found += [one for one in await asyncio.gather(*(_figures(client, name, bool(names)) for name in some)) if one]
+    return Snapshot(datetime_from_micros(SystemClock().now_us()), f"{broker.node} {broker.version}", found)
+
+
+async def _figures(client: Client, name: str, wanted: bool) -> Figures | None:
+    try:
+        return added_up(await client.topic_statistics(name))
+    except NotFound:
+        if wanted:
+            raise
+        return None  # deleted since they were listed
+
+
+def _screen(order: str, interval: float) -> AbstractContextManager[Callable[[Snapshot], None]]:
+    """The whole terminal, given back at the end."""
+    from .screen import Screen
+
+    return Screen(order, f"every {span(interval)}, Ctrl-C ends")
+
+
+def _json(snapshot: Snapshot) -> None:
+    topics = [as_dict(one) for one in snapshot.topics]
+    for one in topics:
+        del one["partition_statistics"]
+    told = {"time": snapshot.time.isoformat(), "broker": snapshot.broker, "topics": topics}
+    emit_json(told | ({"trouble": snapshot.trouble} if snapshot.trouble else {}), compact=True)
+    sys.stdout.flush()
+
+
+def _text(order: str) -> Callable[[Snapshot], None]:
+    from rich.console import Console
+
+    from .top_view import COLUMNS, View, rows_of, totals
+
+    def show(snapshot: Snapshot) -> None:
+        if sys.stdout.isatty():
+            Console(file=sys.stdout, highlight=False).print(View(snapshot, order))
+            return
+        click.echo(totals(snapshot).plain)
+        rows = [[column.cell(row) for column in COLUMNS] for row in rows_of(snapshot.topics, order)]
+        table([column.title for column in COLUMNS], rows, right=[one.title for one in COLUMNS if not one.text])
+
+    return show

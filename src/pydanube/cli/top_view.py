@@ -1,0 +1,211 @@
+"""What `danube top` shows: a line for each subscription, the worst first, fitted to the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from pydanube.model.statistics import SubscriptionStatistics
+
+from .figures import Figures
+from .output import plural, printable, size, span
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+WIDE_COLUMNS: Final = 110
+"""From this width on there is room for the details."""
+LATE_SECONDS: Final = 60.0
+"""A backlog older than this is told in yellow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that was asked for, at one moment."""
+
+    time: datetime
+    broker: str
+    topics: list[Figures]
+    trouble: str = ""
+    """Why the figures are old; empty when they are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A subscription, or a topic that has none."""
+
+    topic: Figures
+    subscription: SubscriptionStatistics | None
+
+    @property
+    def name(self) -> str:
+        return self.subscription.name if self.subscription else ""
+
+    @property
+    def consumers(self) -> int:
+        return len(self.subscription.consumers) if self.subscription else 0
+
+    def figure(self, name: str) -> float:
+        return getattr(self.subscription, name) if self.subscription else 0
+
+    @property
+    def lost(self) -> float:
+        return self.figure("dropped") + self.figure("expired") + self.figure("evicted")
+
+    @property
+    def abandoned(self) -> bool:
+        """Messages wait, and nobody is there to take them."""
+        return self.figure("backlog") > 0 and self.consumers == 0
+
+    @property
+    def note(self) -> str:
+        """What a person should look at, in words."""
+        if self.topic.total.health != "ok":
+            return self.topic.total.health
+        told = [f"{short(self.figure(what))} {what}" for what in ("blocked", "unmatched") if self.figure(what)]
+        told += ["no consumer"] * self.abandoned
+        told += [f"{short(self.lost)} lost"] * bool(self.lost)
+        return ", ".join(told)
+
+    @property
+    def style(self) -> str:
+        if self.topic.total.health != "ok" or self.figure("blocked"):
+            return "bold red"
+        if self.abandoned or self.figure("unmatched") or self.figure("backlog_s") > LATE_SECONDS:
+            return "yellow"
+        idle = not (self.topic.total.messages_per_s or self.figure("messages_per_s") or self.figure("backlog"))
+        return "dim" if idle else ""
+
+
+def _worst(row: Row) -> Any:
+    trouble = row.topic.total.health != "ok", row.figure("blocked") > 0, row.abandoned, row.figure("unmatched") > 0
+    return *trouble, row.figure("backlog_s"), row.figure("backlog"), row.topic.total.messages_per_s
+
+
+ORDERS: Final[dict[str, Callable[[Row], Any]]] = {
+    "worst": _worst,
+    "backlog": lambda row: row.figure("backlog"),
+    "age": lambda row: row.figure("backlog_s"),
+    "in": lambda row: row.topic.total.messages_per_s,
+    "out": lambda row: row.figure("messages_per_s"),
+    "unacked": lambda row: row.figure("unacked"),
+    "redelivered": lambda row: row.figure("redelivered"),
+    "name": lambda _: 0,
+}
+"""What comes first, for each --sort; then by name."""
+
+
+def rows_of(topics: Sequence[Figures], order: str) -> list[Row]:
+    rows = [Row(topic, one) for topic in topics for one in topic.subscriptions]
+    rows += [Row(topic, None) for topic in topics if not topic.subscriptions]
+    rows.sort(key=lambda row: (row.topic.topic, row.name))
+    rows.sort(key=ORDERS[order], reverse=True)
+    return rows
+
+
+def short(value: float) -> str:
+    """A number in at most five characters: 950, 9,500, 12.3k, 4.6M."""
+    if value < 10_000:
+        return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+    for unit in "kMGT":
+        value /= 1000
+        if value < 999.95:
+            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
+    return f"{value:.0f}T"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    cell: Callable[[Row], str]
+    wide: bool = False
+    """Only where there is room."""
+    text: bool = False
+
+
+COLUMNS: Final = (
+    Column("topic", lambda row: row.topic.topic, text=True),
+    Column("subscription", lambda row: row.name or "-", text=True),
+    Column("type", lambda row: row.subscription.type if row.subscription else "", wide=True, text=True),
+    Column("in/s", lambda row: short(row.topic.total.messages_per_s)),
+    Column("out/s", lambda row: short(row.figure("messages_per_s"))),
+    Column("backlog", lambda row: short(row.figure("backlog"))),
+    Column("oldest", lambda row: span(row.figure("backlog_s")) if row.figure("backlog") else ""),
+    Column("unacked", lambda row: short(row.figure("unacked"))),
+    Column("waiting", lambda row: short(row.figure("waiting") + row.figure("delayed")), wide=True),
+    Column("again", lambda row: short(row.figure("redelivered"))),
+    Column("cons", lambda row: str(row.consumers)),
+    Column("note", lambda row: row.note, wide=True, text=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A snapshot as a screen, or, where there is no terminal, as lines."""
+
+    snapshot: Snapshot
+    order: str
+    hint: str = ""
+    height: int | None = None
+    """Lines to fill; None: as many as there are."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = rows_of(self.snapshot.topics, self.order)
+        head = [self._title(options.max_width), totals(self.snapshot), *self._trouble(), Text()]
+        shown = rows
+        if self.height is not None and len(head) + 1 + len(rows) > self.height:
+            shown = rows[: max(1, self.height - len(head) - 2)]
+        more = [Text(f"... {len(rows) - len(shown)} more", style="dim")] * (len(shown) < len(rows))
+        body = [_table(shown, options.max_width)] if rows else [Text("no topics yet", style="dim")]
+        yield Group(*head, *body, *more)
+
+    def _title(self, width: int) -> Text:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append("danube top", style="bold")
+        line.append(f"  {printable(self.snapshot.broker)}")
+        right = f"{self.snapshot.time:%H:%M:%S} UTC" + (f"  {self.hint}" if self.hint else "")
+        line.append(" " * max(2, width - line.cell_len - len(right)))
+        line.append(right, style="dim")
+        return line
+
+    def _trouble(self) -> Sequence[Text]:
+        if not self.snapshot.trouble:
+            return []
+        return [Text(printable(self.snapshot.trouble), style="bold red", no_wrap=True, overflow="ellipsis")]
+
+
+def totals(snapshot: Snapshot) -> Text:
+    """One line over all topics."""
+    all_of = [topic.total for topic in snapshot.topics]
+    subscriptions = [one for total in all_of for one in total.subscriptions]
+    told = [
+        plural(len(all_of), "topic"),
+        f"in {short(sum(one.messages_per_s for one in all_of))}/s ({size(sum(one.bytes_per_s for one in all_of))}/s)",
+        f"out {short(sum(one.messages_per_s for one in subscriptions))}/s",
+        f"backlog {short(sum(one.backlog for one in subscriptions))}",
+        f"{sum(one.producers for one in all_of):,} prod",
+        f"{sum(len(one.consumers) for one in subscriptions):,} cons",
+    ]
+    return Text("  ".join(told), no_wrap=True, overflow="ellipsis")
+
+
+def _table(rows: Sequence[Row], width: int) -> Table:
+    columns = [column for column in COLUMNS if width >= WIDE_COLUMNS or not column.wide]
+    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline")
+    for column in columns:
+        if column.text:
+            table.add_column(column.title, no_wrap=True, overflow="ellipsis", ratio=_RATIOS.get(column.title))
+        else:
+            table.add_column(column.title, justify="right", no_wrap=True, min_width=_WIDTHS.get(column.title, 6))
+    for row in rows:
+        table.add_row(*(Text(printable(column.cell(row))) for column in columns), style=row.style)
+    return table
+
+
+_RATIOS: Final = {"topic": 7, "subscription": 5, "note": 5}
+_WIDTHS: Final = {"cons": 4, "again": 5, "in/s": 5, "out/s": 5}

@@ -1,0 +1,125 @@
+"""How people write times, durations, messages' places and policies, and what these become. Invalid otherwise.
+
+A duration is a number of seconds, or one with a unit: 500ms, 30s, 10m, 2h, 7d, 1w. A place is PARTITION:OFFSET.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from pydanube.model.errors import Invalid
+from pydanube.model.policies import FIELDS, BacklogAction
+from pydanube.model.positions import OFFSET_END, Position
+
+_UNITS: Final = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(ms|[smhdw]?)")
+_AGO: Final = re.compile(r"(?:now)?-([0-9.]+(?:ms|[smhdw]))")
+_PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
+
+
+def duration(text: str) -> float:
+    """Seconds."""
+    matched = _DURATION.fullmatch(text.strip())
+    if matched is None:
+        raise Invalid(f"{text!r} is not a duration: use seconds, or a unit as in 500ms, 30s, 10m, 2h, 7d")
+    return float(matched[1]) * _UNITS[matched[2]]
+
+
+def position(text: str) -> Position:
+    """As `Position.parse`, and how long ago: -10m."""
+    matched = _AGO.fullmatch(text)
+    if matched is None:
+        try:
+            return Position.parse(text)
+        except Invalid as error:
+            raise Invalid(f"{error.message}, or how long ago: -10m") from None
+    from pydanube.runtime.clock import SystemClock
+
+    return Position("time", max(0, SystemClock().now_us() - round(duration(matched[1]) * 1_000_000)))
+
+
+def moment(text: str) -> datetime:
+    """A time in ISO 8601; UTC where it has no zone."""
+    try:
+        told = datetime.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is not a time: write it as 2026-01-31T12:00:00Z") from None
+    return told if told.tzinfo is not None else told.replace(tzinfo=UTC)
+
+
+def place(text: str) -> tuple[int, int]:
+    """Partition and offset."""
+    matched = _PLACE.fullmatch(text)
+    if matched is None or int(matched[2]) >= OFFSET_END:
+        raise Invalid(f"{text!r} is not the place of a message: write it as PARTITION:OFFSET, for example 0:1742")
+    return int(matched[1]), int(matched[2])
+
+
+UNLIMITED: Final = -1
+
+
+def redeliveries(text: str) -> int:
+    """How many, or UNLIMITED."""
+    if text == "unlimited":
+        return UNLIMITED
+    if not text.isdecimal():
+        raise Invalid(f"{text!r} is not a number of redeliveries: use 0 to 65535, or unlimited")
+    return int(text)
+
+
+def policy_name(text: str) -> str:
+    name = text.replace("-", "_")
+    if name not in FIELDS:
+        raise Invalid(f"policy {text!r} is unknown: use one of {', '.join(FIELDS)}")
+    return name
+
+
+def policy(text: str) -> tuple[str, int]:
+    """NAME=VALUE. Sizes and durations may have units."""
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise Invalid(f"{text!r} sets no policy: write it as NAME=VALUE, for example retention_s=7d")
+    name = policy_name(name)
+    return name, _policy_value(name, value)
+
+
+def _policy_value(name: str, value: str) -> int:
+    if name == "backlog_action":
+        return BacklogAction.parse(value)
+    if value == "-1" and name.startswith("retention_"):
+        return -1
+    if value.isdecimal():
+        return int(value)
+    if name.endswith("_s") and not name.endswith("_per_s"):
+        return _whole(name, value)
+    if "bytes" in name:
+        return _bytes(name, value)
+    raise Invalid(f"policy {name} takes a whole number, not {value!r}")
+
+
+def _whole(name: str, value: str) -> int:
+    seconds = duration(value)
+    if seconds != int(seconds):
+        raise Invalid(f"policy {name} takes whole seconds, not {value!r}")
+    return int(seconds)
+
+
+def _bytes(name: str, value: str) -> int:
+    from pydanube.settings_kinds import Size
+
+    kind = Size(0, 2**53 - 1)
+    try:
+        return kind.read(value)
+    except ValueError:
+        raise Invalid(f"policy {name} takes {kind.allowed}, not {value!r}") from None
+
+
+class TakesAgo(click.Command):
+    """A command with a position among its arguments, where -10m is a value and no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f"now{one}" if _AGO.fullmatch(one) else one for one in args])

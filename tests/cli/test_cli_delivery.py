@@ -1,0 +1,223 @@
+"""Subscriptions from the command line: types, failure policies, moving, skipping and looking, against a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+def answer(done) -> object:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def consumed(danube, *arguments: str) -> list[dict]:
+    done = danube("consume", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_failure_policy_is_set_at_creation_shown_and_changed_in_part(danube, topic):
+    danube("topics", "create", topic)
+    made = danube(
+        "subscriptions", "create", topic, "work", "--type", "shared", "--max-redeliveries", "3",
+        "--ack-timeout", "30s", "--delay", "2", "--max-delay", "5m", "--backoff", "fixed", "--poison", "drop",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    policy = {
+        "redeliveries_max": 3,
+        "ack_timeout_ms": 30_000,
+        "delay_ms": 2_000,
+        "delay_max_ms": 300_000,
+        "backoff": "fixed",
+        "poison": "drop",
+        "dead_letter_topic": "",
+    }
+    described = answer(danube("subscriptions", "describe", topic, "work", "--json"))
+    assert (described["type"], described["failure_policy"], described["consumers"]) == ("shared", policy, [])
+    shown = danube("subscriptions", "failure-policy", topic, "work").stdout
+    assert "at most 3" in shown
+    assert "drop" in shown
+    changed = danube("subscriptions", "failure-policy", topic, "work", "--dead-letter-topic", "/default/dead", "--json")
+    policy |= {"poison": "dead-letter", "dead_letter_topic": "/default/dead"}
+    assert answer(changed) == {"topic": topic, "subscription": "work", **policy}
+    unlimited = danube("subscriptions", "failure-policy", topic, "work", "--max-redeliveries", "unlimited", "--json")
+    policy |= {"redeliveries_max": None}
+    assert answer(unlimited) == {"topic": topic, "subscription": "work", **policy}
+    assert answer(danube("subscriptions", "describe", topic, "work", "--json"))["failure_policy"] == policy
+
+
+def test_a_delay_longer_than_the_longest_raises_it_and_poison_without_a_limit_is_remarked(danube, topic):
+    danube("topics", "create", topic)
+    danube("subscriptions", "create", topic, "work")
+    policy = answer(danube("subscriptions", "failure-policy", topic, "work", "--delay", "10m", "--json"))
+    assert (policy["delay_ms"], policy["delay_max_ms"]) == (600_000, 600_000)
+    never = danube("subscriptions", "failure-policy", topic, "work", "--poison", "drop")
+    assert never.returncode == 0
+    assert "set --max-redeliveries" in never.stderr
+    wrong = danube("subscriptions", "failure-policy", topic, "work", "--max-delay", "1s")
+    assert wrong.returncode == 1
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+def test_seeking_takes_ends_offsets_times_and_how_long_ago(danube, topic):
+    danube("produce", topic, stdin="0\n1\n2\n3\n")
+    danube("subscriptions", "create", topic, "sub")
+
+    def position() -> int:
+        return answer(danube("subscriptions", "describe", topic, "sub", "--json"))["partitions"][0]["position"]
+
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    for where, place in [("earliest", 0), ("latest", 4), ("2", 2), ("-10m", 0), (later, 4), ("-10h", 0)]:
+        moved = danube("subscriptions", "seek", topic, "sub", where)
+        assert moved.returncode == 0, moved.stderr
+        assert position() == place
+    assert danube("subscriptions", "seek", topic, "sub", "--to", "3", "--partition", "0").returncode == 0
+    assert position() == 3
+    assert danube("subscriptions", "seek", topic, "sub", "1", "--partition", "7").returncode == 1
+
+
+def test_peeking_consumes_nothing_and_skipping_settles(danube, topic):
+    danube("produce", topic, "-k", "user-1", stdin="a\nb\nc\nd\n")
+    danube("subscriptions", "create", topic, "sub", "--from", "earliest")
+    for _ in range(2):
+        seen = answer(danube("subscriptions", "peek", topic, "sub", "-n", "3", "--json"))
+        assert [(one["offset"], one["key"], one["payload"]) for one in seen] == [
+            (0, "user-1", "a"),
+            (1, "user-1", "b"),
+            (2, "user-1", "c"),
+        ]
+    skipped = danube("subscriptions", "skip", topic, "sub", "--offset", "0:0", "--offset", "0:2")
+    assert skipped.stdout == f"skipped 2 messages of sub on {topic}\n", skipped.stderr
+    table = danube("subscriptions", "peek", topic, "sub").stdout.splitlines()
+    assert [line.split()[-1] for line in table] == ["payload", "b", "d"]
+    assert danube("consume", topic, "-s", "sub", "--count", "2").stdout == "b\nd\n"
+
+
+def test_a_backlog_is_cleared_only_when_that_is_said_twice(danube, topic):
+    danube("produce", topic, "--partitions", "3", stdin="x\n" * 30)
+    danube("subscriptions", "create", topic, "sub", "--from", "earliest")
+    refused = danube("subscriptions", "skip", topic, "sub", "--all")
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    assert answer(danube("subscriptions", "describe", topic, "sub", "--json"))["lag"] == 30
+    cleared = danube("subscriptions", "skip", topic, "sub", "--all", "--yes")
+    assert cleared.stdout == f"cleared the backlog of sub on {topic}\n", cleared.stderr
+    assert answer(danube("subscriptions", "describe", topic, "sub", "--json"))["lag"] == 0
+
+
+def test_progress_is_advanced_by_compare_and_set(danube, topic):
+    danube("produce", topic, stdin="x\n" * 10)
+    danube("subscriptions", "create", topic, "engine", "--from", "earliest")
+    there = danube("subscriptions", "advance", topic, "engine", "--expected", "0", "--to", "6", "--json")
+    assert answer(there) == {"topic": topic, "subscription": "engine", "partition": 0, "position": 6}
+    late = danube("subscriptions", "advance", topic, "engine", "--expected", "0", "--to", "8")
+    assert late.returncode == 1
+    assert len(late.stderr.splitlines()) == 1
+    assert answer(danube("subscriptions", "describe", topic, "engine", "--json"))["lag"] == 4
+
+
+@pytest.mark.parametrize("kind", ["shared", "failover", "key-shared"])
+def test_every_type_of_subscription_can_be_consumed(danube, topic, kind):
+    danube("produce", topic, "-k", "k", stdin="a\nb\nc\n")
+    options = {"failover": ["--priority", "2"], "key-shared": ["--key-filter", "k*"]}.get(kind, [])
+    first = consumed(
+        danube, topic, "-s", "sub", "--type", kind, "--name", "me", *options, "--from", "earliest", "--count", "2"
+    )
+    assert [(one["payload"], one["redeliveries"], one["failure_reason"]) for one in first] == [
+        ("a", 0, None),
+        ("b", 0, None),
+    ]
+    again = danube("consume", topic, "-s", "sub", "--count", "1")
+    assert again.stdout == "c\n", again.stderr
+    described = answer(danube("subscriptions", "describe", topic, "sub", "--json"))
+    assert (described["type"], described["lag"]) == (kind, 0)
+    other = danube("consume", topic, "-s", "sub", "--type", "exclusive", "--timeout", "1")
+    assert other.returncode == 1
+    assert kind in other.stderr
+
+
+def test_a_key_filter_leaves_other_keys_alone(danube, topic):
+    danube("produce", topic, "-k", "us-1", "-m", "american")
+    danube("produce", topic, "-k", "eu-1", "-m", "european")
+    seen = danube(
+        "consume", topic, "-s", "eu", "--type", "key-shared", "--key-filter", "eu-*", "--from", "earliest",
+        "--timeout", "1",
+    )  # fmt: skip
+    assert seen.stdout == "european\n", seen.stderr
+    assert answer(danube("subscriptions", "describe", topic, "eu", "--json"))["lag"] == 1
+
+
+def test_delayed_messages_come_when_they_are_due(danube, topic):
+    due = datetime.now(UTC) + timedelta(seconds=4)
+    danube("produce", topic, "-m", "late", "--deliver-at", due.isoformat())
+    danube("subscriptions", "create", topic, "sub", "--type", "shared", "--from", "earliest")
+    danube("produce", topic, "-m", "never", "--deliver-after", "2h")
+    danube("produce", topic, "-m", "now")
+    received = consumed(danube, topic, "-s", "sub", "--count", "2")
+    assert {one["payload"] for one in received} == {"now", "late"}
+    assert datetime.now(UTC) >= due
+    figures = answer(danube("topics", "stats", topic, "--json"))
+    assert figures["subscriptions"][0]["delayed"] == 1
+
+
+def test_everything_can_be_sent_to_one_partition(danube, topic):
+    danube("produce", topic, "--partitions", "4", "--partition", "2", stdin="x\n" * 10)
+    told = answer(danube("produce", topic, "--partition", "2", "--access", "exclusive", "-m", "x", "--json"))
+    assert told["partitions"] == {"2": {"first": 10, "last": 10}}
+    assert danube("produce", topic, "--partition", "9", "-m", "x").returncode == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("consume", "/default/t", "--key-filter", "a*"),
+        ("consume", "/default/t", "-s", "s", "--priority", "1"),
+        ("consume", "/default/t", "-s", "s", "--type", "shared", "--key-filter", "a*"),
+        ("produce", "/default/t", "-m", "x", "--deliver-after", "1", "--deliver-at", "2026-01-01T00:00:00Z"),
+        ("produce", "/default/t", "-m", "x", "--deliver-after", "soon"),
+        ("produce", "/default/t", "-m", "x", "--deliver-at", "soon"),
+        ("produce", "/default/t", "-m", "x", "--access", "mine"),
+        ("subscriptions", "create", "/default/t", "s", "--poison", "dead-letter"),
+        ("subscriptions", "create", "/default/t", "s", "--max-redeliveries", "-1"),
+        ("subscriptions", "create", "/default/t", "s", "--max-redeliveries", "70000"),
+        ("subscriptions", "create", "/default/t", "s", "--delay", "10s", "--max-delay", "1s"),
+        ("subscriptions", "create", "/default/t", "s", "--dead-letter-topic", "dead"),
+        ("subscriptions", "seek", "/default/t", "s"),
+        ("subscriptions", "seek", "/default/t", "s", "1", "--to", "2"),
+        ("subscriptions", "seek", "/default/t", "s", "-10"),
+        ("subscriptions", "skip", "/default/t", "s"),
+        ("subscriptions", "skip", "/default/t", "s", "--all", "--offset", "0:1"),
+        ("subscriptions", "skip", "/default/t", "s", "--offset", "1742"),
+        ("subscriptions", "skip", "/default/t", "s", "--all"),
+        ("subscriptions", "peek", "/default/t", "s", "-n", "0"),
+        ("subscriptions", "advance", "/default/t", "s", "--to", "5"),
+        ("topics", "grow", "/default/t", "0"),
+        ("topics", "policies", "/default/t", "--set", "ttl=5"),
+        ("topics", "policies", "/default/t", "--set", "ttl_s=5", "--unset", "ttl_s"),
+        ("topics", "policies", "/default/t", "--set", f"ttl_s={2**60}"),
+        ("namespaces", "policies", "/default/t"),
+        ("top", "--interval", "0"),
+        ("top", "orders"),
+        ("dlq", "show", "/default/dead", "5"),
+        ("dlq", "redrive", "/default/dead"),
+        ("dlq", "redrive", "/default/dead", "0:1", "--all"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2_and_needs_no_broker(arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "pydanube.cli", *arguments],
+        capture_output=True,
+        text=True,
+        input="",
+        timeout=30,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Error: " in done.stderr

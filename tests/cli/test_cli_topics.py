@@ -1,0 +1,111 @@
+"""Growing, policies and statistics of topics from the command line, against a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+def answer(done) -> object:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_topic_grows_and_never_shrinks(danube, topic):
+    danube("produce", topic, "--partitions", "2", stdin="x\n" * 10)
+    grown = danube("topics", "grow", topic, "5")
+    assert grown.stdout == f"{topic} has 5 partitions\n", grown.stderr
+    assert answer(danube("topics", "describe", topic, "--json"))["partitions"] == 5
+    smaller = danube("topics", "grow", topic, "3")
+    assert smaller.returncode == 1
+    assert len(smaller.stderr.splitlines()) == 1
+
+
+def test_help_says_what_growing_breaks(danube):
+    assert "breaks the order per key" in " ".join(danube("topics", "grow", "--help").stdout.split())
+
+
+def test_policies_are_shown_set_and_inherited_again(danube):
+    danube("namespaces", "create", "limits")
+    danube("topics", "create", "/limits/t")
+    told = answer(danube("namespaces", "policies", "limits", "--set", "ttl_s=1h", "--json"))
+    assert (told["namespace"], told["own"], told["effective"]["ttl_s"]) == ("limits", {"ttl_s": 3600}, 3600)
+    changes = ("--set", "retention-bytes=1GiB", "--set", "backlog_action=evict")
+    told = answer(danube("topics", "policies", "/limits/t", *changes, "--json"))
+    assert told["own"] == {"retention_bytes": 1 << 30, "backlog_action": "evict"}
+    assert told["effective"]["ttl_s"] == 3600
+    shown = danube("topics", "policies", "/limits/t").stdout.splitlines()
+    assert any(line.split() == ["retention_bytes", "1.0", "GiB", "this", "topic"] for line in shown)
+    assert any(line.split() == ["ttl_s", "1h"] for line in shown)
+    told = answer(danube("topics", "policies", "/limits/t", "--unset", "retention_bytes", "--json"))
+    assert told["own"] == {"backlog_action": "evict"}
+    assert danube("topics", "policies", "/limits/no-such").returncode == 1
+    assert danube("namespaces", "policies", "no-such").returncode == 1
+
+
+def test_statistics_of_a_topic(danube, topic):
+    danube("produce", topic, "--partitions", "2", stdin="hello\n" * 40)
+    danube("subscriptions", "create", topic, "late", "--from", "earliest", "--type", "shared")
+    assert danube("consume", topic, "-s", "late", "--count", "15").returncode == 0
+    told = answer(danube("topics", "stats", topic, "--json"))
+    assert (told["topic"], told["reliable"], told["partitions"], told["messages"]) == (topic, True, 2, 40)
+    (late,) = told["subscriptions"]
+    assert (late["name"], late["type"], late["backlog"]) == ("late", "shared", 25)
+    assert late["backlog_bytes"] > 0
+    assert late["backlog_s"] > 0
+    assert sum(one["end_offset"] for one in told["partition_statistics"]) == 40
+    shown = danube("topics", "stats", topic, "-v").stdout
+    for word in ("25 messages", "unacked", "waiting", "delayed", "held", "unmatched", "blocked", "dropped", "msg/s"):
+        assert word in shown
+    assert "backlog of late" in shown
+    assert danube("topics", "stats", "/default/no-such").returncode == 1
+
+
+def test_a_non_reliable_topic_counts_what_nobody_heard(danube, topic):
+    told = danube("produce", topic, "--non-reliable", "--partitions", "2", stdin="x\n" * 7)
+    assert told.returncode == 0, told.stderr
+    figures = answer(danube("topics", "stats", topic, "--json"))
+    assert (figures["reliable"], figures["unheard"]) == (False, 7)
+    assert "unheard" in danube("topics", "stats", topic).stdout
+    danube("topics", "create", f"{topic}-2")
+    assert "--non-reliable is ignored" in danube("produce", f"{topic}-2", "--non-reliable", "-m", "x").stderr
+
+
+def test_top_is_printed_once_where_there_is_no_terminal(danube, topic):
+    danube("produce", topic, stdin="x\n" * 5)
+    danube("subscriptions", "create", topic, "waits", "--from", "earliest")
+    lines = danube("top", topic).stdout.splitlines()
+    assert lines[0].startswith("1 topic  in ")
+    assert lines[1].split()[:3] == ["topic", "subscription", "type"]
+    assert lines[2].split()[:3] == [topic, "waits", "exclusive"]
+    assert "no consumer" in lines[2]
+    assert any(topic in line for line in danube("top", "--sort", "name").stdout.splitlines())
+    (one,) = answer(danube("top", topic, "--json", "--once"))["topics"]
+    assert (one["topic"], one["subscriptions"][0]["backlog"]) == (topic, 5)
+    missing = danube("top", "/default/no-such")
+    assert missing.returncode == 1
+    assert len(missing.stderr.splitlines()) == 1
+
+
+def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, served, topic):
+    danube("topics", "create", topic)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pydanube.cli", "top", topic, "--json", "--interval", "100ms"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"DANUBE_URL": served.url},
+    )
+    assert process.stdout is not None
+    times = [json.loads(process.stdout.readline())["time"] for _ in range(3)]
+    assert times == sorted(set(times))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
