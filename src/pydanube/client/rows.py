@@ -110,6 +110,7 @@ class Rows:
             schema_id=schema[0],
             schema_version=schema[1],
             codec=codec,
+            payloads_checked=True,
         )
 
     def _key_column(self) -> list[str | None]:

@@ -69,15 +69,17 @@ def encode(
     schema_id: int = 0,
     schema_version: int = 0,
     codec: Codec = Codec.NONE,
+    payloads_checked: bool = False,
 ) -> bytearray:
     """One batch of these columns, not yet stamped. Raises Invalid for what no batch can hold.
 
-    Data that compression does not make smaller is stored without it.
+    Data that compression does not make smaller is stored without it. `payloads_checked`: the caller has looked at every
+    payload, and each is bytes within the limit.
     """
     count = len(payloads)
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise Invalid(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
-    owned, lengths = payload_column(payloads)
+    owned, lengths = (payloads, list(map(len, payloads))) if payloads_checked else payload_column(payloads)
     times = publish_time_column(publish_times, count)
     if keys is None and attributes is None and deliver_at is None:
         rows = Rows(owned, times, payload_lengths=lengths)
