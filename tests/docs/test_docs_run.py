@@ -1,7 +1,8 @@
 """Every code block of README.md and docs/ that can run, runs. CONTRIBUTING.md says how blocks are read.
 
 Each page is one reader with one fresh broker: its blocks run in order, names carry over from one Python block to the
-next, and whatever a page says that a command prints is compared with what it prints.
+next, and whatever a page says that a command prints is compared with what it prints. What one block has opened lives on
+while commands run, as it does in `python -m asyncio`.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ def test_what_the_page_shows_happens(page: Path, place: Place, monkeypatch: pyte
             source = block.source.replace(ADDRESS, place.address)
             try:
                 if block.language != "python":
-                    run_commands(source, block.language, place)
+                    session.run(asyncio.to_thread(run_commands, source, block.language, place))
                 elif PROGRAM.search(source):
-                    run_program(source, place)
+                    session.run(asyncio.to_thread(run_program, source, place))
                 else:
                     session.run(run_in_session(source, names, f"{page}, the block in line {block.line}"))
             except Exception as error:
