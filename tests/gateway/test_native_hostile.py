@@ -12,7 +12,7 @@ from native_peer import TOPIC, Between, Door, Peer, door, neighbour, one_batch
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
-from pydanube.gateway.native.connection import Hold
+from pydanube.gateway.native.memory import Hold
 from pydanube.gateway.native.server import _counted_address
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB

@@ -1,11 +1,12 @@
 """Policies, access modes, growth and non-reliable topics over the native door."""
 
 import pytest
-from native_peer import TOPIC, Peer, door, one_batch
+from native_peer import TOPIC, Peer, door, neighbour, one_batch
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
+from pydanube.gateway.native.memory import Hold
 from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch
 from pydanube.model.policies import Policies
 
@@ -115,3 +116,24 @@ async def test_a_publish_past_the_rate_is_answered_later_and_the_window_bounds_w
         await there.until(lambda: session.in_flight >= 5)
         answered = [(await peer.receive(Kind.PUBLISHED)).correlation for _ in sent]
         assert answered == sent
+
+
+async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> None:
+    async with door(publish_memory_bytes=60_000) as there, neighbour(there) as working:
+        async with await Peer.greet(there) as peer:
+            await peer.create_topic()
+            rate = {"publish_messages_per_s": 1}
+            await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+        hogs = [await Peer.greet(there) for _ in range(5)]
+        for hog in hogs:
+            producer = await hog.open_producer()
+            for n in range(30):
+                hog.publish(producer.handle, one_batch(producer, payload_bytes=1_000, sequence=n * 3))
+        sessions = [await there.session_of(hog) for hog in hogs]
+        await there.until(lambda: all(session._holds & Hold.MEMORY for session in sessions))
+        before = working.rounds
+        await there.until(lambda: working.rounds > before + 20)
+        assert all(session._holds & Hold.MEMORY for session in sessions)
+        assert there.server._house.memory.used_bytes < 60_000 + 6 * 4_000
+        for hog in hogs:
+            hog.close()

@@ -48,6 +48,7 @@ from pydanube.runtime.telemetry import get_logger
 from . import requests
 from .delivery import DeliverySink
 from .fetches import Fetches
+from .memory import Hold, PublishMemory
 from .settings import NativeSettings
 
 log = get_logger(__name__)
@@ -66,37 +67,6 @@ QUIET_S: Final = 0.2
 """While draining, a session with nothing in flight that said nothing for so long is done."""
 
 _DONE: Final = encode(Done())
-
-
-class Hold:
-    """Why a session is not read from: bits of a plain number, which is looked at for every publish."""
-
-    REQUESTS: Final = 1
-    PUBLISHES: Final = 2
-    ANSWERS: Final = 4
-    MEMORY: Final = 8
-
-
-class PublishMemory:
-    """Bytes of unanswered publishes over all sessions, and who waits for them to fall."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._waiting: list[Session] = []
-        self.used_bytes = 0
-
-    def take(self, session: Session, size: int) -> None:
-        self.used_bytes += size
-        if self.used_bytes > self._limit_bytes:
-            session.hold(Hold.MEMORY)
-            self._waiting.append(session)
-
-    def give_back(self, size: int) -> None:
-        self.used_bytes -= size
-        if self._waiting and self.used_bytes <= self._limit_bytes // 2:
-            waiting, self._waiting = self._waiting, []
-            for session in waiting:
-                session.release(Hold.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +103,7 @@ class Session:
         self._handles = count(1)
         self._holds = 0
         self._publishes = 0
-        self._publish_bytes = 0
+        self.publish_bytes = 0
         self._requests = 0
         self._fetches = Fetches(connection, house.broker, house.settings, house.tasks, house.unread_bytes)
         self._last_ping = 0.0
@@ -222,9 +192,9 @@ class Session:
     def _publish(self, frame: Frame) -> None:
         (handle,) = frames.unpack_head(frame.head, frames.PUBLISH, Kind.PUBLISH)
         correlation, batch_bytes = _needed_correlation(frame), len(frame.body)
-        if self._publish_bytes and self._publish_bytes + batch_bytes > self.settings.publish_window_bytes:
+        if self.publish_bytes and self.publish_bytes + batch_bytes > self.settings.publish_window_bytes:
             raise Invalid(
-                f"{self._publish_bytes + batch_bytes} bytes of unanswered batches overrun the publish window of "
+                f"{self.publish_bytes + batch_bytes} bytes of unanswered batches overrun the publish window of "
                 f"{self.settings.publish_window_bytes}: wait for answers"
             )
         producer = self.producers.get(handle)
@@ -235,7 +205,6 @@ class Session:
             self.fail(correlation, _shutting_down(), handle)
             return
         self._publishes += 1
-        self._publish_bytes += batch_bytes
         self._house.memory.take(self, batch_bytes)
         if self._publishes >= self.settings.publishes_in_flight_max:
             self.hold(Hold.PUBLISHES)
@@ -248,8 +217,7 @@ class Session:
 
     def _published(self, correlation: int, handle: int, batch_bytes: int, result: Published | DanubeError) -> None:
         self._publishes -= 1
-        self._publish_bytes -= batch_bytes
-        self._house.memory.give_back(batch_bytes)
+        self._house.memory.give_back(self, batch_bytes)
         self.release(Hold.PUBLISHES)
         if isinstance(result, DanubeError):
             self.fail(correlation, result, handle)

@@ -20,7 +20,8 @@ from pydanube.runtime.network import Budget, FramedConnection, Framing, Handler,
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .connection import House, PublishMemory, Session
+from .connection import House, Session
+from .memory import PublishMemory
 from .requests import error_frame
 from .settings import NativeSettings
 
