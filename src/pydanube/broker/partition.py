@@ -38,6 +38,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream, Stream
 from pydanube.storage.wal import Level, LogWriter
 
+from .arrivals import Arrivals
 from .backlog import BacklogQuota
 from .ownership import Ownership
 from .rates import Rate, dispatch_rate, publish_rate
@@ -128,7 +129,7 @@ class Partition:
         self._preparing = False
         self._closed: DanubeError | None = None
         self._wake_scheduled = False
-        self._readers: list[asyncio.Future[None]] = []
+        self._arrivals = Arrivals()
         self._batches_since_snapshot = 0
         self._rate: Rate | None = None
         self.policies = Policies()
@@ -348,26 +349,14 @@ class Partition:
         offset = await self.resolve(position)
         self.traffic.last_us = self._clock.now_us()
         if offset >= self.stream.end_offset and wait_s > 0:
-            await self._arrival(wait_s)
+            if self._closed is not None:
+                raise self._closed
+            await self._arrivals.wait(wait_s)
         end = self.stream.end_offset
         batches = await self.stream.read(offset, bytes_max) if offset < end else []
         # Nothing stored before the end is a reported gap: go on behind it.
         next_offset = Batch.trust(batches[-1]).end_offset if batches else end
         return Fetched(batches, next_offset, self.stream.start_offset, self.stream.end_offset, self.epoch)
-
-    async def _arrival(self, wait_s: float) -> None:
-        if self._closed is not None:
-            raise self._closed
-        arrived = asyncio.get_running_loop().create_future()
-        self._readers.append(arrived)
-        try:
-            async with asyncio.timeout(wait_s):
-                await arrived
-        except TimeoutError:
-            pass
-        finally:
-            if arrived in self._readers:
-                self._readers.remove(arrived)
 
     def _wake(self) -> None:
         if not self._wake_scheduled:
@@ -379,10 +368,7 @@ class Partition:
         self._wake_scheduled = False
         for subscription in list(self.subscriptions.values()):
             subscription.pump()
-        readers, self._readers = self._readers, []
-        for arrived in readers:
-            if not arrived.done():
-                arrived.set_result(None)
+        self._arrivals.tell()
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
