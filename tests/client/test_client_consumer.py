@@ -333,10 +333,12 @@ async def test_a_topic_that_does_not_exist_is_named(client: Client) -> None:
         pass
 
 
-async def test_other_subscription_types_are_passed_on_and_refused_by_name(client: Client) -> None:
+async def test_a_subscription_keeps_its_type_and_an_unknown_one_is_refused(client: Client) -> None:
     await client.create_topic(TOPIC)
+    async with client.consumer(TOPIC, subscription="billing", type="shared"):
+        pass
     with pytest.raises(Refused, match="shared"):
-        async with client.consumer(TOPIC, subscription="billing", type="shared"):
+        async with client.consumer(TOPIC, subscription="billing", type="exclusive"):
             pass
     with pytest.raises(Invalid, match="sharde"):
         client.consumer(TOPIC, subscription="billing", type="sharde")

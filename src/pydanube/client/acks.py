@@ -14,7 +14,7 @@ after the nack, and nacks that are sent before acks keep the order of the two.
 
 Invariants
     an acked offset is gathered or sent until the broker has confirmed that it is durable, or until it is nacked
-    `on_dirty` is called once between two `take`s, at the first ack; `on_nack` once between two `take_nacks`
+    `on_dirty` is called when there were no acks to send and now there are; `on_nack` likewise
     confirmed_number <= sent_number
     with `unsettled` set no range grows (`end` stays -1): every settlement passes through here
 """

@@ -33,7 +33,7 @@ from pydanube.model.topics import PartitionDescription
 from .message import Message
 from .peeking import unsettled_messages
 from .producer import Producer
-from .settings import ProducerSettings
+from .settings import ProducerSettings, check_number
 
 if TYPE_CHECKING:
     from .client import Client
@@ -62,6 +62,9 @@ LETTER_ATTRIBUTES: Final = frozenset(
 LETTERS_AT_ONCE: Final = 500
 BYTES_AT_ONCE: Final = 8 * 1024 * 1024
 """So many are sent back before they are settled: what an interruption may repeat."""
+
+STEPS_PER_SECOND: Final = 10
+"""With a rate, so many times a second some are sent."""
 
 Place = tuple[int, int]
 """Partition and offset in the dead letter topic."""
@@ -180,20 +183,26 @@ class DeadLetters:
         raise NotFound(f"{self.topic} has no letter at {partition}:{offset}")
 
     async def redrive(
-        self, places: Iterable[str | Place] | None = None, *, progress: Progress | None = None
+        self,
+        places: Iterable[str | Place] | None = None,
+        *,
+        rate: float | None = None,
+        progress: Progress | None = None,
     ) -> Redriven:
         """Send letters back to the topics they came from: those at these places, or all that are left.
 
         What arrives there has the payload, key, schema and attributes of the original, and `x-redriven`, the number of
-        its returns. It is a new message: every subscription of that topic receives it. `progress` is called after each
-        step. Raises what may succeed later (Unavailable, Full); a letter that cannot go back is told in `stayed`.
-        Cancelled, what was settled is settled; some more may have been sent.
+        its returns. It is a new message: every subscription of that topic receives it. `rate`: at most so many a
+        second. `progress` is called after each step. Raises what may succeed later (Unavailable, Full); a letter that
+        cannot go back is told in `stayed`. Cancelled, what was settled is settled; some more may have been sent.
         """
+        if rate is not None:
+            check_number("rate", rate, 1e-6, 1e9)
         wanted = None if places is None else sorted({parse_place(place) for place in places})
         await self._ensure_subscription()
         total = len(wanted) if wanted is not None else await self._left()
         async with AsyncExitStack() as producers:
-            run = _Run(self, Redriven(total), progress, producers)
+            run = _Run(self, Redriven(total), rate, progress, producers)
             if wanted is None:
                 await self._redrive_all(run)
             else:
@@ -248,10 +257,20 @@ class _Run:
     """One redrive: collects letters, sends them back, then settles them."""
 
     def __init__(
-        self, letters: DeadLetters, state: Redriven, progress: Progress | None, producers: AsyncExitStack
+        self,
+        letters: DeadLetters,
+        state: Redriven,
+        rate: float | None,
+        progress: Progress | None,
+        producers: AsyncExitStack,
     ) -> None:
         self.state = state
         self._letters = letters
+        self._clock = letters._client._brokers.clock
+        self._rate = rate
+        self._at_once = LETTERS_AT_ONCE if rate is None else max(1, min(LETTERS_AT_ONCE, int(rate / STEPS_PER_SECOND)))
+        self._begin = self._clock.monotonic()
+        self._sent = 0
         self._progress = progress
         self._stack = producers
         self._producers: dict[tuple[str, int, int], Producer] = {}
@@ -261,12 +280,15 @@ class _Run:
     async def add(self, letter: DeadLetter) -> None:
         self._held.append(letter)
         self._held_bytes += len(letter.message.payload)
-        if len(self._held) >= LETTERS_AT_ONCE or self._held_bytes >= BYTES_AT_ONCE:
+        if len(self._held) >= self._at_once or self._held_bytes >= BYTES_AT_ONCE:
             await self.send()
 
     async def send(self) -> None:
         """Everything held: first to where it came from, then settled."""
         held, self._held, self._held_bytes = self._held, [], 0
+        if self._rate is not None and held:
+            await self._clock.sleep(max(0.0, self._begin + self._sent / self._rate - self._clock.monotonic()))
+            self._sent += len(held)
         groups: dict[tuple[str, int, int], list[DeadLetter]] = {}
         for letter in held:
             way = (letter.original_topic, letter.message.schema_id, letter.message.schema_version)

@@ -1,0 +1,201 @@
+"""The ack timeout counts from when the application took a message, and costs nothing where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from flaky_wire import Wire, until
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pydanube
+from pydanube import Client, Consumer, FailurePolicy, Invalid
+from pydanube.client.acks import Acks
+from pydanube.client.unsettled import Unsettled
+
+TOPIC = "/default/orders"
+SOON = FailurePolicy(ack_timeout_ms=150, delay_ms=0, delay_max_ms=0)
+
+
+async def publish(client: Client, count: int) -> None:
+    async with client.producer(TOPIC) as producer:
+        await producer.send_many([b"%d" % number for number in range(count)])
+
+
+def acks_of(consumer: Consumer) -> Acks:
+    return consumer._sources._sources[TOPIC, 0].acks
+
+
+async def test_what_is_taken_and_not_settled_comes_again(client: Client) -> None:
+    await publish(client, 3)
+    async with client.consumer(
+        TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
+    ) as consumer:
+        first, second, third = [await consumer.receive(timeout=5) for _ in range(3)]
+        await consumer.ack(first)
+        await consumer.ack(third)
+        again = await consumer.receive(timeout=5)
+        assert (again.offset, again.redeliveries, again.failure_reason) == (second.offset, 1, "ack timeout")
+        await consumer.ack(again)
+        await consumer.flush()
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=0.3)
+
+
+async def test_what_was_only_sent_ahead_does_not_expire(client: Client) -> None:
+    await publish(client, 200)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
+        await consumer.ack(await consumer.receive(timeout=5))
+        await asyncio.sleep(0.4)  # longer than the timeout: 199 messages lie here
+        for offset in range(1, 200):
+            message = await consumer.receive(timeout=5)
+            assert (message.offset, message.redeliveries) == (offset, 0)
+            await consumer.ack(message)
+
+
+async def test_a_batch_counts_from_when_it_was_received(client: Client) -> None:
+    await publish(client, 5)
+    async with client.consumer(
+        TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
+    ) as consumer:
+        batch = await consumer.receive_batch(timeout=5)
+        assert len(batch) == 5
+        seen = 0
+        while seen < 5:
+            again = await consumer.receive_batch(timeout=5)
+            assert list(again.failure_reasons) == ["ack timeout"] * len(again)
+            await consumer.ack(again)
+            seen += len(again)
+
+
+async def test_without_a_timeout_messages_are_made_ready_by_the_chunk_and_nothing_is_watched(client: Client) -> None:
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        await consumer.ack(await consumer.receive(timeout=5))
+        await consumer.ack(await consumer.receive(timeout=5))
+        acks = acks_of(consumer)
+        assert acks.unsettled is None
+        assert acks.end == 2  # the range that grows
+
+
+async def test_it_is_switched_on_and_off_while_the_consumer_runs(client: Client) -> None:
+    await publish(client, 4)
+    async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
+        await consumer.ack(await consumer.receive(timeout=5))
+        await client.set_failure_policy(TOPIC, "billing", SOON)
+        await until(lambda: acks_of(consumer).unsettled is not None)
+        second = await consumer.receive(timeout=5)
+        for offset in (2, 3):
+            message = await consumer.receive(timeout=5)
+            assert message.offset == offset
+            await consumer.ack(message)
+        again = await consumer.receive(timeout=5)
+        assert (again.offset, again.failure_reason) == (second.offset, "ack timeout")
+        await client.set_failure_policy(TOPIC, "billing", FailurePolicy())
+        await until(lambda: acks_of(consumer).unsettled is None)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=0.4)
+        await consumer.ack(again)
+
+
+async def test_a_consumer_may_have_a_timeout_of_its_own(client: Client) -> None:
+    await publish(client, 1)
+    async with client.consumer(
+        TOPIC, subscription="billing", start="earliest", ack_timeout=0.1, failure_policy=FailurePolicy(delay_ms=0)
+    ) as consumer:
+        await consumer.receive(timeout=5)
+        assert (await consumer.receive(timeout=5)).failure_reason == "ack timeout"
+    async with client.consumer(TOPIC, subscription="billing", ack_timeout=0) as consumer:
+        assert acks_of(consumer).unsettled is None
+    with pytest.raises(Invalid, match="ack_timeout"):
+        client.consumer(TOPIC, subscription="billing", ack_timeout=-1)
+
+
+async def test_a_lost_connection_ends_what_was_running(wire: Wire) -> None:
+    async with pydanube.connect(wire.url) as client:
+        await publish(client, 1)
+        async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
+            await consumer.receive(timeout=5)
+            wire.cut()
+            again = await consumer.receive(timeout=5)
+            assert (again.offset, again.redeliveries) == (0, 0)
+            await consumer.ack(again)
+
+
+def test_in_the_blocking_form_it_counts_from_the_hand_over_of_each_message() -> None:
+    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        with client.producer(TOPIC) as producer:
+            producer.send_many([b"%d" % number for number in range(20)])
+        with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
+            assert consumer.receive(timeout=5).offset == 0
+            assert len(acks_of(consumer._inner).unsettled or ()) == 1
+            seen = []
+            for message in consumer:
+                consumer.ack(message)
+                seen.append(message)
+                if len({one.offset for one in seen}) == 20:
+                    break
+            assert [one.offset for one in seen if not one.redeliveries] == list(range(1, 20))
+            assert [one.failure_reason for one in seen if one.offset == 0] == ["ack timeout"]
+
+
+# -- by itself -----------------------------------------------------------------------------------------------------------
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(0, 20), st.integers(1, 5)),
+        st.tuples(st.just("settle"), st.integers(0, 20), st.integers(1, 30)),
+        st.tuples(st.just("pass"), st.integers(1, 4), st.just(0)),
+    )
+)
+
+
+@given(STEPS)
+def test_every_message_is_settled_or_due_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
+    time, firsts = Time(), []
+    unsettled = Unsettled(5.0, time, lambda: firsts.append(time.now))
+    model: dict[int, float] = {}
+    for step, number, length in steps:
+        if step == "take":
+            assert len(firsts) == 0 or not model or len(unsettled) > 0
+            unsettled.taken(range(number, number + length))
+            model |= dict.fromkeys(range(number, number + length), time.now)
+        elif step == "settle":
+            unsettled.settled(number, number + length)
+            model = {offset: at for offset, at in model.items() if not number <= offset < number + length}
+        else:
+            time.now += number
+            due = unsettled.due()
+            assert set(due) == {offset for offset, at in model.items() if at + 5.0 <= time.now}
+            assert all(model[one] <= model[next_one] for one, next_one in pairwise(due))
+            model = {offset: at for offset, at in model.items() if offset not in due}
+        assert len(unsettled) == len(model)
+        wait = unsettled.wait_s()
+        assert wait == (max(0.0, min(model.values()) + 5.0 - time.now) if model else None)
+
+
+def test_with_a_watcher_every_ack_is_told() -> None:
+    acks = Acks(lambda: None, lambda: None)
+    acks.add(0, 3)
+    unsettled = Unsettled(5.0, Time(), lambda: None)
+    acks.watch(unsettled)
+    unsettled.taken(range(3, 9))
+    for offset in (3, 4, 5):
+        acks.add(offset, offset + 1)
+        assert acks.end == -1
+    acks.nack([(6, 7)], -1, "")
+    assert unsettled.due() == [] and len(unsettled) == 2
+    acks.add_below(9)
+    assert len(unsettled) == 0
+    assert acks.take() == (1, [(0, 6)], 9)

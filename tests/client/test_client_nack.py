@@ -1,0 +1,231 @@
+"""Giving messages back: they come again, with the reason, and an ack and a nack of one message keep their order."""
+
+from __future__ import annotations
+
+import pytest
+from flaky_wire import Wire, until
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pydanube
+from pydanube import Client, Consumer, FailurePolicy, Invalid, Refused
+from pydanube.client.acks import Acks, merged, without
+from pydanube.client.message import Message
+
+TOPIC = "/default/orders"
+AT_ONCE = FailurePolicy(delay_ms=0, delay_max_ms=0)
+
+
+async def publish(client: Client, *payloads: bytes, topic: str = TOPIC) -> None:
+    async with client.producer(topic) as producer:
+        await producer.send_many(list(payloads))
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    return [await consumer.receive(timeout=5) for _ in range(count)]
+
+
+async def position(client: Client) -> int:
+    return (await client.describe_subscription(TOPIC, "billing")).partitions[0].position
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared", "failover", "key-shared"])
+async def test_a_nacked_message_comes_again_with_its_reason(client: Client, kind: str) -> None:
+    await publish(client, b"0", b"1", b"2")
+    async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
+        first, second, third = await take(consumer, 3)
+        assert (second.redeliveries, second.failure_reason) == (0, None)
+        await consumer.ack(first)
+        await consumer.nack(second, delay=0, reason="no stock")
+        await consumer.ack(third)
+        again = await consumer.receive(timeout=5)
+        assert (again.offset, again.payload) == (1, b"1")
+        assert (again.redeliveries, again.failure_reason) == (1, "no stock")
+        await consumer.nack(again, delay=0)
+        again = await consumer.receive(timeout=5)
+        assert again.redeliveries == 2
+        await consumer.ack(again)
+    assert await position(client) == 3
+
+
+async def test_a_batch_is_nacked_whole_and_tells_the_reasons(client: Client) -> None:
+    await publish(client, b"0", b"1", b"2", b"3")
+    async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
+        batch = await consumer.receive_batch(timeout=5)
+        assert list(batch.failure_reasons) == [None] * 4
+        await consumer.nack(batch, delay=0, reason="later")
+        seen: dict[int, tuple[int, str | None]] = {}
+        while len(seen) < 4:
+            batch = await consumer.receive_batch(timeout=5)
+            assert [one.failure_reason for one in batch] == list(batch.failure_reasons)
+            told = zip(batch.offsets.tolist(), batch.redeliveries, batch.failure_reasons, strict=True)
+            seen |= {offset: (count, reason) for offset, count, reason in told}
+            await consumer.ack(batch)
+    assert seen == dict.fromkeys(range(4), (1, "later"))
+
+
+async def test_the_delay_counts_and_others_do_not_wait_for_it(client: Client) -> None:
+    await publish(client, b"0", b"1")
+    async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
+        first = await consumer.receive(timeout=5)
+        await consumer.nack(first, delay=0.3)
+        await consumer.ack(await consumer.receive(timeout=5))
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=0.1)
+        assert (await consumer.receive(timeout=5)).offset == 0
+
+
+async def test_the_last_word_about_a_message_counts(client: Client) -> None:
+    await publish(client, b"0", b"1")
+    async with client.consumer(
+        TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=AT_ONCE
+    ) as consumer:
+        first, second = await take(consumer, 2)
+        await consumer.ack(first)
+        await consumer.nack(first)
+        await consumer.nack(second)
+        await consumer.ack(second)
+        await consumer.flush()
+        again = await consumer.receive(timeout=5)
+        assert again.offset == 0
+        await consumer.ack(again)
+    assert await position(client) == 2
+
+
+@pytest.mark.parametrize("kind", ["shared", "key-shared"])
+async def test_a_cumulative_ack_is_refused_where_others_have_messages(client: Client, kind: str) -> None:
+    await publish(client, b"0", b"1")
+    async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
+        message = await consumer.receive(timeout=5)
+        with pytest.raises(Refused, match="cumulative"):
+            await consumer.ack_cumulative(message)
+        await consumer.flush()
+    assert await position(client) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"delay": -1}, {"delay": "soon"}, {"delay": 1e9}, {"reason": b"bytes"}])
+async def test_a_nack_that_makes_no_sense_is_refused(client: Client, wrong: dict[str, object]) -> None:
+    await publish(client, b"0")
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        message = await consumer.receive(timeout=5)
+        with pytest.raises(Invalid):
+            await consumer.nack(message, **wrong)  # type: ignore[arg-type]
+    reader = client.reader(TOPIC, start="earliest")
+    with pytest.raises(Invalid, match="not received by a consumer"):
+        await consumer.nack(await reader.receive(timeout=5))
+
+
+async def test_a_long_reason_is_cut(client: Client) -> None:
+    await publish(client, b"0")
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        await consumer.nack(await consumer.receive(timeout=5), delay=0, reason="x" * 10_000)
+        assert (await consumer.receive(timeout=5)).failure_reason == "x" * 500
+
+
+async def test_nacks_leave_before_the_consumer_does(client: Client) -> None:
+    await publish(client, b"0")
+    async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
+        await consumer.nack(await consumer.receive(timeout=5), delay=0, reason="closing")
+    async with client.consumer(TOPIC, subscription="billing", type="shared") as consumer:
+        again = await consumer.receive(timeout=5)
+        assert (again.redeliveries, again.failure_reason) == (1, "closing")
+
+
+async def test_nacks_that_were_not_sent_go_with_their_connection(wire: Wire) -> None:
+    async with pydanube.connect(wire.url) as client:
+        await publish(client, b"0")
+        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+            message = await consumer.receive(timeout=5)
+            wire.open_for_new = False
+            wire.cut()
+            source = consumer._sources._sources[TOPIC, 0]
+            await until(lambda: source._connection is None)
+            await consumer.nack(message, delay=60)
+            wire.open_for_new = True
+            again = await consumer.receive(timeout=10)
+            assert (again.offset, again.redeliveries) == (0, 0)
+            await consumer.ack(again)
+        assert await position(client) == 1
+
+
+async def test_poison_becomes_a_dead_letter(client: Client) -> None:
+    policy = FailurePolicy(
+        redeliveries_max=1, poison=pydanube.Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
+    )
+    await publish(client, b"0")
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=policy) as consumer:
+        for number in range(2):
+            await consumer.nack(await consumer.receive(timeout=5), delay=0, reason=f"try {number}")
+        await until(lambda: _settled(client))
+    letter = await client.dead_letters("/default/orders-dlq").get("0:0")
+    assert (letter.original_topic, letter.reason, letter.message.payload) == (TOPIC, "try 1", b"0")
+
+
+async def _settled(client: Client) -> bool:
+    return await position(client) == 1
+
+
+# -- gathering -----------------------------------------------------------------------------------------------------------
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 6)).map(lambda pair: (pair[0], pair[0] + pair[1])), min_size=1
+)
+
+
+def offsets(ranges: list[tuple[int, int]]) -> set[int]:
+    return {offset for start, end in ranges for offset in range(start, end)}
+
+
+@given(RANGES, RANGES)
+def test_without_leaves_what_is_not_removed(ranges: list[tuple[int, int]], removed: list[tuple[int, int]]) -> None:
+    left = without(merged(ranges), merged(removed))
+    assert offsets(left) == offsets(ranges) - offsets(removed)
+    assert left == merged(left)
+
+
+def test_nacks_that_are_alike_make_one_frame_and_others_keep_their_order() -> None:
+    calls: list[str] = []
+    acks = Acks(lambda: calls.append("dirty"), lambda: calls.append("nack"))
+    for offset in (3, 4, 5):
+        acks.nack([(offset, offset + 1)], -1, "no")
+    acks.nack([(4, 5)], 100, "no")
+    acks.nack([(9, 10)], -1, "no")
+    assert calls == ["nack"]
+    assert acks.take_nacks() == [
+        ([(3, 6)], -1, "no", False),
+        ([(4, 5)], 100, "no", False),
+        ([(9, 10)], -1, "no", False),
+    ]
+    assert not acks.has_nacks
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["ack", "below", "nack", "send"]), st.integers(0, 40), st.integers(1, 6)))
+
+
+@given(STEPS)
+def test_the_broker_hears_the_last_word_about_every_offset(steps: list[tuple[str, int, int]]) -> None:
+    """Played to a broker that believes whatever it hears last: it ends up where the application did."""
+    acks = Acks(lambda: None, lambda: None)
+    meant: dict[int, str] = {}
+    heard: dict[int, str] = {}
+
+    def send() -> None:
+        for nack in acks.take_nacks():
+            heard.update(dict.fromkeys(offsets(nack.ranges), "nack"))
+        taken = acks.take()
+        heard.update(dict.fromkeys(offsets(taken.ranges) | set(range(taken.below)), "ack"))
+
+    for step, start, length in steps:
+        if step == "ack":
+            acks.add(start, start + length)
+            meant.update(dict.fromkeys(range(start, start + length), "ack"))
+        elif step == "below":
+            acks.add_below(start + length)
+            meant.update(dict.fromkeys(range(start + length), "ack"))
+        elif step == "nack":
+            acks.nack([(start, start + length)], -1, "")
+            meant.update(dict.fromkeys(range(start, start + length), "nack"))
+        else:
+            send()
+    send()
+    assert heard == meant
