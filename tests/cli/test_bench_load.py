@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.cli.bench.load import STAMP_BYTES, Source, Verifier, sent_time, stamped
+from pydanube.cli.bench.checking import Verifier, compare, pack, unpack
+from pydanube.cli.bench.load import STAMP_BYTES, Source, sent_time, stamped
 
 
 def batches(*, producer: int = 1, size: int = 100, batch: int = 50, count: int = 4) -> list[list[bytes]]:

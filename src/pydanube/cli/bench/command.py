@@ -24,6 +24,9 @@ danube bench --size 1000 --batch 100 --json             for scripts
 danube bench --receive messages                         one Message object at a time, each acked
 danube bench --latency --rate 1000 --ack-level written  p50, p99 and p99.9 instead of throughput
 danube bench --topics 1000 --consumers 0                publish to a thousand topics in turn
+danube bench --type key-shared --keys 1000 --consumers 4 --verify
+danube bench --subscriptions 20 --consumers 2           twenty subscriptions, received by two processes
+danube bench --non-reliable --latency                   a topic that stores nothing
 danube bench --url danube://127.0.0.1:6655 --seconds 10 a broker that runs already
 danube bench --suite                                    every target of the project, with a verdict
 """
@@ -37,9 +40,22 @@ danube bench --suite                                    every target of the proj
 @click.option("--partitions", type=int, default=0, help="Partitions of each topic.  [default: plain topics]")
 @click.option("--topics", type=int, default=1, show_default=True, help="Topics, published to in turn.")
 @click.option("--producers", type=int, default=1, show_default=True, help="Producer processes.")
+@click.option("--consumers", type=int, default=1, show_default=True, help="Consumer processes.")
 @click.option(
-    "--consumers", type=int, default=1, show_default=True, help="Consumer processes; each receives everything."
+    "--type",
+    type=click.Choice(["exclusive", "shared", "failover", "key-shared"]),
+    default="exclusive",
+    show_default=True,
+    help="Exclusive: each consumer receives everything. Other types: the consumers share it.",
 )
+@click.option(
+    "--subscriptions",
+    type=int,
+    default=0,
+    help="Subscriptions, spread over the consumers.  [default: exclusive one each, other types one]",
+)
+@click.option("--keys", type=int, help="Different keys of the messages.  [default: none; key-shared 1,000]")
+@click.option("--non-reliable", is_flag=True, help="A topic that stores nothing and delivers at most once.")
 @click.option(
     "--receive", type=click.Choice(["batches", "messages"]), default="batches", show_default=True, help="How."
 )
@@ -112,6 +128,9 @@ async def _scenario(directory: Path, url: str | None, baselines: bool, as_json: 
         options["count"] = options["count"] or int(options["rate"] * (options["seconds"] or 10))
         options["seconds"] = 0.0
     options["count"] = 0 if options["seconds"] else options["count"] or 1_000_000
+    if options["keys"] is None:
+        options["keys"] = 1000 if options["type"] == "key-shared" else 0
+    options["reliable"] = not options.pop("non_reliable")
     scenario = Scenario(**options)
     problem = scenario.problem()
     if problem is not None:

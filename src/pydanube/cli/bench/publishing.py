@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -26,13 +27,17 @@ OPENED_TOGETHER: Final = 50
 async def produce(control: Control, spec: Message) -> Message:
     scenario = Scenario(**spec["scenario"])
     index: int = spec["index"]
-    source = Source(producer=index, size=scenario.size, batch=scenario.batch, verify=scenario.verify)
+    source = Source(
+        producer=index, size=scenario.size, batch=scenario.batch, verify=scenario.verify, keys=scenario.keys
+    )
     async with connect(spec["url"]) as client, AsyncExitStack() as stack:
         producers = await _open(client, stack, scenario, spec["topics"])
         if scenario.latency:
-            payloads = source.make(0, scenario.per_producer(index))
+            count = scenario.per_producer(index)
+            payloads = source.make(0, count)
+            keys: Sequence[str | None] = source.keys(0, count) or [None] * count
             await control.ready()
-            return await _one_by_one(producers, payloads, scenario.rate / scenario.producers)
+            return await _one_by_one(producers, payloads, keys, scenario.rate / scenario.producers)
         if not scenario.consumers:
             await _warm_up(producers, source)
         await control.ready()
@@ -72,7 +77,8 @@ async def _in_bulk(producers: list[Producer], source: Source, scenario: Scenario
     deadline = begin + int(scenario.seconds * 1e9)
     while sent < count if count else time.perf_counter_ns() < deadline:
         some = min(batch, count - sent) if count else batch
-        await next(turn).queue_many(source.take(some))
+        payloads, keys = source.take_keyed(some)
+        await next(turn).queue_many(payloads, keys=keys)
         sent += some
         if rate:
             await asyncio.sleep(max(0.0, sent / rate - (time.perf_counter_ns() - begin) / 1e9))
@@ -80,20 +86,22 @@ async def _in_bulk(producers: list[Producer], source: Source, scenario: Scenario
     return {"begin_ns": begin, "end_ns": time.perf_counter_ns(), "sent": sent}
 
 
-async def _one_by_one(producers: list[Producer], payloads: list[bytes], rate: float) -> Message:
+async def _one_by_one(
+    producers: list[Producer], payloads: list[bytes], keys: Sequence[str | None], rate: float
+) -> Message:
     """Open loop: a send that waits does not hold up the next one."""
     acked: list[int] = []
     late: list[int] = []
 
-    async def send(producer: Producer, payload: bytes) -> None:
+    async def send(producer: Producer, number: int) -> None:
         begin = time.perf_counter_ns()
-        await producer.send(stamped(payload, begin))
+        await producer.send(stamped(payloads[number], begin), key=keys[number])
         acked.append(time.perf_counter_ns() - begin)
 
     begin = time.perf_counter_ns()
     async with asyncio.TaskGroup() as group:
         async for number in paced(rate, len(payloads)):
             late.append(max(0, time.perf_counter_ns() - begin - int(number / rate * 1e9)))
-            group.create_task(send(producers[number % len(producers)], payloads[number]))
+            group.create_task(send(producers[number % len(producers)], number))
     end = time.perf_counter_ns()
     return {"begin_ns": begin, "end_ns": end, "sent": len(payloads), "acked_ns": acked, "late_ns": late}

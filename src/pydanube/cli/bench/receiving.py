@@ -1,59 +1,69 @@
-"""Role consumer: takes everything through a subscription of its own, as batches or message by message."""
+"""Role consumer: receives from its subscriptions, alone or beside others, as batches or message by message."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from pydanube.client import connect
 
-from .load import Verifier, sent_time
+from .checking import Verifier, pack
+from .load import sent_time
 from .scenario import Scenario
 from .worker import Control, Message
 
 if TYPE_CHECKING:
     from pydanube.client import Consumer
+    from pydanube.client import Message as ReceivedMessage
 
-IDLE_SECONDS_MAX: Final = 20.0
-"""Nothing received for so long after the last publish: what is missing will not come."""
-STRAGGLER_SECONDS: Final = 0.25
-"""With verification: how long to look for messages that should not come."""
 CHECKED_TOGETHER: Final = 1_000
 
 
 async def receive(control: Control, spec: Message) -> Message:
     scenario = Scenario(**spec["scenario"])
-    async with (
-        connect(spec["url"]) as client,
-        client.consumer(spec["topics"], subscription=f"bench-{spec['index']}", start="earliest") as consumer,
-    ):
-        taker = Taker(consumer, scenario)
+    index: int = spec["index"]
+    async with connect(spec["url"]) as client, AsyncExitStack() as stack:
+        takers: dict[int, Taker] = {}
+        for number in scenario.taken_by(index):
+            consumer = client.consumer(
+                spec["topics"],
+                subscription=f"bench-{number}",
+                type=scenario.type,
+                start="earliest",
+                name=f"bench-{index}",
+            )
+            takers[number] = Taker(await stack.enter_async_context(consumer), scenario)
         await control.ready()
         async with asyncio.TaskGroup() as group:
-            taking = group.create_task(taker.run())
-            sent = (await control.hear("until"))["sent"]
-            await taker.until(sum(sent.values()))
-            if scenario.verify:
-                await asyncio.sleep(STRAGGLER_SECONDS)
-            taking.cancel()
-    return taker.result({int(index): count for index, count in sent.items()})
+            taking = [group.create_task(taker.run()) for taker in takers.values()]
+            while not (await control.hear("count"))["enough"]:
+                control.say("counted", {"received": sum(taker.received for taker in takers.values())})
+            for task in taking:
+                task.cancel()
+    return {
+        "received": sum(taker.received for taker in takers.values()),
+        "end_ns": max(taker.end_ns for taker in takers.values()),
+        "taken_ns": [taken for taker in takers.values() for taken in taker.taken_ns],
+        "saw": {str(number): taker.saw() for number, taker in takers.items()} if scenario.verify else {},
+    }
 
 
 class Taker:
-    """Receives until it is cancelled, and knows how much and when."""
+    """Receives from one subscription until it is cancelled, and knows how much and when."""
 
     def __init__(self, consumer: Consumer, scenario: Scenario) -> None:
         self._consumer, self._scenario = consumer, scenario
-        self._verifier = Verifier(size=scenario.size) if scenario.verify else None
-        self._waiting: dict[tuple[str, int], list[bytes]] = {}
-        self._received = 0
-        self._end_ns = time.perf_counter_ns()
-        self._taken_ns: list[int] = []
-        self._total = 0 if scenario.seconds else scenario.count
-        """0: not known yet, time decides."""
-        self._complete = asyncio.Event()
+        self._verifier: Verifier | None = None
+        if scenario.verify:
+            self._verifier = Verifier(size=scenario.size, order=scenario.order, keys=scenario.keys)
+        self._waiting: dict[tuple[str, int], tuple[list[bytes], list[str | None]]] = {}
+        self._total = scenario.count if scenario.has_whole_subscriptions else 0
+        """0: not known, the last one to come was the last."""
+        self.received = 0
+        self.end_ns = time.perf_counter_ns()
+        self.taken_ns: list[int] = []
 
     async def run(self) -> None:
         if self._scenario.latency:
@@ -63,73 +73,58 @@ class Taker:
         else:
             await self._messages()
 
-    async def until(self, total: int) -> None:
-        """All of them are here, or nothing more comes."""
-        self._total = total
-        self._complete.clear()
-        while self._received < total:
-            before = self._received
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._complete.wait(), IDLE_SECONDS_MAX)
-            if self._received == before:
-                return
-
     async def _batches(self) -> None:
         consumer, verifier = self._consumer, self._verifier
         while True:
             batch = await consumer.receive_batch()
             if verifier is not None:
-                verifier.check(batch.topic, batch.partition, batch.payloads)
+                keys = batch.keys if self._scenario.keys else None
+                verifier.check(batch.topic, batch.partition, batch.payloads, keys)
             await consumer.ack(batch)
             self._count(len(batch))
 
     async def _messages(self) -> None:
         consumer, verify = self._consumer, self._verifier is not None
         async for message in consumer:
-            payload = message.payload
             if verify:
-                self._check_later(message.topic, message.partition, payload)
+                self._check_later(message)
             await consumer.ack(message)
-            self._received += 1  # written out: a call for each message would be measured too
-            if self._received >= self._total:
-                self._finish()
+            self.received += 1  # written out: a call for each message would be measured too
+            if self.received >= self._total:
+                self.end_ns = time.perf_counter_ns()
 
     async def _timed(self) -> None:
         consumer = self._consumer
         async for message in consumer:
             payload = message.payload
-            self._taken_ns.append(time.perf_counter_ns() - sent_time(payload))
+            self.taken_ns.append(time.perf_counter_ns() - sent_time(payload))
             if self._verifier is not None:
-                self._check_later(message.topic, message.partition, payload)
+                self._check_later(message)
             await consumer.ack(message)
             self._count(1)
 
     def _count(self, more: int) -> None:
-        self._received += more
-        if self._received >= self._total:
-            self._finish()
+        self.received += more
+        if self.received >= self._total:
+            self.end_ns = time.perf_counter_ns()
 
-    def _finish(self) -> None:
-        self._end_ns = time.perf_counter_ns()
-        self._complete.set()
-
-    def _check_later(self, topic: str, partition: int, payload: bytes) -> None:
-        waiting = self._waiting.setdefault((topic, partition), [])
-        waiting.append(payload)
-        if len(waiting) >= CHECKED_TOGETHER:
-            self._check_waiting(topic, partition)
+    def _check_later(self, message: ReceivedMessage) -> None:
+        place = (message.topic, message.partition)
+        payloads, keys = self._waiting.setdefault(place, ([], []))
+        payloads.append(message.payload)
+        if self._scenario.keys:
+            keys.append(message.key)
+        if len(payloads) >= CHECKED_TOGETHER:
+            self._check_waiting(*place)
 
     def _check_waiting(self, topic: str, partition: int) -> None:
         assert self._verifier is not None
-        payloads = self._waiting.pop((topic, partition))
-        self._verifier.check(topic, partition, payloads)
+        payloads, keys = self._waiting.pop((topic, partition))
+        self._verifier.check(topic, partition, payloads, keys or None)
 
-    def result(self, sent: dict[int, int]) -> Message:
+    def saw(self) -> Message:
+        """For whoever puts together what all consumers of the subscription saw."""
+        assert self._verifier is not None
         for topic, partition in list(self._waiting):
             self._check_waiting(topic, partition)
-        return {
-            "received": self._received,
-            "end_ns": self._end_ns,
-            "taken_ns": self._taken_ns,
-            "faults": self._verifier.finish(sent) if self._verifier is not None else {},
-        }
+        return {"faults": self._verifier.faults, "seen": pack(self._verifier.seen)}

@@ -8,6 +8,7 @@ from pydanube.cli.output import number, size, table
 
 from .measure import Percentiles
 from .results import Latency, Result, Throughput
+from .scenario import Scenario
 
 BUSY_CORES: Final = 0.15
 """More than this taken by others makes absolute numbers worthless."""
@@ -38,6 +39,8 @@ def _throughput(result: Result) -> list[Row]:
                 _ratio(found.end_to_end, pipe.end_to_end) if pipe else "",
             )
         )
+    if result.scenario.subscription_count > 1:
+        rows.append(("delivered in total", _rate(found.delivered, found), "", ""))
     if found.cpu_us:
         rows.append(
             ("processor time", _cpu(found), _cpu(pipe) if pipe else "", _cpu_ratio(found, pipe) if pipe else "")
@@ -72,12 +75,19 @@ def _latency(result: Result) -> list[Row]:
 
 
 def _integrity(result: Result) -> list[Row]:
+    dropped: list[Row] = [("dropped", f"{result.dropped:,} messages", "", "")] if not result.scenario.reliable else []
     if result.faults is None:
-        return []
+        return dropped
     if result.faults:
         found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result.faults.items()))
-        return [("integrity", f"FAILED: {found}", "", "")]
-    return [("integrity", f"{result.received:,} messages: each once, in order, content checked", "", "")]
+        return [*dropped, ("integrity", f"FAILED: {found}", "", "")]
+    return [*dropped, ("integrity", f"{result.received:,} messages: {_promised(result.scenario)}", "", "")]
+
+
+def _promised(scenario: Scenario) -> str:
+    once = "each once" if scenario.reliable else "none twice"
+    order = {"partition": ", in order", "key": ", in order of each key", "none": ""}[scenario.order]
+    return f"{once}{order}, content checked"
 
 
 def _broker(result: Result) -> list[Row]:

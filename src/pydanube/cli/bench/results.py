@@ -16,6 +16,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     publish: float
     end_to_end: float
     size: int
+    delivered: float = 0.0
+    """Messages a second over all consumers of all subscriptions."""
     cpu_us: dict[str, float] = {}
     """Processor time for one message: of the producers, the broker (or forwarder) and the consumers."""
     others_cores: float | None = None
@@ -65,6 +67,8 @@ class Result(msgspec.Struct, kw_only=True):
     scenario: Scenario
     sent: int
     received: int
+    dropped: int = 0
+    """On a topic that stores nothing: what a subscription did not get, over all of them."""
     throughput: Throughput | None = None
     latency: Latency | None = None
     faults: dict[str, int] | None = None

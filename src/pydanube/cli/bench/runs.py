@@ -2,12 +2,13 @@
 
 Producers and consumers prepare first (connected, subscribed, payloads made), then all are told to go. Throughput runs
 from the first send of any producer to the last ack of all (publish) and to the last message at the slowest consumer
-(end to end). Every consumer has a subscription of its own, so each receives everything.
+(end to end). An exclusive consumer receives everything; of other types the consumers of a subscription together do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydanube.runtime.randomness import identity
 
 from . import baselines as bare
 from .broker import BrokerProcess
+from .checking import Faults, added, compare, unpack
 from .measure import MachineMeter, cpu_seconds, percentiles
 from .results import Baselines, Latency, Result, Throughput, cpu_per_message
 from .scenario import Scenario
@@ -28,6 +30,13 @@ from .workers import Worker, Workers
 RECORD_HEADER_BYTES: Final = 64
 WARM_UP_SHARE: Final = 0.05
 BASELINE_COUNT_MAX: Final = 3_000_000
+IDLE_SECONDS_MAX: Final = 20.0
+"""Nothing received for so long after the last publish: what is missing will not come."""
+LOSSY_IDLE_SECONDS: Final = 0.5
+"""The same where nothing is stored: whatever was delivered is on its way already."""
+COUNT_SECONDS: Final = 0.01
+STRAGGLER_SECONDS: Final = 0.25
+"""With verification: how long to look for messages that should not come."""
 
 
 async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = None) -> Result:
@@ -50,7 +59,7 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
         await asyncio.gather(*(consumer.go() for consumer in consumers))
         await asyncio.gather(*(producer.go() for producer in producers))
         produced = await asyncio.gather(*(producer.result() for producer in producers))
-        received = await _finish(consumers, {str(i): p["sent"] for i, p in enumerate(produced)})
+        received = await _finish(scenario, consumers, sum(p["sent"] for p in produced))
         resident = broker.resident() if broker else None
         broker_cpu = cpu_seconds(broker.pid) - broker_cpu if broker else 0.0
         others = machine.others(broker_cpu + sum(one["cpu_seconds"] for one in (*produced, *received)))
@@ -66,12 +75,36 @@ async def _create(scenario: Scenario, url: str, topics: list[str]) -> None:
 
     async with connect(url, timeout=ANSWER_SECONDS) as client:
         for topic in topics:
-            await client.create_topic(topic, partitions=scenario.partitions, ack_level=scenario.ack_level)
+            await client.create_topic(
+                topic, partitions=scenario.partitions, reliable=scenario.reliable, ack_level=scenario.ack_level
+            )
 
 
-async def _finish(consumers: list[Worker], sent: dict[str, int]) -> list[dict[str, Any]]:
-    await asyncio.gather(*(consumer.tell({"until": {"sent": sent}}) for consumer in consumers))
+async def _finish(scenario: Scenario, consumers: list[Worker], sent: int) -> list[dict[str, Any]]:
+    """Everything is published: wait until all of it was received, or nothing more comes."""
+    idle_seconds = IDLE_SECONDS_MAX if scenario.reliable else LOSSY_IDLE_SECONDS
+    expected, before, moved = sent * scenario.subscription_count, -1, time.perf_counter()
+    while consumers:
+        counted = sum(one["received"] for one in await asyncio.gather(*(consumer.count() for consumer in consumers)))
+        if counted != before:
+            before, moved = counted, time.perf_counter()
+        if counted >= expected or time.perf_counter() - moved > idle_seconds:
+            break
+        await asyncio.sleep(COUNT_SECONDS)
+    if scenario.verify:
+        await asyncio.sleep(STRAGGLER_SECONDS)
+    await asyncio.gather(*(consumer.tell({"count": {"enough": True}}) for consumer in consumers))
     return await asyncio.gather(*(consumer.result() for consumer in consumers))
+
+
+def _compare(scenario: Scenario, sent: dict[int, int], received: list[dict[str, Any]]) -> Faults:
+    """What the consumers saw, put together by subscription."""
+    faults = [saw["faults"] for one in received for saw in one["saw"].values()]
+    keys = scenario.keys if scenario.type == "key-shared" and scenario.topics == 1 else 0
+    for number in range(scenario.subscription_count):
+        parts = [unpack(one["saw"][str(number)]["seen"]) for one in received if str(number) in one["saw"]]
+        faults.append(compare(parts, sent, lossy=not scenario.reliable, keys=keys))
+    return added(faults)
 
 
 def _combine(
@@ -81,10 +114,9 @@ def _combine(
     sent = sum(p["sent"] for p in produced)
     result = Result(scenario=scenario, sent=sent, received=sum(r["received"] for r in received))
     if scenario.verify:
-        result.faults = {}
-        for consumer in received:
-            for kind, count in consumer["faults"].items():
-                result.faults[kind] = result.faults.get(kind, 0) + count
+        result.faults = _compare(scenario, {i: p["sent"] for i, p in enumerate(produced)}, received)
+    if not scenario.reliable:
+        result.dropped = sent * scenario.subscription_count - result.received
     if scenario.latency:
         result.latency = Latency(
             publish_to_ack=percentiles(_joined(produced, "acked_ns")),
@@ -97,7 +129,8 @@ def _combine(
         seconds = (max(r["end_ns"] for r in received) - begin) / 1e9 if received else 0.0
         result.throughput = Throughput(
             publish=sent / publish_seconds,
-            end_to_end=sent / seconds if seconds else 0.0,
+            end_to_end=(sent - result.dropped / scenario.subscription_count) / seconds if seconds else 0.0,
+            delivered=result.received / seconds if seconds else 0.0,
             size=scenario.size,
             cpu_us=cpu_per_message(sent, produced, broker_cpu, received),
         )
@@ -117,7 +150,7 @@ async def measure_baselines(scenario: Scenario, directory: Path) -> Baselines:
     else:
         found.loopback_gigabytes_per_second = await bare.loopback_gigabytes_per_second()
         found.pipeline = await measure_pipeline(scenario, directory)
-    if scenario.ack_level == "durable":
+    if scenario.ack_level == "durable" and scenario.reliable:
         found.sync_bytes = _write_bytes(scenario)
         found.sync = await bare.sync(directory, found.sync_bytes)
     return found
@@ -127,7 +160,8 @@ async def measure_pipeline(scenario: Scenario, directory: Path) -> Throughput:
     import msgspec
 
     count = min(scenario.count or BASELINE_COUNT_MAX, BASELINE_COUNT_MAX)
-    rates = await bare.pipeline(msgspec.structs.replace(scenario, count=count), directory)
+    ack_level = scenario.ack_level if scenario.reliable else "memory"
+    rates = await bare.pipeline(msgspec.structs.replace(scenario, count=count, ack_level=ack_level), directory)
     return Throughput(
         publish=rates["publish_per_second"],
         end_to_end=rates["end_to_end_per_second"],

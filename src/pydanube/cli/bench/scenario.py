@@ -11,6 +11,8 @@ from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
 from .load import STAMP_BYTES
 
 Receive = Literal["batches", "messages"]
+Type = Literal["exclusive", "shared", "failover", "key-shared"]
+Order = Literal["partition", "key", "none"]
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +27,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     topics: int = 1
     producers: int = 1
     consumers: int = 1
+    type: Type = "exclusive"
+    subscriptions: int = 0
+    """0: exclusive has one for each consumer, the other types one for all consumers together."""
+    keys: int = 0
+    """How many different keys the messages carry; 0: none."""
+    reliable: bool = True
     receive: Receive = "batches"
     compression: str = "none"
     rate: float = 0.0
@@ -43,6 +51,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             return "nothing to send: give --count or --seconds"
         if self.producers < 1 or self.topics < 1:
             return "at least one producer and one topic are needed"
+        if min(self.consumers, self.subscriptions, self.keys) < 0:
+            return "consumers, subscriptions and keys are counted from 0"
+        if self.type == "exclusive" and self.consumers > self.subscription_count:
+            return f"an exclusive subscription has one consumer: {self.consumers} need as many subscriptions"
+        if self.subscriptions and not self.consumers:
+            return "--subscriptions without a consumer would only fall behind"
+        if self.type == "key-shared" and not self.keys:
+            return "--type key-shared needs --keys: messages without one all go to one consumer"
         if self.verify and self.consumers < 1:
             return "--verify needs a consumer: what nobody receives cannot be checked"
         if self.latency and self.rate <= 0:
@@ -50,6 +66,36 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if self.latency and self.consumers > 1:
             return "--latency takes one consumer: with more, each waits for the others' share of two cores"
         return None
+
+    @property
+    def subscription_count(self) -> int:
+        if self.subscriptions:
+            return self.subscriptions
+        return self.consumers if self.type == "exclusive" else min(1, self.consumers)
+
+    def taken_by(self, consumer: int) -> list[int]:
+        """The subscriptions that consumer process `consumer` takes part in."""
+        return [
+            number
+            for number in range(self.subscription_count)
+            if self.type != "exclusive" or number % self.consumers == consumer
+        ]
+
+    @property
+    def has_whole_subscriptions(self) -> bool:
+        """Whether each consumer receives everything of its subscriptions, so that it knows when it has all."""
+        return self.reliable and not self.seconds and (self.type == "exclusive" or self.consumers == 1)
+
+    @property
+    def order(self) -> Order:
+        """What is promised about the order in which messages come."""
+        match self.type:
+            case "shared":
+                return "none"
+            case "key-shared":
+                return "key"
+            case _:
+                return "partition"
 
     def per_producer(self, index: int) -> int:
         """How many messages producer `index` sends; 0 when time decides."""
@@ -60,13 +106,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def title(self) -> str:
         how = f"at {self.rate:,.0f}/s, one by one" if self.latency else f"in batches of {self.batch:,}"
-        parts = [f"{self.size:,} B messages {how}", f"{self.ack_level} acks"]
+        keys = f" with {self.keys:,} keys" if self.keys else ""
+        parts = [f"{self.size:,} B messages{keys} {how}", f"{self.ack_level} acks" if self.reliable else "non-reliable"]
         if self.topics > 1:
             parts.append(f"{self.topics:,} topics")
         if self.partitions > 1:
             parts.append(f"{self.partitions:,} partitions")
         parts.append(f"{self.producers} producer{'s' * (self.producers > 1)}")
         parts.append(f"{self.consumers or 'no'} consumer{'s' * (self.consumers != 1)}")
+        if self.type != "exclusive":
+            parts.append(self.type)
+        if self.subscriptions:
+            parts.append(f"{self.subscriptions} subscription{'s' * (self.subscriptions > 1)}")
         if self.consumers and not self.latency:
             parts.append(f"received as {self.receive}")
         if self.compression != "none":

@@ -5,7 +5,8 @@
    {"role": ..., ...}            ------>    prepares: connects, makes payloads
    <------  {"ready": {...}}                waits
    {"go": {...}}                 ------>    measures
-   {"until": ...}                ------>    (a consumer is told how much there was, once that is known)
+   {"count": {"enough": false}}  ------>    (a consumer, again and again once all is published)
+   <------  {"counted": {...}}              (until it has enough)
    <------  {"result": {...}} | {"error": "..."}
 ```
 
@@ -72,6 +73,10 @@ class Worker:
 
     async def go(self, **more: Any) -> None:
         await self.tell({"go": more})
+
+    async def count(self) -> dict[str, Any]:
+        await self.tell({"count": {"enough": False}})
+        return await self._hear("counted")
 
     async def result(self) -> dict[str, Any]:
         return await self._hear("result")
