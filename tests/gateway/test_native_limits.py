@@ -1,5 +1,7 @@
 """Policies, access modes, growth and non-reliable topics over the native door."""
 
+import asyncio
+
 import pytest
 from native_peer import TOPIC, Peer, door, neighbour, one_batch
 
@@ -7,7 +9,7 @@ from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
 from pydanube.gateway.native.memory import Hold
-from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch
+from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.policies import Policies
 
 
@@ -137,3 +139,19 @@ async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> 
         assert there.server._house.memory.used_bytes < 60_000 + 6 * 4_000
         for hog in hogs:
             hog.close()
+
+
+async def test_a_door_that_closes_does_not_wait_for_a_rate() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        rate = {"publish_messages_per_s": 1}
+        await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+        producer = await peer.open_producer()
+        stored = peer.publish(producer.handle, one_batch(producer, count=100, sequence=0))
+        late = peer.publish(producer.handle, one_batch(producer, sequence=100))
+        assert (await peer.receive(Kind.PUBLISHED)).correlation == stored
+        async with asyncio.timeout(10):
+            closing = asyncio.ensure_future(there.server.close(60))
+            await peer.receive(Kind.GOAWAY)
+            assert isinstance(await peer.error(correlation=late), Unavailable)
+            await closing

@@ -113,6 +113,11 @@ class Broker:
             started_at=self._started_at,
         )
 
+    def drain(self) -> None:
+        """The doors are closing: publishes that a rate holds back are to be sent again, nobody waits for them."""
+        for partition in self._partitions:
+            partition.drain()
+
     async def close(self) -> None:
         """Partitions end cleanly; the log and the store are closed by whoever opened them."""
         await self._partitions.close()

@@ -429,6 +429,11 @@ class Partition:
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
+    def drain(self) -> None:
+        """Whatever the publish rate holds back is refused, retryably."""
+        if self._rate is not None:
+            self._refuse_waiting(Unavailable(f"{self.name} is closing: send it again"))
+
     async def close(self) -> None:
         """A clean end: the log finishes what is on its way; no offset stays reserved. Cancelled: a gap may stay."""
         self._end(Unavailable(f"{self.name} is closing: look its owner up again"))

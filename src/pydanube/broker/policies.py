@@ -85,6 +85,6 @@ def check_consumer(partitions: Partitions, topic: TopicName, subscription: str, 
     }
     if len(live) >= limit and (subscription, consumer) not in live:
         raise Full(
-            f"topic {topic} has {len(live)} consumers, and its policy consumers_max is {limit}: close one, or raise "
-            f"the policy"
+            f"topic {topic} has {len(live)} consumers, and its policy consumers_max is {limit}: close one, or raise it "
+            f"with `danube topics policies {topic} --set consumers_max=N`"
         )

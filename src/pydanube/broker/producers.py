@@ -193,7 +193,7 @@ class Producers:
         if limit and len(circle) >= limit and not circle.of(known_id):
             raise Full(
                 f"topic {topic} has {len(circle)} producers, and its policy producers_max is {limit}: close one, or "
-                f"raise the policy"
+                f"raise it with `danube topics policies {topic} --set producers_max=N`"
             )
 
 

@@ -235,7 +235,8 @@ class Registry:
             if subscriptions_max and count >= subscriptions_max:
                 raise Full(
                     f"topic {topic} has {count} subscriptions, and its policy subscriptions_max is "
-                    f"{subscriptions_max}: delete one, or raise the policy"
+                    f"{subscriptions_max}: delete one, or raise it with `danube topics policies {topic} --set "
+                    f"subscriptions_max=N`"
                 )
             record = SubscriptionRecord(
                 await self._subscription_ids.take(),

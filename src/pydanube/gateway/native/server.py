@@ -106,6 +106,7 @@ class NativeServer:
         for session in list(self._sessions):
             if not session.draining:
                 session.drain()
+        self._house.broker.drain()
         deadline = self._clock.monotonic() + drain_s
         while self._sessions and self._clock.monotonic() < deadline:
             self._end_drained()
