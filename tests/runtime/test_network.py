@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -311,8 +312,6 @@ async def test_what_is_sent_arrives_in_order_whatever_the_sizes() -> None:
 
 
 async def test_many_small_sends_of_one_turn_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     writes: list[int] = []
     real = os.writev
 
@@ -326,6 +325,39 @@ async def test_many_small_sends_of_one_turn_are_one_write(monkeypatch: pytest.Mo
             both.connection.send(b"abc")
         assert len(await both.read(1000)) == 300
         assert writes == [100]
+
+
+async def test_what_is_in_a_hurry_leaves_at_once_and_behind_what_was_sent_before_it() -> None:
+    async with pair() as both:
+        both.connection.send(b"first ")
+        both.connection.send_now(b"then ", b"this")
+        assert both.connection.queued_bytes == 0
+        assert await both.read(100) == b"first then this"
+
+
+async def test_a_last_answer_leaves_at_once_and_answers_to_what_arrived_together_leave_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writes: list[int] = []
+    real = os.writev
+
+    def counted(descriptor: int, buffers: Sequence[bytes]) -> int:
+        writes.append(real(descriptor, list(buffers)))
+        return writes[-1]
+
+    monkeypatch.setattr(os, "writev", counted)
+    async with pair() as both:
+        queued: list[int] = []
+
+        def answer(_: memoryview) -> None:
+            both.connection.send_now(b"done")
+            queued.append(both.connection.queued_bytes)
+
+        both.recorder.on_frame = answer
+        await both.write(frame(b"one") + frame(b"two") + frame(b"three"))
+        await both.recorder.until(lambda: len(queued) == 3)
+        assert queued == [4, 8, 0]
+        assert writes == [12]
 
 
 async def test_a_peer_that_does_not_read_stops_the_sender_and_costs_references_only() -> None:

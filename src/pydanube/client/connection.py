@@ -180,10 +180,11 @@ class Connection:
         size = len(batch)
         self._publishes[correlation] = (listener, ticket, size)
         self.window.take(size)
-        head = frames.PUBLISH.pack(handle)
-        self._framed.send(frames.encode_front(Kind.PUBLISH, head, size, correlation), batch)
-        if len(self._publishes) == 1:
-            self._framed.flush()  # a lone message is in a hurry; those behind it will wait for its answer anyway
+        front = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(handle), size, correlation)
+        if len(self._publishes) == 1:  # a lone message is in a hurry; those behind it will wait for its answer anyway
+            self._framed.send_now(front, batch)
+        else:
+            self._framed.send(front, batch)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

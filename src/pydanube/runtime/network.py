@@ -192,8 +192,18 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._flush_planned = True
             self._loop.call_soon(self._flush)
         if self.writable and self._outgoing_bytes > self._write_high:
-            self.writable = False
-            self._handler.writable_changed(False)
+            self._stop_writing()
+
+    def send_now(self, *buffers: Buffer) -> None:
+        """`send`, then `flush`, for what is in a hurry: no turn of the loop is planned for it."""
+        if self._closing:
+            return
+        for buffer in buffers:
+            self._outgoing_bytes += len(buffer)
+        self._outgoing.extend(buffers)
+        self.flush()
+        if self.writable and self._outgoing_bytes > self._write_high:
+            self._stop_writing()
 
     def flush(self) -> None:
         """Send now what `send` took, unless more may follow from what has arrived: it saves a turn of the loop."""
@@ -381,6 +391,10 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._handler.writable_changed(True)
         if self._closing:
             self._finish_writing()
+
+    def _stop_writing(self) -> None:
+        self.writable = False
+        self._handler.writable_changed(False)
 
     def _write_gathered(self) -> bool:
         """One gathered write. False when the connection turned out to be dead."""
