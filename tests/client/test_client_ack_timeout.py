@@ -141,7 +141,7 @@ def test_in_the_blocking_form_it_counts_from_the_hand_over_of_each_message() -> 
             assert [one.failure_reason for one in seen if one.offset == 0] == ["ack timeout"]
 
 
-# -- by itself -----------------------------------------------------------------------------------------------------------
+# -- by itself -------------------------------------------------------------------------------------------------------
 
 
 class Time:

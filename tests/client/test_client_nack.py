@@ -165,7 +165,7 @@ async def _settled(client: Client) -> bool:
     return await position(client) == 1
 
 
-# -- gathering -----------------------------------------------------------------------------------------------------------
+# -- gathering -------------------------------------------------------------------------------------------------------
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 6)).map(lambda pair: (pair[0], pair[0] + pair[1])), min_size=1

@@ -1,4 +1,4 @@
-"""Where messages go: by key, in turn, to one partition, by a function; and what happens when there are more partitions."""
+"""Where messages go (by key, in turn, to one partition, by a function), when, and what more partitions change."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_an_exclusive_producer_fences_the_others_and_they_are_told(client:
         client.producer(TOPIC, access="alone")  # type: ignore[arg-type]
 
 
-# -- delays --------------------------------------------------------------------------------------------------------------
+# -- delays ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_delivery_time_is_a_time_or_a_delay() -> None:

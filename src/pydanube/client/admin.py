@@ -276,10 +276,17 @@ def _check_failure_policy(policy: FailurePolicy) -> None:
 def _ranges(offsets: int | Iterable[int | tuple[int, int]]) -> list[Range]:
     """Offsets and ranges of them as ranges, in order; or Invalid."""
     given = [offsets] if isinstance(offsets, int) else list(offsets)
-    ranges = [one if isinstance(one, tuple) else (one, one + 1) for one in given]
-    if not ranges:
+    if not given:
         raise Invalid("no offset to skip; for everything there is, use clear_backlog")
-    for start, end in ranges:
-        check_count("offset", start, 0, OFFSET_END - 2)
-        check_count("end of a range", end, start + 1, OFFSET_END - 1)
-    return merged(ranges)
+    return merged(_range(one) for one in given)
+
+
+def _range(one: int | tuple[int, int]) -> Range:
+    match one:
+        case bool():
+            pass
+        case int() if 0 <= one < OFFSET_END - 1:
+            return one, one + 1
+        case (int() as start, int() as end) if 0 <= start < end < OFFSET_END:
+            return start, end
+    raise Invalid(f"{one!r} is neither an offset nor a range (start, end) of offsets")

@@ -20,11 +20,12 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from pydanube.model.errors import Full
+from pydanube.model.errors import Full, Refused
 from pydanube.runtime.telemetry import get_logger
 
 from .blocking_streams import BlockingConsumer, BlockingReader
@@ -133,7 +134,8 @@ class BlockingDeadLetters:
             while (letter := self._thread.call(_next(letters))) is not None:
                 yield letter
         finally:
-            self._thread.call(_closed(letters))
+            with suppress(Refused):  # closed with its client
+                self._thread.call(_closed(letters))
 
     def _hand_over(self) -> None:
         """Nothing is collected here."""

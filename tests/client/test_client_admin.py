@@ -1,0 +1,194 @@
+"""Administration over the client: policies, failure policies, backlogs, statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pydanube
+from pydanube import BacklogAction, Client, FailurePolicy, Invalid, NotFound, Refused
+
+TOPIC = "/default/orders"
+
+
+async def publish(client: Client, count: int, topic: str = TOPIC, start: int = 0, **settings: Any) -> None:
+    async with client.producer(topic, **settings) as producer:
+        await producer.send_many([b"%d" % number for number in range(start, start + count)])
+
+
+async def position(client: Client, partition: int = 0) -> int:
+    return (await client.describe_subscription(TOPIC, "billing")).partitions[partition].position
+
+
+async def test_policies_are_inherited_set_and_inherited_again(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await client.set_policies("default", ttl_s=60)
+    report = await client.set_policies(TOPIC, ttl_s=5, backlog_action="evict")
+    assert (report.own.ttl_s, report.effective.ttl_s) == (5, 5)
+    assert report.effective.backlog_action is BacklogAction.EVICT
+    report = await client.set_policies(TOPIC, ttl_s=None, backlog_action=BacklogAction.REFUSE)
+    assert (report.own.ttl_s, report.effective.ttl_s) == (None, 60)
+    assert await client.policies(TOPIC) == report
+    assert (await client.policies("default")).own.ttl_s == 60
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tttl": 5}, {"ttl_s": -5}, {"ttl_s": "5"}, {"ttl_s": 1.5}, {"backlog_action": "explode"}]
+)
+async def test_a_policy_that_is_none_is_refused_before_it_is_sent(client: Client, wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        await client.set_policies(TOPIC, **wrong)
+
+
+async def test_a_failure_policy_is_created_shown_and_changed(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    policy = FailurePolicy(redeliveries_max=3, delay_ms=10, poison=pydanube.Poison.DROP)
+    await client.create_subscription(TOPIC, "billing", type="shared", failure_policy=policy)
+    assert (await client.describe_subscription(TOPIC, "billing")).failure_policy == policy
+    changed = FailurePolicy(backoff=pydanube.Backoff.FIXED)
+    await client.set_failure_policy(TOPIC, "billing", changed)
+    assert (await client.describe_subscription(TOPIC, "billing")).failure_policy == changed
+    with pytest.raises(Invalid, match="FailurePolicy"):
+        await client.set_failure_policy(TOPIC, "billing", {"redeliveries_max": 3})  # type: ignore[arg-type]
+    with pytest.raises(NotFound):
+        await client.set_failure_policy(TOPIC, "nobody", changed)
+
+
+async def test_messages_are_skipped_by_offset_and_by_range(client: Client) -> None:
+    await publish(client, 10)
+    await client.create_subscription(TOPIC, "billing", start="earliest")
+    await client.skip(TOPIC, "billing", 0, 0)
+    assert await position(client) == 1
+    await client.skip(TOPIC, "billing", 0, [1, (4, 6), 2])
+    assert await position(client) == 3
+    assert [one.offset for one in await client.peek(TOPIC, "billing", 100)] == [3, 6, 7, 8, 9]
+    for wrong in ([], [-1], [(3, 3)], [(5, 2)], ["1"]):
+        with pytest.raises(Invalid):
+            await client.skip(TOPIC, "billing", 0, wrong)  # type: ignore[arg-type]
+
+
+async def test_a_backlog_is_cleared(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=2)
+    await client.create_subscription(TOPIC, "billing")
+    for partition in (0, 1):
+        await publish(client, 5, partition_by=partition)
+    await client.clear_backlog(TOPIC, "billing", partition=1)
+    assert [await position(client, partition) for partition in (0, 1)] == [0, 5]
+    await client.clear_backlog(TOPIC, "billing")
+    assert [await position(client, partition) for partition in (0, 1)] == [5, 5]
+
+
+async def test_peeking_consumes_nothing_and_skips_what_is_acked(client: Client) -> None:
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        messages = [await consumer.receive(timeout=5) for _ in range(10)]
+        for index in (0, 1, 4, 5, 9):
+            await consumer.ack(messages[index])
+        await consumer.flush()
+        assert [one.payload for one in await client.peek(TOPIC, "billing", 3)] == [b"2", b"3", b"6"]
+    assert [one.offset for one in await client.peek(TOPIC, "billing", 100)] == [2, 3, 6, 7, 8]
+    assert await position(client) == 2
+    assert len(await client.peek(TOPIC, "billing")) == 5
+
+
+async def test_peeking_looks_at_one_partition_or_all(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=3)
+    await client.create_subscription(TOPIC, "billing")
+    for partition in range(3):
+        await publish(client, 2, start=10 * partition, partition_by=partition)
+    assert [one.payload for one in await client.peek(TOPIC, "billing", 5)] == [b"0", b"1", b"10", b"11", b"20"]
+    assert [one.payload for one in await client.peek(TOPIC, "billing", 5, partition=1)] == [b"10", b"11"]
+    with pytest.raises(NotFound, match="partition 3"):
+        await client.peek(TOPIC, "billing", 1, partition=3)
+    with pytest.raises(NotFound):
+        await client.peek(TOPIC, "nobody")
+
+
+async def test_peeking_finds_what_lies_far_apart(client: Client) -> None:
+    await publish(client, 5_000)
+    await client.create_subscription(TOPIC, "billing", start="earliest")
+    await client.skip(TOPIC, "billing", 0, [(1, 2_000), (2_001, 4_999)])
+    assert [one.offset for one in await client.peek(TOPIC, "billing", 100)] == [0, 2_000, 4_999]
+
+
+async def test_an_engine_keeps_its_progress_by_comparing_first(client: Client) -> None:
+    await publish(client, 10)
+    await client.create_subscription(TOPIC, "billing", start="earliest")
+    await client.advance(TOPIC, "billing", 0, 4, expected=0)
+    with pytest.raises(Refused):
+        await client.advance(TOPIC, "billing", 0, 8, expected=0)
+    await client.advance(TOPIC, "billing", 0, 8, expected=4)
+    assert await position(client) == 8
+    with pytest.raises(Invalid, match="offset"):
+        await client.advance(TOPIC, "billing", 0, -1, expected=8)
+
+
+async def test_topics_grow_and_never_shrink(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=2)
+    await client.grow_topic(TOPIC, 4)
+    assert len(await client.partitions(TOPIC)) == 4
+    with pytest.raises(Refused):
+        await client.grow_topic(TOPIC, 3)
+    with pytest.raises(Invalid, match="partitions"):
+        await client.grow_topic(TOPIC, 0)
+
+
+async def test_statistics_count_what_happens(client: Client) -> None:
+    await publish(client, 10)
+    async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest", name="me") as consumer:
+        for _ in range(4):
+            await consumer.ack(await consumer.receive(timeout=5))
+        await consumer.flush()
+        statistics = await client.topic_statistics(TOPIC)
+    partition = statistics.partitions[0]
+    assert (statistics.topic, statistics.reliable, partition.published) == (TOPIC, True, 10)
+    (subscription,) = partition.subscriptions
+    assert (subscription.name, subscription.type, subscription.backlog) == ("billing", "shared", 6)
+    assert [one.name for one in subscription.consumers] == ["me"]
+
+
+async def test_a_topic_can_be_non_reliable(client: Client) -> None:
+    await client.create_topic(TOPIC, reliable=False)
+    await publish(client, 3)  # nobody listens
+    async with client.consumer(TOPIC, subscription="billing") as consumer:
+        await publish(client, 1, start=7)
+        message = await consumer.receive(timeout=5)
+        assert message.payload == b"7"
+        await consumer.ack(message)
+    assert not (await client.describe_topic(TOPIC)).config.reliable
+
+
+def test_the_blocking_client_has_the_same_surface() -> None:
+    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        client.create_topic(TOPIC, partitions=1)
+        client.create_subscription(TOPIC, "billing", type="shared", failure_policy=FailurePolicy(delay_ms=5))
+        with client.producer(TOPIC) as producer:
+            producer.send_many([b"0", b"1", b"2"])
+        assert [one.payload for one in client.peek(TOPIC, "billing", 2)] == [b"0", b"1"]
+        client.skip(TOPIC, "billing", 0, 0)
+        with client.consumer(TOPIC, subscription="billing", type="shared") as consumer:
+            message = consumer.receive(timeout=5)
+            with pytest.raises(Refused, match="cumulative"):
+                consumer.ack_cumulative(message)
+            consumer.nack(message, delay=0, reason="no")
+            rest = [consumer.receive(timeout=5) for _ in range(2)]
+            assert {one.offset: one.failure_reason for one in rest} == {1: "no", 2: None}
+        client.clear_backlog(TOPIC, "billing")
+        client.advance(TOPIC, "billing", 0, 3, expected=3)
+        client.set_failure_policy(TOPIC, "billing", FailurePolicy())
+        assert client.set_policies(TOPIC, ttl_s=9) == client.policies(TOPIC)
+        client.grow_topic(TOPIC, 2)
+        assert len(client.topic_statistics(TOPIC).partitions) == 2
+
+
+def test_no_method_of_the_client_is_missing_from_the_blocking_one() -> None:
+    for kind, blocking in (
+        (pydanube.Client, pydanube.BlockingClient),
+        (pydanube.Producer, pydanube.BlockingProducer),
+        (pydanube.Consumer, pydanube.BlockingConsumer),
+        (pydanube.Reader, pydanube.BlockingReader),
+        (pydanube.DeadLetters, pydanube.BlockingDeadLetters),
+    ):
+        public = {name for name in dir(kind) if not name.startswith("_")}
+        assert public - set(dir(blocking)) == set()

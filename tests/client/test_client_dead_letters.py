@@ -1,0 +1,203 @@
+"""Dead letters are listed, shown, and sent back to where they came from; none is lost on the way."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+import pydanube
+from pydanube import Client, Invalid, NotFound, Redriven
+from pydanube.client import dead_letters as module
+from pydanube.client.dead_letters import LETTER_ATTRIBUTES, REDRIVE, parse_place
+from pydanube.client.producer import Producer
+from pydanube.client.settings import ProducerSettings
+
+TOPIC = "/default/orders"
+LETTERS = "/default/orders-dlq"
+
+
+async def bury(client: Client, count: int, topic: str = TOPIC, start: int = 0, returns: str = "") -> None:
+    """Letters as a broker writes them."""
+    more = {"x-redriven": returns} if returns else {}
+    numbers = range(start, start + count)
+    async with client.producer(LETTERS) as producer:
+        await producer.send_many(
+            [b"%d" % number for number in numbers],
+            keys=[f"key {number}" if number % 2 else None for number in numbers],
+            attributes=[letter_of(number, topic) | more for number in numbers],
+        )
+
+
+def letter_of(number: int, topic: str = TOPIC) -> dict[str, str]:
+    return {
+        "colour": "red",
+        "x-original-topic": topic,
+        "x-original-subscription": "billing",
+        "x-original-topic-offset": str(number),
+        "x-original-producer-id": "7",
+        "x-original-broker-addr": "127.0.0.1:6655",
+        "x-poison-policy": "dead-letter",
+        "x-delivery-attempt": "6",
+        "x-failure-reason": "no stock",
+        "x-dead-letter-id": f"{topic}/0/billing/{number}",
+    }
+
+
+async def payloads(client: Client, topic: str = TOPIC) -> list[bytes]:
+    async with client.reader(topic, start="earliest", end="latest") as reader:
+        return [message.payload async for message in reader]
+
+
+async def left(client: Client) -> list[str]:
+    return [letter.place async for letter in client.dead_letters(LETTERS)]
+
+
+async def test_a_letter_tells_what_happened(client: Client) -> None:
+    await bury(client, 2, returns="2")
+    letter = await client.dead_letters(LETTERS).get("0:1")
+    assert letter.place == "0:1"
+    assert letter.id == "/default/orders/0/billing/1"
+    assert (letter.original_topic, letter.original_subscription, letter.original_offset) == (TOPIC, "billing", 1)
+    assert (letter.attempts, letter.reason, letter.redriven) == (6, "no stock", 2)
+    assert letter.original_attributes == {"colour": "red", "x-redriven": "2"}
+    for missing in ("0:2", (1, 0)):
+        with pytest.raises(NotFound):
+            await client.dead_letters(LETTERS).get(missing)
+    for wrong in ("x", "1:2:3", "-1:0", ""):
+        with pytest.raises(Invalid, match="PARTITION:OFFSET"):
+            parse_place(wrong)
+
+
+async def test_looking_leaves_no_trace(client: Client) -> None:
+    await bury(client, 3)
+    letters = client.dead_letters(LETTERS)
+    assert await left(client) == ["0:0", "0:1", "0:2"]
+    assert [one.place for one in await letters.first(2)] == ["0:0", "0:1"]
+    async with aclosing(letters.listed()) as listed:
+        assert (await anext(listed)).place == "0:0"
+    assert await client.list_subscriptions(LETTERS) == []
+    with pytest.raises(NotFound):
+        await client.dead_letters("/default/nowhere").first(1)
+
+
+async def test_one_goes_back_and_is_remembered(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await bury(client, 3)
+    letters = client.dead_letters(LETTERS)
+    assert await letters.redrive(["0:1"]) == Redriven(total=1, done=1)
+    assert await left(client) == ["0:0", "0:2"]
+    assert [one.place for one in await letters.first(9, redriven=True)] == ["0:0", "0:1", "0:2"]
+    async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        (message,) = [message async for message in reader]
+    assert (message.payload, message.key) == (b"1", "key 1")
+    assert message.attributes == {"colour": "red", "x-redriven": "1"}
+    again = await letters.redrive([(0, 1)])
+    assert (again.done, list(again.stayed)) == (0, ["0:1"])
+    assert await payloads(client) == [b"1"]
+    with pytest.raises(NotFound):
+        await letters.redrive(["0:17"])
+
+
+async def test_all_go_back_step_by_step(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LETTERS_AT_ONCE", 10)
+    await client.create_topic(TOPIC)
+    await bury(client, 25)
+    told: list[Redriven] = []
+    done = await client.dead_letters(LETTERS).redrive(progress=lambda state: told.append(replace(state)))
+    assert [(one.done, one.total) for one in told] == [(10, 25), (20, 25), (25, 25)]
+    assert done == told[-1]
+    assert await payloads(client) == [b"%d" % number for number in range(25)]
+    assert await left(client) == []
+    await bury(client, 2, start=25)
+    assert await left(client) == ["0:25", "0:26"]
+    assert (await client.dead_letters(LETTERS).redrive()).done == 2
+    assert await payloads(client) == [b"%d" % number for number in range(27)]
+
+
+async def test_the_returns_are_counted(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await bury(client, 1, returns="1")
+    await client.dead_letters(LETTERS).redrive()
+    async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        assert (await reader.receive(timeout=5)).attributes["x-redriven"] == "2"
+
+
+async def test_what_cannot_go_back_stays_and_says_why(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await bury(client, 1, topic="/default/gone")
+    async with client.producer(LETTERS) as producer:
+        await producer.send(b"by hand")
+    await bury(client, 1)
+    state = await client.dead_letters(LETTERS).redrive()
+    assert state.done == 1
+    assert "/default/gone" in state.stayed["0:0"]
+    assert "x-original-topic" in state.stayed["0:1"]
+    assert await left(client) == ["0:0", "0:1"]
+    assert "/default/gone" not in await client.list_topics()
+
+
+async def test_a_schema_goes_back_too(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    settings = ProducerSettings(schema=(12, 3))
+    async with Producer(client._brokers, LETTERS, settings, create_topic=True) as producer:
+        await producer.send(b"0", attributes=letter_of(0))
+    await bury(client, 1, start=1)
+    await client.dead_letters(LETTERS).redrive()
+    async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        schemas = {message.payload: (message.schema_id, message.schema_version) async for message in reader}
+    assert schemas == {b"0": (12, 3), b"1": (0, 0)}
+
+
+async def test_letters_of_several_partitions_and_topics(client: Client) -> None:
+    await client.create_topic(LETTERS, partitions=3)
+    await client.create_topic(TOPIC, partitions=2)
+    await client.create_topic("/default/other")
+    await bury(client, 20)
+    await bury(client, 5, topic="/default/other", start=100)
+    assert (await client.dead_letters(LETTERS).redrive()).done == 25
+    found: list[bytes] = []
+    for partition in range(2):
+        async with client.reader(TOPIC, partition=partition, start="earliest", end="latest") as reader:
+            found += [message.payload async for message in reader]
+    assert sorted(found, key=int) == [b"%d" % number for number in range(20)]
+    assert sorted(await payloads(client, "/default/other")) == [b"%d" % number for number in range(100, 105)]
+    assert await left(client) == []
+
+
+async def test_the_brokers_own_letters_are_read_and_go_back(client: Client) -> None:
+    policy = pydanube.FailurePolicy(
+        redeliveries_max=0, poison=pydanube.Poison.DEAD_LETTER, dead_letter_topic=LETTERS, delay_ms=0
+    )
+    async with client.producer(TOPIC) as producer:
+        await producer.send(b"payload", key="k", attributes={"a": "b"})
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=policy) as consumer:
+        await consumer.nack(await consumer.receive(timeout=5), reason="because")
+        async with client.consumer(LETTERS, subscription="watch", start="earliest", create_topic=True) as watch:
+            message = await watch.receive(timeout=5)
+        assert message.attributes.keys() == LETTER_ATTRIBUTES | {"a"}
+        assert message.attributes["x-dead-letter-id"] == "/default/orders/0/billing/0"
+        assert (await client.dead_letters(LETTERS).redrive()).done == 1
+        again = await consumer.receive(timeout=5)
+        assert (again.payload, again.key, again.attributes) == (b"payload", "k", {"a": "b", "x-redriven": "1"})
+        assert again.redeliveries == 0
+        await consumer.ack(again)
+    assert REDRIVE in await client.list_subscriptions(LETTERS)
+
+
+def test_without_await() -> None:
+    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        client.create_topic(TOPIC)
+        with client.producer(LETTERS) as producer:
+            for number in range(3):
+                producer.send(b"%d" % number, attributes=letter_of(number))
+        letters = client.dead_letters(LETTERS)
+        assert [letter.place for letter in letters] == ["0:0", "0:1", "0:2"]
+        assert next(iter(letters)).place == "0:0"
+        assert letters.get("0:1").message.payload == b"1"
+        assert letters.redrive(["0:0"]).done == 1
+        assert [letter.place for letter in letters.first(5)] == ["0:1", "0:2"]
+        told: list[int] = []
+        assert letters.redrive(progress=lambda state: told.append(state.done)).done == 2
+        assert told == [2]
