@@ -87,7 +87,9 @@ class Producer(Openable):
         Waits for room in the queue first. Raises Unavailable after `timeout`. Cancelled, it may still be stored.
         """
         payload, size, partition = self._checked(payload, key, attributes)
-        deliver_us = self._delivery_time(deliver_at, deliver_after)
+        deliver_us = 0
+        if deliver_at is not None or deliver_after is not None:
+            deliver_us = self._delivery_time(deliver_at, deliver_after)
         if not self._room.take_nowait(1, size):
             await self._wait_for_room(1, size)
         waiter: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
@@ -107,7 +109,9 @@ class Producer(Openable):
     ) -> None:
         """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
         payload, size, partition = self._checked(payload, key, attributes)
-        deliver_us = self._delivery_time(deliver_at, deliver_after)
+        deliver_us = 0
+        if deliver_at is not None or deliver_after is not None:
+            deliver_us = self._delivery_time(deliver_at, deliver_after)
         if not self._room.take_nowait(1, size):
             raise Full(
                 f"the producer's queue holds {self._room.messages} messages of {self._room.bytes} bytes: "
