@@ -335,8 +335,7 @@ async def test_a_topic_that_does_not_exist_is_named(client: Client) -> None:
 
 async def test_a_subscription_keeps_its_type_and_an_unknown_one_is_refused(client: Client) -> None:
     await client.create_topic(TOPIC)
-    async with client.consumer(TOPIC, subscription="billing", type="shared"):
-        pass
+    await client.create_subscription(TOPIC, "billing", type="shared")
     with pytest.raises(Refused, match="shared"):
         async with client.consumer(TOPIC, subscription="billing", type="exclusive"):
             pass
