@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_policies_are_shown_set_and_inherited_again(danube):
     assert told["effective"]["ttl_s"] == 3600
     shown = danube("topics", "policies", "/limits/t").stdout.splitlines()
     assert any(line.split() == ["retention_bytes", "1.0", "GiB", "this", "topic"] for line in shown)
-    assert any(line.split() == ["ttl_s", "1h"] for line in shown)
+    assert any(line.split() == ["ttl_s", "1h", "inherited"] for line in shown)
     told = answer(danube("topics", "policies", "/limits/t", "--unset", "retention_bytes", "--json"))
     assert told["own"] == {"backlog_action": "evict"}
     assert danube("topics", "policies", "/limits/no-such").returncode == 1
@@ -109,3 +110,29 @@ def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, ser
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
+
+
+def test_top_takes_over_a_terminal_and_gives_it_back(danube, served, topic):
+    danube("topics", "create", topic)
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pydanube.cli", "top", topic, "--interval", "100ms"],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env=os.environ | {"DANUBE_URL": served.url, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "20"},
+    )
+    os.close(its)
+    seen = b""
+    while b"Ctrl-C ends" not in seen or topic.encode()[:15] not in seen:
+        seen += os.read(ours, 65536)
+    process.send_signal(signal.SIGINT)
+    while process.poll() is None:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+    os.close(ours)
+    assert process.wait(timeout=20) == 0
+    assert b"\x1b[?1049h" in seen
+    assert b"\x1b[?1049l" in seen

@@ -101,7 +101,17 @@ def test_every_policy_can_be_set():
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0, "0s"), (0.44, "0.4s"), (4, "4s"), (59.2, "59s"), (60, "1m"), (150, "2m 30s"), (3600, "1h"), (90_000, "1d 1h")],
+    [
+        (0, "0s"),
+        (0.01, "0s"),
+        (0.44, "0.4s"),
+        (4, "4s"),
+        (59.2, "59s"),
+        (59.9, "1m"),
+        (150, "2m 30s"),
+        (3600, "1h"),
+        (90_000, "1d 1h"),
+    ],
 )
 def test_durations_for_people(seconds: float, shown: str):
     assert span(seconds) == shown

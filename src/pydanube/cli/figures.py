@@ -10,8 +10,8 @@ from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, S
 
 StatisticsT = TypeVar("StatisticsT", SubscriptionStatistics, ConsumerStatistics, PartitionStatistics)
 
-_LARGEST: Final = ("backlog_s",)
-"""Figures of which the worst partition's counts; other numbers are added up."""
+_LARGEST: Final = ("backlog_s", "producers")
+"""The largest of all partitions counts: most producers send to every partition. Other numbers are added up."""
 _SAME: Final = ("index", "priority", "active")
 
 

@@ -113,9 +113,10 @@ def size(count: float) -> str:
 
 def span(seconds: float) -> str:
     """A duration for people, in its two largest units: 3d 4h, 12m 30s, 4.2s."""
-    if seconds < 60:
-        return f"{seconds:.0f}s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f}s"
-    whole = int(seconds)
+    if seconds < 59.5:
+        rounded = round(seconds, 1) if seconds < 10 else round(seconds)
+        return f"{rounded:g}s"
+    whole = round(seconds)
     for (large, unit), (small, rest) in _SPANS:
         if whole >= large:
             left = whole % large // small

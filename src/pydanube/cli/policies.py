@@ -102,7 +102,11 @@ def _show_or_change(
     table(
         ["policy", "value", "from"],
         [
-            (name, shown(name, getattr(effective, name)), f"this {kind}" if getattr(own, name) is not None else "")
+            (
+                name,
+                shown(name, getattr(effective, name)),
+                f"this {kind}" if getattr(own, name) is not None else "inherited",
+            )
             for name in FIELDS
         ],
     )

@@ -43,6 +43,7 @@ def stats(topic: TopicName, verbose: bool, url: str, as_json: bool) -> None:
         click.secho(f"subscription {subscription.name}", bold=True)
         fields(_subscription(subscription))
         if verbose and subscription.consumers:
+            click.echo()
             consumers(subscription)
     if verbose:
         _partitions(figures)

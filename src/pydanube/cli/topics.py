@@ -135,7 +135,7 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
             ("id", found.topic_id),
             ("partitions", found.config.partitions or "plain"),
             ("reliable", "yes" if found.config.reliable else "no"),
-            ("ack level", found.config.ack_level),
+            ("ack level", found.config.ack_level if found.config.reliable else "none: nothing is stored"),
             ("subscriptions", ", ".join(found.subscriptions) or "none"),
         ]
     )
