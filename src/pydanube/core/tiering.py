@@ -1,0 +1,76 @@
+"""Decides what goes to object storage, and in which pieces.
+
+A partition that has gathered a segment's worth of bytes gets an object of its own. What has waited long enough goes
+however little it is; small remainders of different partitions share an object, so that quiet partitions neither pin the
+log nor make thousands of tiny objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+SECTIONS_MAX: Final = 200
+"""Partitions that share one object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a partition has in its log and not yet in object storage."""
+
+    topic_id: int
+    index: int
+    first_offset: int
+    end_offset: int
+    bytes: int
+    oldest_us: int
+    """When the first of it was appended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieringPolicy:
+    segment_bytes: int
+    segment_age_us: int
+    shared_below_bytes: int
+    """Less than this shares an object with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One object to make: of one partition, or of several that have little."""
+
+    parts: tuple[Waiting, ...]
+
+    @property
+    def oldest_us(self) -> int:
+        return min(one.oldest_us for one in self.parts)
+
+
+def plan(waiting: Sequence[Waiting], now_us: int, policy: TieringPolicy, everything: bool = False) -> list[Job]:
+    """The objects to make now, the one with the oldest bytes first. `everything`: whatever there is, however young."""
+    jobs: list[Job] = []
+    small: list[Waiting] = []
+    for one in waiting:
+        if one.bytes >= policy.segment_bytes:
+            jobs.append(Job((one,)))
+        elif everything or now_us - one.oldest_us >= policy.segment_age_us:
+            if one.bytes >= policy.shared_below_bytes:
+                jobs.append(Job((one,)))
+            else:
+                small.append(one)
+    jobs += _shared(sorted(small, key=lambda one: one.oldest_us), policy)
+    return sorted(jobs, key=lambda job: job.oldest_us)
+
+
+def _shared(small: Sequence[Waiting], policy: TieringPolicy) -> list[Job]:
+    jobs: list[Job] = []
+    group: list[Waiting] = []
+    size = 0
+    for one in small:
+        if group and (size + one.bytes > policy.segment_bytes or len(group) >= SECTIONS_MAX):
+            jobs.append(Job(tuple(group)))
+            group, size = [], 0
+        group.append(one)
+        size += one.bytes
+    return [*jobs, Job(tuple(group))] if group else jobs

@@ -1,0 +1,184 @@
+"""The catalog: which object holds which offsets of a partition. It lives in the metadata store.
+
+```
+/segments/<topic id>/<index>/<end offset>              SegmentRecord
+/objects/<object key>/<topic id>/<index>/<end offset>  (empty)         who needs the object
+/garbage/<object key>                                  GarbageRecord   nobody does, since then
+```
+
+Keys carry the end of a segment, so the one that holds an offset is the first key after that offset: nothing of the
+catalog has to stay in memory, however long the history is.
+
+Invariants
+    the segments of a partition do not overlap, and their times rise with their offsets
+    an object that any segment refers to is not garbage
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import msgspec
+
+from pydanube.metadata.store import Compare, Delete, KeyValue, Put, Store, list_all
+from pydanube.model.errors import Corrupt
+from pydanube.model.limits import METADATA_OPERATIONS_MAX
+
+GARBAGE: Final = "/garbage/"
+OBJECTS: Final = "/objects/"
+SEGMENTS: Final = "/segments/"
+
+
+class SegmentRecord(msgspec.Struct, omit_defaults=True):
+    """One section of one object. Bytes [start, end) of it hold the batches; the footer says where each of them is."""
+
+    object: str
+    first_offset: int
+    start: int
+    end: int
+    footer_start: int
+    object_bytes: int
+    section: int = 0
+    """Its place in the footer."""
+    ledger_id: int = 0
+    epoch: int = 0
+    messages: int = 0
+    first_time: int = 0
+    last_time: int = 0
+    """Append times, microseconds."""
+
+
+class GarbageRecord(msgspec.Struct):
+    since: int
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A segment of a known partition."""
+
+    topic_id: int
+    index: int
+    end_offset: int
+    record: SegmentRecord
+
+    @property
+    def first_offset(self) -> int:
+        return self.record.first_offset
+
+    @property
+    def bytes(self) -> int:
+        return self.record.end - self.record.start
+
+
+def segments_of(topic_id: int, index: int | None = None) -> str:
+    return f"{SEGMENTS}{topic_id:016x}/" if index is None else f"{SEGMENTS}{topic_id:016x}/{index:08x}/"
+
+
+def segment_key(topic_id: int, index: int, end_offset: int) -> str:
+    return f"{segments_of(topic_id, index)}{end_offset:016x}"
+
+
+def users_of(object_key: str) -> str:
+    # The colon ends the object's key, which may be the beginning of another's.
+    return f"{OBJECTS}{object_key}:"
+
+
+def user_key(object_key: str, topic_id: int, index: int, end_offset: int) -> str:
+    return f"{users_of(object_key)}{topic_id:016x}/{index:08x}/{end_offset:016x}"
+
+
+def garbage_key(object_key: str) -> str:
+    return f"{GARBAGE}{object_key}"
+
+
+def entries(segment: Segment) -> list[Put | Delete]:
+    """What makes a segment part of the catalog; to be written with a comparison of the owner's epoch."""
+    place = (segment.topic_id, segment.index, segment.end_offset)
+    return [
+        Put(segment_key(*place), msgspec.msgpack.encode(segment.record)),
+        Put(user_key(segment.record.object, *place), b""),
+    ]
+
+
+class Catalog:
+    """Reads the catalog, and takes segments out of it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def find(self, topic_id: int, index: int, offset: int) -> Segment | None:
+        """The segment that holds `offset`, or the first one behind it."""
+        found = await self._after(topic_id, index, offset, 1)
+        return found[0] if found else None
+
+    async def _after(self, topic_id: int, index: int, offset: int, limit: int) -> list[Segment]:
+        prefix = segments_of(topic_id, index)
+        pairs = await self._store.list(prefix, start_after=f"{prefix}{max(0, offset):016x}", limit=limit)
+        return [parse(one) for one in pairs]
+
+    async def find_time(self, topic_id: int, index: int, time_us: int, start: int, end: int) -> Segment | None:
+        """The first segment within [start, end) that was still appended to at `time_us`; by halving."""
+        best: Segment | None = None
+        while start < end:
+            segment = await self.find(topic_id, index, (start + end) // 2)
+            if segment is None or segment.first_offset >= end:
+                end = (start + end) // 2
+            elif segment.record.last_time >= time_us:
+                best, end = segment, min(segment.first_offset, (start + end) // 2)
+            else:
+                start = segment.end_offset
+        return best
+
+    async def pages(self, topic_id: int, index: int, size: int = 1000) -> AsyncIterator[list[Segment]]:
+        """All segments of a partition, oldest first."""
+        offset = 0
+        while page := await self._after(topic_id, index, offset, size):
+            yield page
+            offset = page[-1].end_offset
+
+    async def remove(self, segments: Sequence[Segment], now_us: int, compare: Compare | None = None) -> bool:
+        """Take segments out; objects that nobody needs any more are garbage from now on. False when `compare` fails.
+
+        Cancelled: some are out, each of them whole.
+        """
+        for start in range(0, len(segments), METADATA_OPERATIONS_MAX // 4):
+            part = segments[start : start + METADATA_OPERATIONS_MAX // 4]
+            writes: list[Put | Delete] = []
+            for one in part:
+                place = (one.topic_id, one.index, one.end_offset)
+                writes += [Delete(segment_key(*place)), Delete(user_key(one.record.object, *place))]
+            result = await self._store.transact([] if compare is None else [compare], writes)
+            if not result.succeeded:
+                return False
+            for key in dict.fromkeys(one.record.object for one in part):
+                await self._note_unused(key, now_us)
+        return True
+
+    async def _note_unused(self, object_key: str, now_us: int) -> None:
+        if not await self._store.list(users_of(object_key), limit=1):
+            record = msgspec.msgpack.encode(GarbageRecord(now_us))
+            await self._store.transact(
+                [Compare.missing(garbage_key(object_key))], [Put(garbage_key(object_key), record)]
+            )
+
+    async def is_used(self, object_key: str) -> bool:
+        return bool(await self._store.list(users_of(object_key), limit=1))
+
+    async def garbage(self) -> AsyncIterator[tuple[str, int]]:
+        """Object keys that nobody needs, and since when."""
+        async for one in list_all(self._store, GARBAGE):
+            yield one.key.removeprefix(GARBAGE), msgspec.msgpack.decode(one.value, type=GarbageRecord).since
+
+    async def forget_garbage(self, object_key: str) -> None:
+        await self._store.transact([], [Delete(garbage_key(object_key))])
+
+
+def parse(pair: KeyValue) -> Segment:
+    try:
+        topic_id, index, end_offset = pair.key.removeprefix(SEGMENTS).split("/")
+        record = msgspec.msgpack.decode(pair.value, type=SegmentRecord)
+        return Segment(int(topic_id, 16), int(index, 16), int(end_offset, 16), record)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise Corrupt(
+            f"catalog entry {pair.key} cannot be read ({error}); restore the metadata from a backup"
+        ) from None
