@@ -1,10 +1,13 @@
 """Unacked messages that are too old are settled by themselves, and counted."""
 
+import random
+
 import pytest
 from broker_harness import open_broker
 from lifetimes_harness import Hourglass
 
 from pydanube.core.access import ANONYMOUS
+from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS, ManualClock
@@ -187,3 +190,50 @@ async def test_what_expired_can_go_by_retention_in_the_same_round(tmp_path, cloc
         await door.fill(await door.producer(), 2)
         await door.pass_time(61)
         assert await door.start() == 20
+
+
+async def test_delayed_messages_between_old_ones_do_not_stop_delivery(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(ack_level=AckLevel.MEMORY)
+        await door.policies(ttl_s=60)
+        await door.subscription(kind=SubscriptionType.SHARED)
+        due, rows = clock.now_us() + 100 * MICROSECONDS, 4 * ACKED_RANGES_MAX
+        await door.publish_delayed(await door.producer(), [due, 0] * (rows // 2))
+        await door.pass_time(61)
+        assert (await door.counted()).expired == ACKED_RANGES_MAX // 2
+        sink = await door.subscribe(kind=SubscriptionType.SHARED)
+        await sink.wait_for(rows // 2 - ACKED_RANGES_MAX // 2)
+        await door.pass_time(100)
+        counted = await door.counted()
+        assert (counted.expired, counted.backlog) == (rows, 0)
+
+
+async def test_whatever_is_delayed_and_however_it_is_acked_only_what_is_too_old_expires(tmp_path, clock):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance, ttl_s, born = random.Random(seed), 60, {}
+    async with open_broker(tmp_path, clock=clock, tail_bytes=1 << 12) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=ttl_s, retention_s=-1)
+        await door.subscription(kind=SubscriptionType.SHARED)
+        producer = await door.producer()
+        for _ in range(150):
+            match chance.randrange(4):
+                case 0 | 1:
+                    now = clock.now_us()
+                    times = [chance.choice([0, now + chance.randrange(200) * MICROSECONDS]) for _ in range(4)]
+                    base = (await door.publish_delayed(producer, times)).base_offset
+                    born |= {base + row: max(now, time) for row, time in enumerate(times)}
+                case 2 if born:
+                    start = chance.choice(sorted(born))
+                    await door.settle((start, start + 3))
+                    for offset in range(start, start + 3):
+                        born.pop(offset, None)
+                case _:
+                    await door.pass_time(chance.randrange(30))
+                    cutoff = clock.now_us() - ttl_s * MICROSECONDS
+                    born = {offset: time for offset, time in born.items() if time >= cutoff}
+                    left = await broker.subscriptions.unsettled(ANONYMOUS, door.topic, "billing", 0, 10_000, 0)
+                    assert [one for start, end in left for one in range(start, end)] == sorted(born), seed

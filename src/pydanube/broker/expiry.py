@@ -17,13 +17,17 @@ import numpy as np
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
-from pydanube.core.dispatch.keyed import runs
+from pydanube.core.dispatch.ranges import runs
+from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.storage.stream import append_time_at
 
 from .partition import Partition
 
 READ_BYTES: Final = 2 * 1024 * 1024
+
+RANGES_MAX: Final = ACKED_RANGES_MAX // 2
+"""Delayed messages leave gaps between those that expire; so many gaps that delivery would stop are not made."""
 
 
 class _Kept(NamedTuple):
@@ -63,8 +67,8 @@ class Expiry:
         kept = [one for base in sorted(self._kept) for one in self._kept[base].ranges]
         for subscription in list(partition.subscriptions.values()):
             if subscription.cursor.position < end:
-                expired = subscription.settle(_between(subscription.cursor.position, end, kept), None)
-                subscription.counts.expired += expired
+                ranges = _between(subscription.cursor.position, end, kept)[:RANGES_MAX]
+                subscription.counts.expired += subscription.settle(ranges, None)
 
     async def _scan(self, end: int, cutoff: int) -> None:
         """Look at the batches that have become old enough since."""

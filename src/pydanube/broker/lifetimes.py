@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydanube.model.errors import DanubeError, NotFound
+from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -82,7 +82,7 @@ class Lifetimes:
         self._used_us: dict[int, int] = {}
         """When a topic was last seen in use, by id."""
         self._refused: set[tuple[int, int]] = set()
-        """Partitions that could not be opened: whoever asks for them is told why, nobody else."""
+        """Partitions that are damaged: whoever asks for them is told so, nobody else."""
 
     async def run(self, interval_s: float) -> None:
         """Until it is cancelled, which leaves nothing half done."""
@@ -103,6 +103,8 @@ class Lifetimes:
                 if record.reliable:
                     to_open -= await self._open_some(topic, record, to_open)
                     await self._look(record.topic_id)
+            except NotFound:
+                continue  # deleted meanwhile
             except DanubeError as error:
                 log.warning("lifetimes.postponed", topic=str(topic), error=error.message)
             await self._clock.sleep(0)  # there may be many: others get their turn in between
@@ -136,9 +138,7 @@ class Lifetimes:
             opened += 1
             try:
                 await self._partitions.get(topic, index)
-            except NotFound:
-                raise
-            except DanubeError:
+            except Corrupt:
                 self._refused.add((record.topic_id, index))
         return opened
 
