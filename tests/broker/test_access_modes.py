@@ -1,6 +1,7 @@
 """Producers with exclusive access: it fences everybody before it, for good; whoever has gone holds nothing."""
 
 import asyncio
+import random
 
 import pytest
 from broker_harness import TOPIC, Door, open_broker
@@ -136,6 +137,20 @@ async def test_what_waits_when_its_producer_is_fenced_is_refused_and_never_store
         assert [payload for _, payload in await door.read_all()] == [b"old", b"new"]
 
 
+@pytest.mark.parametrize("access", ["shared", "exclusive"])
+async def test_what_a_producer_left_behind_is_not_stored_after_it_was_fenced(tmp_path, access):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
+        gone = await door.producer("meter")
+        await door.publish(gone, [b"old"] * 100, sequence=0)
+        left = door.publish(gone, [b"late"], sequence=100)
+        gone.close()
+        await door.producer("meter", access=access)
+        with pytest.raises(StaleEpoch):
+            await left
+
+
 async def test_many_who_want_it_at_once_leave_one_holder(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
@@ -162,3 +177,75 @@ async def test_other_topics_are_not_concerned(tmp_path):
         await door.create()
         await door.producer(), await door.producer(access="exclusive")
         await neighbour.publish(shared, [b"x"])
+
+
+class Everybody:
+    """Who was given an identity, who of them is live, and who is fenced, as simply as it can be said."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[object, str]] = []
+        self.live: dict[int, object] = {}
+        self.fenced: set[int] = set()
+        self.losers: list[object] = []
+        """Handles that were live when their producers were fenced."""
+        self.holder: int | None = None
+
+    def opened(self, index: int, producer, access: str) -> None:
+        if access == "exclusive" and self.holder != index:
+            self.fenced |= set(range(len(self.given))) - {index}
+            self.losers += [one for number, one in self.live.items() if number != index]
+            self.live = {number: one for number, one in self.live.items() if number == index}
+            self.holder = index
+        self.live[index] = producer
+
+    def closed(self, index: int) -> None:
+        self.live.pop(index).close()
+        if self.holder == index:
+            self.holder = None
+
+    def refusal(self, index: int | None, access: str) -> type[Exception] | None:
+        if index in self.fenced:
+            return StaleEpoch
+        return Refused if access == "shared" and self.holder not in (None, index) else None
+
+
+async def step(door: Door, world: Everybody, rng: random.Random) -> None:
+    access = rng.choice(["shared", "shared", "exclusive"])
+    index = rng.randrange(len(world.given)) if world.given and rng.random() < 0.5 else None
+    if index in world.live:
+        world.closed(index)
+        return
+    name = rng.choice(["", f"name-{len(world.given)}"]) if index is None else world.given[index][1]
+    opening = door.producer(name, access=access)
+    if index is not None:
+        opening.close()
+        opening = door.come_back(world.given[index][0], name, access=access)
+    if (expected := world.refusal(index, access)) is not None:
+        with pytest.raises(expected) as refused:
+            await opening
+        assert refused.type is expected
+        return
+    producer = await opening
+    if index is None:
+        index = len(world.given)
+        world.given.append((producer, name))
+    world.opened(index, producer, access)
+
+
+async def test_whatever_happens_only_those_may_publish_who_were_not_fenced(tmp_path):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng, world = random.Random(seed), Everybody()
+    for start in range(4):
+        async with open_broker(tmp_path, crash=bool(start % 2)) as broker:
+            door = Door(broker)
+            if not start:
+                await door.create()
+            world.live, world.holder, world.losers = {}, None, []
+            for _ in range(60):
+                await step(door, world, rng)
+                for producer in world.losers:
+                    with pytest.raises(StaleEpoch):
+                        await door.publish(producer, [b"x"])
+                for producer in world.live.values():
+                    await door.publish(producer, [b"x"])

@@ -241,11 +241,11 @@ class Partition:
             for done in append.waiters:
                 done(error)
 
-    def expel(self, producer_id: int, producer_epoch: int, error: DanubeError) -> None:
-        """A producer was fenced: what it has here and has no offset yet is refused."""
+    def expel(self, concerns: Callable[[int, int], bool], error: DanubeError) -> None:
+        """Producers, told by id and epoch, were fenced: whatever of theirs has no offset yet is refused."""
         waiting, self._waiting = self._waiting, deque()
         for batch, done in waiting:
-            if (batch.header.producer_id, batch.header.producer_epoch) == (producer_id, producer_epoch):
+            if concerns(batch.header.producer_id, batch.header.producer_epoch):
                 done(error)
             else:
                 self._waiting.append((batch, done))

@@ -112,7 +112,6 @@ class Circle:
     def fence(self, producer: Producer, error: StaleEpoch) -> None:
         producer.fenced = error
         self.remove(producer)
-        producer.partition.expel(producer.producer_id, producer.producer_epoch, error)
 
 
 class Producers:
@@ -163,14 +162,25 @@ class Producers:
             identity = await self._registry.resume_producer(topic, name, epoch)
         elif identity is None:
             identity = await self._registry.new_producer(epoch)
-        if exclusive:
-            others = [one for one in circle if one.producer_id != identity.producer_id]
-            if others or not access.is_held_by(identity):
-                await self._registry.take_access(topic, identity)
-            _fence(circle, others, f"another producer has taken topic {topic} for itself: this one is fenced")
-        older = [one for one in circle.of(identity.producer_id) if one.producer_epoch < identity.epoch]
-        _fence(circle, older, f"producer {name!r} was opened again under a higher epoch: this one is fenced")
+        if exclusive and not (circle.holder == identity.producer_id and access.is_held_by(identity)):
+            await self._registry.take_access(topic, identity)
+            why = f"another producer has taken topic {topic} under a higher epoch: this one is fenced"
+            self._fence(circle, topic, list(circle), partial(_is_another, identity), why)
+        elif returning is None and name:
+            why = f"producer {name!r} was opened again under a higher epoch: this one is fenced"
+            self._fence(circle, topic, circle.of(identity.producer_id), partial(_is_older, identity), why)
         return identity
+
+    def _fence(
+        self, circle: Circle, topic: TopicName, live: list[Producer], concerns: Callable[[int, int], bool], why: str
+    ) -> None:
+        """Those live, and those gone whose last batches still wait."""
+        error = StaleEpoch(why)
+        for producer in live:
+            if concerns(producer.producer_id, producer.producer_epoch):
+                circle.fence(producer, error)
+        for partition in self._partitions.of(topic):
+            partition.expel(concerns, error)
 
     async def _check_returning(
         self, topic: TopicName, name: str, identity: ProducerRecord, access: AccessRecord
@@ -197,6 +207,9 @@ class Producers:
             )
 
 
-def _fence(circle: Circle, producers: list[Producer], why: str) -> None:
-    for producer in producers:
-        circle.fence(producer, StaleEpoch(why))
+def _is_another(identity: ProducerRecord, producer_id: int, producer_epoch: int) -> bool:
+    return (producer_id, producer_epoch) != (identity.producer_id, identity.epoch)
+
+
+def _is_older(identity: ProducerRecord, producer_id: int, producer_epoch: int) -> bool:
+    return producer_id == identity.producer_id and producer_epoch < identity.epoch
