@@ -36,8 +36,9 @@ async def test_identities_that_nobody_was_given_are_refused(tmp_path):
         for producer_id, epoch in ((named.producer_id + 1, 0), (-1, 0), (2**64 - 1, 0), (given.producer_id, 2**32)):
             with pytest.raises(Refused, match="never given out"):
                 await door.producer(producer_id=producer_id, epoch=epoch)
-        with pytest.raises(Refused, match="not the one named"):
-            await door.producer("meter", producer_id=given.producer_id)
+        for producer_id, epoch in ((given.producer_id, 0), (named.producer_id, named.producer_epoch + 1)):
+            with pytest.raises(Refused, match="not the one named"):
+                await door.producer("meter", producer_id=producer_id, epoch=epoch)
         with pytest.raises(Invalid, match="at most 255 bytes"):
             await door.producer("x" * 256)
 

@@ -288,7 +288,7 @@ class Registry:
         if not name:
             return ProducerRecord(identity.producer_id, identity.epoch, identity.epoch)
         owner = await self.named_producer(topic, name)
-        if owner is None or owner.producer_id != identity.producer_id:
+        if owner is None or owner.producer_id != identity.producer_id or owner.epoch < identity.epoch:
             raise Refused(f"producer {identity.producer_id} is not the one named {name!r}: open without an identity")
         return owner
 
