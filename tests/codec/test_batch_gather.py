@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import Batch, Codec, encode
+from pydanube.codec.batch.gather import gather_rows
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import BATCH_BYTES_MAX, MIB
 
@@ -91,6 +92,24 @@ def test_every_row_of_the_largest_batch_can_be_sent_as_a_part() -> None:
 def test_a_range_outside_the_batch_is_refused(start: int, end: int) -> None:
     with pytest.raises(Invalid, match=f"rows {start}..{end} are not a part of a batch of 5"):
         Batch.open(loaded(5)).slice(start, end)
+
+
+@pytest.mark.parametrize("rows", [[], [-1, 2], [0, 5]])
+def test_rows_outside_the_batch_are_refused(rows: list[int]) -> None:
+    with pytest.raises(Invalid, match="rows are not a part of a batch of 5"):
+        gather_rows(Batch.open(loaded(5)), np.array(rows, np.int64))
+
+
+@pytest.mark.parametrize(
+    "payloads", [[b"x" * 9] * 60, [b"x" * n for n in range(60)], [b""] * 60], ids=["one", "many", "no"]
+)
+def test_rows_of_one_length_of_many_and_of_none_are_cut_out_alike(payloads: list[bytes]) -> None:
+    source = stamped(
+        encode([payload[:-1] + bytes([n]) if payload else b"" for n, payload in enumerate(payloads)], publish_times=NOW)
+    )
+    rows = [3, 4, 5, 17, 58, 59]
+    part = Batch.open(gather_rows(source, np.array(rows)), stamped=True)
+    assert part.payloads == [source.payloads[row] for row in rows]
 
 
 def test_a_mask_that_does_not_fit_is_refused() -> None:

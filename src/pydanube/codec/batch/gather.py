@@ -7,15 +7,14 @@ its own. It is made for one delivery and never stored, so it is not compressed a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from pydanube.model.errors import Invalid
 
 from .assemble import Draft
-from .columns import INT32, BoolArray, Int32Array, offsets_array
+from .columns import INT32, UINT8, UINT32, BoolArray, Int32Array, UInt32Array, offsets_array
 from .header import DERIVED, STAMP_START, BatchHeader, Codec
 from .layout import ATTRIBUTES, HEADER_BYTES, KEY, OFFSETS, PUBLISH_TIME
 
@@ -23,23 +22,25 @@ if TYPE_CHECKING:
     from .batch import Batch
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.integer[Any]]]"
+Rows: TypeAlias = "slice | IntArray"
+"""Rows, or attribute entries, to copy: neighbours from start to stop, or their numbers in rising order."""
 
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Rows, or attribute entries, to copy: as an index, and as the runs [starts[i], ends[i]) of neighbours in it."""
-
-    index: slice | IntArray
-    starts: IntArray
-    ends: IntArray
-    count: int
+_SHORT_BYTES: Final = 64
+"""Values of this mean size are copied byte by byte, in one go; larger ones one by one."""
 
 
 def gather_range(batch: Batch, start: int, end: int) -> bytearray:
     """Rows [start, end)."""
     if not 0 <= start < end <= batch.header.count:
         raise Invalid(f"rows {start}..{end} are not a part of a batch of {batch.header.count}")
-    return _gather(batch, Picked(slice(start, end), np.array([start]), np.array([end]), end - start))
+    return _gather(batch, slice(start, end), end - start)
+
+
+def gather_rows(batch: Batch, rows: IntArray) -> bytearray:
+    """The rows with these numbers, which rise."""
+    if not len(rows) or not 0 <= rows.item(0) <= rows.item(-1) < batch.header.count:
+        raise Invalid(f"these {len(rows)} rows are not a part of a batch of {batch.header.count}")
+    return _gather(batch, rows, len(rows))
 
 
 def gather_mask(batch: Batch, mask: Sequence[bool] | BoolArray) -> bytearray:
@@ -50,46 +51,30 @@ def gather_mask(batch: Batch, mask: Sequence[bool] | BoolArray) -> bytearray:
     index = flags.nonzero()[0]
     if not len(index):
         raise Invalid("mask selects no row: a batch holds at least one message")
-    # With a false row before and after, the mask changes exactly where a run starts and where it ends.
-    framed = np.zeros(batch.header.count + 2, np.bool_)
-    framed[1:-1] = flags
-    edges = (framed[1:] != framed[:-1]).nonzero()[0]
-    return _gather(batch, Picked(index, edges[::2], edges[1::2], len(index)))
+    return _gather(batch, index, len(index))
 
 
-def _gather(batch: Batch, rows: Picked) -> bytearray:
+def _gather(batch: Batch, rows: Rows, count: int) -> bytearray:
     source, view, place = batch.header, batch.view, batch.place
-    draft, part, data, count = Draft(), batch.sections, batch.data, rows.count
+    draft, data = Draft(), batch.data
     header = _derived_header(source, count)
     _add_texts(draft, data, offsets_array(view, place.payload_offsets, source.count), rows)
     if source.columns & KEY:
-        _add_keys(draft, batch, rows)
+        _add_keys(draft, batch, rows, count)
     if source.columns & PUBLISH_TIME:
-        times = batch.publish_times[rows.index]
+        times = batch.publish_times[rows]
         draft.add_fixed(times.data, 8 * count)
         header.publish_time_min, header.publish_time_max = int(times.min()), int(times.max())
     if source.columns & ATTRIBUTES:
-        lists = offsets_array(view, place.attribute_lists, source.count)
-        _add_offsets(draft, lists, rows)
-        entries = _entries(lists, rows)
-        header.attribute_entries = entries.count
-        all_entries = source.attribute_entries
-        _add_texts(
-            draft, data[part.attribute_keys_start :], offsets_array(view, place.attribute_keys, all_entries), entries
-        )
-        _add_texts(
-            draft,
-            data[part.attribute_values_start :],
-            offsets_array(view, place.attribute_values, all_entries),
-            entries,
-        )
+        header.attribute_entries = _add_attributes(draft, batch, rows)
     if batch.deliver_at is not None:
-        deliver_at = batch.deliver_at[rows.index]
+        deliver_at = batch.deliver_at[rows]
         draft.add_fixed(deliver_at.data, 8 * count)
         header.deliver_at_max = int(deliver_at.max())
-    draft.add_fixed(batch.offset_deltas[rows.index].data, 4 * count)
-    name_end = place.producer_name + source.producer_name_length
-    draft.add_fixed(view[place.producer_name : name_end], source.producer_name_length)
+    draft.add_fixed(_deltas(batch, rows).data, 4 * count)
+    if source.producer_name_length:
+        name_end = place.producer_name + source.producer_name_length
+        draft.add_fixed(view[place.producer_name : name_end], source.producer_name_length)
     derived = draft.finish(header)
     derived[STAMP_START:HEADER_BYTES] = view[STAMP_START:HEADER_BYTES]
     return derived
@@ -106,33 +91,83 @@ def _derived_header(source: BatchHeader, count: int) -> BatchHeader:
     # fmt: on
 
 
-def _add_keys(draft: Draft, batch: Batch, rows: Picked) -> None:
+def _deltas(batch: Batch, rows: Rows) -> UInt32Array:
+    if batch.header.columns & OFFSETS:
+        return batch.offset_deltas[rows]
+    if isinstance(rows, slice):
+        return np.arange(rows.start, rows.stop, dtype=UINT32)
+    return rows.astype(UINT32)
+
+
+def _add_keys(draft: Draft, batch: Batch, rows: Rows, count: int) -> None:
     valid, hashes = batch.key_validity, batch.key_hashes
     assert hashes is not None
     if valid is not None:
-        bits = np.packbits(valid[rows.index], bitorder="little")
+        bits = np.packbits(valid[rows], bitorder="little")
         draft.add_fixed(bits.data, len(bits))
     offsets = offsets_array(batch.view, batch.place.key_offsets, batch.header.count)
     _add_texts(draft, batch.data[batch.sections.keys_start :], offsets, rows)
-    draft.add_fixed(hashes[rows.index].data, 4 * rows.count)
+    draft.add_fixed(hashes[rows].data, 4 * count)
 
 
-def _entries(lists: Int32Array, rows: Picked) -> Picked:
-    """The attribute entries of the rows."""
-    starts, ends = lists[rows.starts], lists[rows.ends]
-    runs = [np.arange(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    index = np.concatenate(runs)
-    return Picked(index, starts, ends, len(index))
+def _add_attributes(draft: Draft, batch: Batch, rows: Rows) -> int:
+    """Returns how many entries the rows have."""
+    view, place, part, data = batch.view, batch.place, batch.sections, batch.data
+    lists, total = offsets_array(view, place.attribute_lists, batch.header.count), batch.header.attribute_entries
+    starts, ends = _bounds(lists, rows)
+    count = _add_offsets(draft, ends - starts)
+    entries: Rows = (
+        slice(lists.item(rows.start), lists.item(rows.stop)) if isinstance(rows, slice) else spread(starts, ends)
+    )
+    _add_texts(draft, data[part.attribute_keys_start :], offsets_array(view, place.attribute_keys, total), entries)
+    _add_texts(draft, data[part.attribute_values_start :], offsets_array(view, place.attribute_values, total), entries)
+    return count
 
 
-def _add_offsets(draft: Draft, offsets: Int32Array, rows: Picked) -> int:
-    gathered = np.zeros(rows.count + 1, INT32)
-    np.cumsum((offsets[1:] - offsets[:-1])[rows.index], out=gathered[1:])
-    draft.add_fixed(gathered.data, 4 * rows.count + 4)
+def _bounds(offsets: Int32Array, rows: Rows) -> tuple[Int32Array, Int32Array]:
+    """Where each of the rows starts and ends."""
+    if isinstance(rows, slice):
+        return offsets[rows], offsets[rows.start + 1 : rows.stop + 1]
+    return offsets.take(rows), offsets[1:].take(rows)
+
+
+def _add_offsets(draft: Draft, lengths: Int32Array) -> int:
+    gathered = np.zeros(len(lengths) + 1, INT32)
+    lengths.cumsum(out=gathered[1:])
+    draft.add_fixed(gathered.data, 4 * len(gathered))
     return gathered.item(-1)
 
 
-def _add_texts(draft: Draft, section: memoryview, offsets: Int32Array, rows: Picked) -> None:
-    total = _add_offsets(draft, offsets, rows)
-    starts, ends = offsets[rows.starts].tolist(), offsets[rows.ends].tolist()
-    draft.add_variable([section[start:end] for start, end in zip(starts, ends, strict=True)], total)
+def _add_texts(draft: Draft, section: memoryview, offsets: Int32Array, rows: Rows) -> None:
+    if isinstance(rows, slice):
+        within = offsets[rows.start : rows.stop + 1]
+        first, end = within.item(0), within.item(-1)
+        draft.add_fixed((within - within[0]).data, 4 * len(within))
+        draft.add_variable([section[first:end]], end - first)
+        return
+    count = len(offsets) - 1
+    width = offsets.item(1) if count else 0
+    if width and width * count == offsets.item(-1) and not np.count_nonzero(offsets[1:] - offsets[:-1] != width):
+        # All of one length: rows of a table.
+        total = width * len(rows)
+        draft.add_fixed(np.arange(0, total + 1, width, dtype=INT32).data, 4 * len(rows) + 4)
+        draft.add_variable([np.frombuffer(section, np.dtype((np.void, width)), count).take(rows).data], total)
+        return
+    starts, ends = _bounds(offsets, rows)
+    total = _add_offsets(draft, ends - starts)
+    if 0 < total <= _SHORT_BYTES * len(rows):
+        draft.add_variable([np.frombuffer(section, UINT8).take(spread(starts, ends)).data], total)
+    else:
+        parts = zip(starts.tolist(), ends.tolist(), strict=True)
+        draft.add_variable([section[start:end] for start, end in parts], total)
+
+
+def spread(starts: Int32Array, ends: Int32Array) -> IntArray:
+    """All numbers from each start to its end."""
+    lengths = ends - starts
+    behind = lengths.cumsum()
+    if not len(behind):
+        return behind
+    places: IntArray = np.arange(behind.item(-1))
+    places += (starts - behind + lengths).repeat(lengths)
+    return places
