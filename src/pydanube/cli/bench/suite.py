@@ -6,19 +6,21 @@ A ratio is the median over rounds that measure broker and baseline in turn, so t
 from __future__ import annotations
 
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from pydanube.cli.output import size
 from pydanube.model.errors import DanubeError
 
+from . import delivery
 from .broker import BrokerProcess
 from .results import Result
-from .runs import broker_for, measure, measure_baselines, measure_pipeline
+from .runs import measure_baselines, measure_pipeline
 from .scenario import Scenario
+from .verdicts import BATCHES, PACED, Check, Verdict, own
 
 MEMORY_LOAD_BYTES: Final = 5_000_000_000
 MEMORY_MAX: Final = 400_000_000
@@ -29,23 +31,9 @@ MESSAGES_MIN: Final = 400_000
 WRITTEN_ACK_MS_MAX: Final = 0.5
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the suite. `ratio` is None where the target is absolute."""
-
-    name: str
-    target: str
-    measured: str
-    ratio: float | None = None
-    reached: bool
-    details: list[dict[str, Any]] = []
-
-
-Check = Callable[[Path, int], Awaitable[Verdict]]
 Says = Callable[[str], None]
 
-BATCHES: Final = Scenario(size=100, batch=500, count=2_000_000)
 LARGER: Final = Scenario(size=1000, batch=100, count=300_000)
-PACED: Final = Scenario(size=100, batch=1, rate=1000, count=8_000, latency=True)
 
 
 async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncIterator[Verdict]:
@@ -59,6 +47,11 @@ async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncI
         ("latency, written", _latency_written),
         ("latency, memory", _latency_memory),
         ("1,000 topics", _topics),
+        ("shared, 4 consumers", delivery.shared),
+        ("key-shared, 4 consumers", delivery.key_shared),
+        ("20 subscriptions", delivery.subscriptions),
+        ("latency, non-reliable", delivery.non_reliable),
+        ("cost of a backlog", delivery.backlog),
         ("start-up", _start_up),
         ("recovery of 16 KB batches", _recovery_large),
         ("recovery of small batches", _recovery_small),
@@ -73,22 +66,10 @@ async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncI
             yield Verdict(name=name, target="to be measured", measured=f"failed: {error}", reached=False)
 
 
-async def _own(scenario: Scenario, directory: Path) -> Result:
-    """Against a broker of its own, whose data is gone afterwards."""
-    import shutil
-
-    place = directory / "suite"
-    try:
-        async with broker_for(None, place) as (url, broker):
-            return await measure(scenario, url, broker)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
 async def _against_pipeline(name: str, scenario: Scenario, directory: Path, rounds: int) -> Verdict:
     results: list[Result] = []
     for _ in range(rounds):
-        result = await _own(scenario, directory)
+        result = await own(scenario, directory)
         result.baselines.pipeline = await measure_pipeline(scenario, directory)
         results.append(result)
     ratio = statistics.median(result.ratios()["throughput_to_pipeline"] for result in results)
@@ -115,7 +96,7 @@ async def _larger(directory: Path, rounds: int) -> Verdict:
 
 async def _messages(directory: Path, rounds: int) -> Verdict:
     scenario = msgspec.structs.replace(BATCHES, receive="messages", count=1_000_000)
-    results = [await _own(scenario, directory) for _ in range(rounds)]
+    results = [await own(scenario, directory) for _ in range(rounds)]
     rate = statistics.median(result.throughput.end_to_end for result in results if result.throughput)
     return Verdict(
         name="100 B x 500, durable, message by message with acks",
@@ -131,7 +112,7 @@ async def _paced(ack_level: str, directory: Path, rounds: int) -> list[Result]:
     scenario = msgspec.structs.replace(PACED, ack_level=ack_level)
     results = []
     for _ in range(rounds):
-        result = await _own(scenario, directory)
+        result = await own(scenario, directory)
         result.baselines = await measure_baselines(scenario, directory)
         results.append(result)
     return results
@@ -185,7 +166,7 @@ def _p50(results: list[Result]) -> float:
 async def _topics(directory: Path, rounds: int) -> Verdict:
     one = msgspec.structs.replace(BATCHES, consumers=0, count=1_500_000)
     many = msgspec.structs.replace(one, topics=1000)
-    pairs = [(await _own(one, directory), await _own(many, directory)) for _ in range(rounds)]
+    pairs = [(await own(one, directory), await own(many, directory)) for _ in range(rounds)]
     rates = [(a.throughput.publish, b.throughput.publish) for a, b in pairs if a.throughput and b.throughput]
     ratio = statistics.median(several / single for single, several in rates)
     several, single = statistics.median(b for _, b in rates), statistics.median(a for a, _ in rates)
@@ -201,7 +182,7 @@ async def _topics(directory: Path, rounds: int) -> Verdict:
 
 async def _integrity(directory: Path, rounds: int) -> Verdict:
     scenario = msgspec.structs.replace(BATCHES, partitions=3, producers=2, consumers=2, verify=True, count=500_000)
-    result = await _own(scenario, directory)
+    result = await own(scenario, directory)
     faults = ", ".join(f"{count:,} {kind}" for kind, count in (result.faults or {}).items())
     return Verdict(
         name="2 producers, 3 partitions, 2 consumers: integrity",
@@ -260,7 +241,7 @@ async def _recovery_small(directory: Path, rounds: int) -> Verdict:
 
 async def _memory(directory: Path, rounds: int) -> Verdict:
     count = MEMORY_LOAD_BYTES // 1000
-    result = await _own(Scenario(size=1000, batch=100, count=count, consumers=0), directory)
+    result = await own(Scenario(size=1000, batch=100, count=count, consumers=0), directory)
     peak = result.broker_bytes_peak
     return Verdict(
         name="5 GB taken without a consumer: broker memory",

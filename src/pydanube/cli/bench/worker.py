@@ -64,6 +64,8 @@ def find_role(name: str) -> Role:
         from .publishing import produce as role
     elif name == "consumer":
         from .receiving import receive as role
+    elif name == "backlog":
+        from .unacked import hold as role
     elif name.startswith("pipeline-"):
         from . import pipeline
 

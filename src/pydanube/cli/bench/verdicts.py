@@ -1,0 +1,41 @@
+"""What the checks of the suite have in common: the usual loads, a broker of their own, and what they find."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from .results import Result
+from .runs import broker_for, measure
+from .scenario import Scenario
+
+BATCHES: Final = Scenario(size=100, batch=500, count=2_000_000)
+PACED: Final = Scenario(size=100, batch=1, rate=1000, count=8_000, latency=True)
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the suite. `ratio` is None where the target is absolute."""
+
+    name: str
+    target: str
+    measured: str
+    ratio: float | None = None
+    reached: bool
+    details: list[dict[str, Any]] = []
+
+
+Check = Callable[[Path, int], Awaitable[Verdict]]
+
+
+async def own(scenario: Scenario, directory: Path) -> Result:
+    """Against a broker of its own, whose data is gone afterwards."""
+    place = directory / "suite"
+    try:
+        async with broker_for(None, place) as (url, broker):
+            return await measure(scenario, url, broker)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
