@@ -50,7 +50,9 @@ assert _FIELDS.size == BATCH_HEADER_BYTES
 class SegmentBuilder:
     """One object, section by section. The batches must stay as they are until the pieces are written."""
 
-    def __init__(self, writer: str, created_at_us: int) -> None:
+    def __init__(self, writer: str, created_at_us: int, *, block_bytes: int = BLOCK_BYTES) -> None:
+        """`block_bytes`: how far apart the entries of the index are, at least."""
+        self._block_bytes = block_bytes
         self._writer = writer
         self._created_at_us = created_at_us
         self._pieces: list[ByteBuffer] = [encode_header(created_at_us)]
@@ -75,7 +77,7 @@ class SegmentBuilder:
         """The batches that follow are of this ledger of this partition."""
         assert self._open is None and not self._finished
         assert len(self._sections) < SECTIONS_MAX
-        self._open = _OpenSection(topic_id, partition, ledger_id, owner_epoch, self._place)
+        self._open = _OpenSection((topic_id, partition, ledger_id, owner_epoch), self._place, self._block_bytes)
 
     def add(self, batch: memoryview) -> None:
         """The next batch of the section: stamped, and verified by whoever read it."""
@@ -116,9 +118,10 @@ class SegmentBuilder:
 class _OpenSection:
     """What the footer will say of the section, as far as it is known."""
 
-    def __init__(self, topic_id: int, partition: int, ledger_id: int, owner_epoch: int, start: int) -> None:
-        self.ids = (topic_id, partition, ledger_id, owner_epoch)
+    def __init__(self, ids: tuple[int, int, int, int], start: int, block_bytes: int) -> None:
+        self.ids = ids
         self.start = start
+        self._block_bytes = block_bytes
         self.crc = 0
         self._batches = self._messages = 0
         self._first_offset = self._next_offset = -1
@@ -141,7 +144,7 @@ class _OpenSection:
             self._publish_time_min, self._publish_time_max = earliest, latest
         assert base_offset == self._next_offset, "a section has no gaps"
         assert append_time >= self._last_time, "append times never go back"
-        if not self._index or place - self._index[-1][2] >= BLOCK_BYTES:
+        if not self._index or place - self._index[-1][2] >= self._block_bytes:
             self._index.append((base_offset, append_time, place))
         self._batches += 1
         self._messages += count
