@@ -152,7 +152,9 @@ class Lifetimes:
 
     async def _ended_unused(self, topic: TopicName, record: TopicRecord) -> bool:
         """Whether the topic is gone; subscriptions that nobody uses go before."""
-        policies = self._partitions.policies_of(topic)
+        partitions = self._partitions.open_of(record.topic_id)
+        # An open partition has them at hand; working out what is inherited for every topic in every round adds up.
+        policies = partitions[0].policies if partitions else self._partitions.policies_of(topic)
         if policies.inactive_subscription_s:
             for name, subscription in list(self._registry.subscriptions(topic).items()):
                 if self._is_subscription_unused(record, name, subscription, policies):

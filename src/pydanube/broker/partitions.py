@@ -61,14 +61,15 @@ class Partitions:
         self._policies = policies
         self._dead_letters = DeadLetterTopics(registry, self.get, address)
         self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
-        self._open: dict[Key, Partition] = {}
+        self._open: dict[int, dict[int, Partition]] = {}
+        """By topic id, then by index."""
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
         writer.on_failed = self._log_failed
         writer.on_rotated = self._log_rotated
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter(list(self._open.values()))
+        return iter([partition for topic in self._open.values() for partition in topic.values()])
 
     async def get(self, name: TopicName, index: int) -> Partition:
         """The partition, opened if need be. Cancelled: opening goes on for whoever else waits for it."""
@@ -77,7 +78,7 @@ class Partitions:
         if not 0 <= index < count:
             raise NotFound(f"topic {name} has {count} partitions: there is no partition {index}")
         key = (record.topic_id, index)
-        if (partition := self._open.get(key)) is not None:
+        if (partition := self._open.get(record.topic_id, {}).get(index)) is not None:
             return partition
         opened = self._being_opened.get(key)
         if opened is None:
@@ -86,13 +87,13 @@ class Partitions:
         error = await asyncio.shield(opened)
         if error is not None:
             raise type(error)(error.message)
-        return self._open[key]
+        return await self.get(name, index)  # or it was deleted meanwhile
 
     async def all_of(self, name: TopicName) -> list[Partition]:
         return [await self.get(name, index) for index in range(self._registry.topic(name).config().partition_count)]
 
     def open_of(self, topic_id: int) -> list[Partition]:
-        return [partition for (owner_id, _), partition in self._open.items() if owner_id == topic_id]
+        return list(self._open.get(topic_id, {}).values())
 
     def of(self, name: TopicName) -> list[Partition]:
         """The open partitions of a topic."""
@@ -118,8 +119,7 @@ class Partitions:
 
     def forget(self, topic_id: int) -> list[Partition]:
         """A deleted topic's partitions leave at once."""
-        gone = [key for key in self._open if key[0] == topic_id]
-        return [self._open.pop(key) for key in gone]
+        return list(self._open.pop(topic_id, {}).values())
 
     def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:
         """A subscription that was just created joins a partition that is open already."""
@@ -176,7 +176,7 @@ class Partitions:
             self._attach(
                 partition, subscription, subscription_record, found.cursors[subscription_record.subscription_id]
             )
-        self._open[record.topic_id, index] = partition
+        self._open.setdefault(record.topic_id, {})[index] = partition
         log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
 
     def _attach(self, partition: Partition, name: str, record: SubscriptionRecord, cursor: Cursor) -> LiveSubscription:
