@@ -126,11 +126,21 @@ class Ownership:
         if offset > self._record.start_offset:
             await self._change(start_offset=offset)
 
-    async def _change(self, **fields: int) -> None:
+    @property
+    def uploaded_end(self) -> int:
+        """What lies below it is in the catalog."""
+        return self._record.uploaded_end
+
+    async def upload(self, entries: Sequence[Put | Delete], uploaded_end: int) -> None:
+        """Catalog entries of what was uploaded, up to `uploaded_end`; they count once this returns."""
+        assert uploaded_end > self._record.uploaded_end
+        await self._change(entries, uploaded_end=uploaded_end)
+
+    async def _change(self, writes: Sequence[Put | Delete] = (), **fields: int) -> None:
         async with self._writing:
             record = msgspec.structs.replace(self._record, **fields)
             compare = Compare.mod_revision(self._key, self._revision)
-            result = await self._store.transact([compare], [Put(self._key, pack(record))])
+            result = await self._store.transact([compare], [Put(self._key, pack(record)), *writes])
             if not result.succeeded:
                 raise self._fenced()
             self._record, self._revision = record, result.revision

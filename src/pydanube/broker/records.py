@@ -52,13 +52,15 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
 class PartitionRecord(msgspec.Struct, omit_defaults=True):
     """`reserved_end`: offsets below it may have been given out, on topics whose log may come back shorter.
 
-    `start_offset`: what lies below it has been given up by retention.
+    `start_offset`: what lies below it has been given up by retention. `uploaded_end`: what lies below it is in the
+    catalog.
     """
 
     epoch: int = 0
     owner: str = ""
     reserved_end: int = 0
     start_offset: int = 0
+    uploaded_end: int = 0
 
 
 class LedgerRecord(msgspec.Struct, omit_defaults=True):

@@ -55,18 +55,42 @@ async def append_time_at(stream: Stream, offset: int) -> int | None:
     return read_header(views[0]).append_time if views else None
 
 
-class LoggedStream:
-    """A partition whose batches are in the write-ahead log, spread over the ledgers of its owners."""
+class Past(Protocol):
+    """The part of a partition in object storage: everything below `end`, whether the log still has it or not."""
 
-    def __init__(self, log: LogWriter, cache: TailCache, ledgers: list[tuple[int, int]], end_offset: int) -> None:
+    end: int
+    start: int
+    """Where it begins; `end` when there is nothing."""
+
+    async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
+        """Batches from the first one that ends after `offset`; none behind the last."""
+
+    async def find_time(self, time_us: int, start: int) -> int | None:
+        """The first offset from `start` on of a batch appended at or after this time; None when it has none."""
+
+
+class LoggedStream:
+    """A partition in the write-ahead log, spread over the ledgers of its owners, and behind that in object storage."""
+
+    def __init__(
+        self,
+        log: LogWriter,
+        cache: TailCache,
+        ledgers: list[tuple[int, int]],
+        end_offset: int,
+        past: Past | None = None,
+    ) -> None:
         """`ledgers` are (first offset, ledger id), in order."""
         self._log = log
+        self._past = past
         self._cache = cache
         self._tail = Tail()
         self._tail.end = end_offset
         self._firsts = [first for first, _ in ledgers]
         self._ids = [ledger_id for _, ledger_id in ledgers]
         self.start_offset = self._firsts[0] if self._firsts else end_offset
+        if past is not None and past.start < past.end:
+            self.start_offset = min(self.start_offset, past.start)
         self.end_offset = end_offset
 
     @property
@@ -79,7 +103,7 @@ class LoggedStream:
             # The former ledger was given up before anything in it became visible.
             self._ids[-1] = ledger_id
             return
-        if not self._firsts:
+        if not self._firsts and (self._past is None or not self._past.end):
             self.start_offset = max(self.start_offset, first_offset)
         self._firsts.append(first_offset)
         self._ids.append(ledger_id)
@@ -101,9 +125,13 @@ class LoggedStream:
         if cached is not None:
             return cached
         end = self.end_offset
+        if self._past is not None and offset < self._past.end and not self._is_in_log(offset):
+            return await self._past.read(offset, bytes_max)
         index = max(0, bisect_right(self._firsts, offset) - 1)
         while index < len(self._ids) and offset < end:
             views = await self._log.read(self._ids[index], offset, bytes_max, before_offset=end)
+            if views and self._past is not None and offset < self._past.end and offsets_of(views[0])[0] > offset:
+                return await self._past.read(offset, bytes_max)  # its file was released meanwhile
             if views:
                 self._check_gapless(views, max(offset, self._firsts[index]))
                 return views
@@ -112,6 +140,16 @@ class LoggedStream:
                 raise Corrupt(f"ledger {self._ids[index]} ends at {summary.end_offset} and has nothing at {offset}")
             index += 1
         return []
+
+    def _is_in_log(self, offset: int) -> bool:
+        """Whether the log has, or may have, the batch with this offset."""
+        index = bisect_right(self._firsts, offset) - 1
+        summary = self._log.ledger(self._ids[index]) if index >= 0 else None
+        return summary is not None and summary.first_offset <= offset
+
+    def ledger_of(self, offset: int) -> int:
+        """The ledger that holds a visible batch."""
+        return self._ids[bisect_right(self._firsts, offset) - 1]
 
     def _check_gapless(self, views: list[memoryview], offset: int) -> None:
         """Only between ledgers may offsets be missing; whoever reads on would take a hole here for a reported gap."""
@@ -123,6 +161,10 @@ class LoggedStream:
 
     async def find_time(self, time_us: int) -> int:
         end = self.end_offset
+        if self._past is not None:
+            found = await self._past.find_time(time_us, self.start_offset)
+            if found is not None:
+                return found
         for ledger_id in list(self._ids):
             summary = self._log.ledger(ledger_id)
             if summary is None or summary.last_time < time_us:
@@ -195,7 +237,7 @@ class MemoryStream:
 
 
 class NoStream:
-    """A partition of a non-reliable topic: what is published is delivered at once or not at all, nothing can be read."""
+    """A partition of a non-reliable topic: what is published is delivered at once or never, nothing can be read."""
 
     start_offset = 0
     end_offset = 0

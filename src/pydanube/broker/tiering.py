@@ -1,0 +1,110 @@
+"""A partition on its way to object storage: what of it waits, and what becomes of it once it is uploaded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydanube.codec.batch import read_header
+from pydanube.core.producers import ProducerTable
+from pydanube.core.tiering import Waiting
+from pydanube.model.ledgers import ProducerEntry
+from pydanube.runtime.clock import Clock
+from pydanube.storage.stream import LoggedStream
+from pydanube.storage.tiering.catalog import Catalog, Segment, entries
+from pydanube.storage.tiering.history import PartitionHistory
+from pydanube.storage.wal import LogWriter
+
+from .ownership import Ownership
+from .partition import Partition
+
+SEGMENTS_PER_COMMIT: Final = 50
+"""A transaction has room for so many and their owner's record."""
+
+
+class Producers:
+    """What a partition knew of its producers where its uploaded part ends, and a little further."""
+
+    def __init__(self, known: list[ProducerEntry], remembered_max: int) -> None:
+        self._table = ProducerTable(remembered_max)
+        self._table.restore(known)
+
+    def replay(self, batch: memoryview) -> None:
+        self._table.replay(read_header(batch, stamped=True))
+
+    def entries(self) -> list[ProducerEntry]:
+        return self._table.entries()
+
+
+class TieredPartition:
+    """One partition, as the uploader sees it."""
+
+    def __init__(
+        self,
+        topic_id: int,
+        partition: Partition,
+        ownership: Ownership,
+        past: PartitionHistory,
+        catalog: Catalog,
+        writer: LogWriter,
+        clock: Clock,
+        remembered_max: int,
+    ) -> None:
+        assert isinstance(partition.stream, LoggedStream)
+        self.topic_id = topic_id
+        self.index = partition.index
+        self._partition = partition
+        self._stream = partition.stream
+        self._ownership = ownership
+        self._past = past
+        self._catalog = catalog
+        self._writer = writer
+        self._clock = clock
+        self._remembered_max = remembered_max
+        self._oldest_us = 0
+        self._known: list[ProducerEntry] | None = None
+        self._epochs: dict[int, int] = {}
+
+    def waiting(self) -> Waiting | None:
+        first, end = max(self._past.end, self._stream.start_offset), self._stream.end_offset
+        if first >= end:
+            self._oldest_us = 0
+            return None
+        self._oldest_us = self._oldest_us or self._clock.now_us()
+        size = self._partition.sizes.between(first, end)
+        return Waiting(self.topic_id, self.index, first, end, size, self._oldest_us)
+
+    async def producers(self) -> Producers:
+        if self._known is None:
+            self._known = await self._past.producers()
+            self._epochs = {ledger_id: one.epoch for ledger_id, one in await self._ownership.ledgers()}
+        return Producers(self._known, self._remembered_max)
+
+    async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
+        return await self._stream.read(offset, bytes_max)
+
+    def ledger_of(self, offset: int) -> tuple[int, int]:
+        ledger_id = self._stream.ledger_of(offset)
+        return ledger_id, self._epochs.get(ledger_id, self._ownership.epoch)
+
+    async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
+        """Cancelled: it is in the catalog, or not."""
+        for first in range(0, len(segments), SEGMENTS_PER_COMMIT):
+            part = segments[first : first + SEGMENTS_PER_COMMIT]
+            await self._ownership.upload([write for one in part for write in entries(one)], part[-1].end_offset)
+            if self._past.end == 0:
+                self._past.start = part[0].first_offset
+            self._past.end = part[-1].end_offset
+        self._known, self._oldest_us = producers, 0
+        for one in segments:
+            self._writer.release(one.record.ledger_id, one.end_offset, self._partition.state.ledger_id)
+
+    async def forget_below(self, offset: int) -> None:
+        """The partition begins at `offset` now: segments that end before it leave the catalog."""
+        gone: list[Segment] = []
+        async for page in self._catalog.pages(self.topic_id, self.index):
+            gone += [one for one in page if one.end_offset <= offset]
+            if page[-1].end_offset > offset:
+                break
+        if gone:
+            await self._catalog.remove(gone, self._clock.now_us())
+            self._past.start = max(self._past.start, gone[-1].end_offset)
