@@ -1,4 +1,4 @@
-"""The cores against models that are too simple to be wrong, in any order of events (hypothesis prints what failed)."""
+"""The log's core against a model too simple to be wrong, in any order of events (hypothesis prints what failed)."""
 
 import pytest
 from hypothesis import settings
@@ -8,8 +8,6 @@ from msgspec.structs import replace
 
 from pydanube.codec.batch import encode, read_header
 from pydanube.core.appends import Append, Stored
-from pydanube.core.dispatch.cursor import Cursor
-from pydanube.core.dispatch.exclusive import Exclusive
 from pydanube.core.log import PartitionLog
 from pydanube.core.producers import ProducerTable
 from pydanube.model.errors import Refused, StaleEpoch, Unavailable
@@ -134,82 +132,5 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.next_offset == self.log.visible_end + sum(len(places) for _, places, _ in self.waiting)
 
 
-class ExclusiveMachine(RuleBasedStateMachine):
-    """Consumers come and go, get batches as credit allows, and ack whatever they like.
-
-    Model: sets of offsets. Nothing acked is delivered again, nothing unacked is forgotten.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.core = Exclusive(Cursor(0))
-        self.end = 0
-        self.batches: list[tuple[int, int]] = []
-        self.acked: set[int] = set()
-        self.held: set[int] = set()
-
-    @rule(count=st.integers(1, 7))
-    def publish(self, count):
-        self.batches.append((self.end, self.end + count))
-        self.end += count
-
-    @rule(name=st.sampled_from("ab"), messages=st.integers(0, 30))
-    def attach(self, name, messages):
-        holder = self.core.holder
-        if holder is not None and holder.consumer != name:
-            with pytest.raises(Refused):
-                self.core.attach(name)
-            return
-        attachment, former = self.core.attach(name)
-        assert former is holder
-        attachment.messages, attachment.bytes = messages, 1 << 20
-        self.held.clear()
-
-    @precondition(lambda self: self.core.holder is not None)
-    @rule()
-    def detach(self):
-        self.core.detach(self.core.holder)
-        self.held.clear()
-
-    @precondition(lambda self: self.core.holder is not None)
-    @rule(messages=st.integers(1, 30))
-    def credit(self, messages):
-        self.core.holder.messages += messages
-
-    @rule()
-    def deliver(self):
-        for base, end in self.batches:
-            if not self.core.wants:
-                return
-            if end <= self.core.next_read:
-                continue
-            credit = self.core.holder.messages
-            rows = {n for start, stop in self.core.take(base, end, 1) for n in range(start, stop)}
-            assert rows == set(range(base, end)) - self.acked - self.held
-            assert self.core.holder.messages == credit - len(rows)
-            self.held |= rows
-
-    @rule(start=st.integers(0, 200), count=st.integers(1, 20))
-    def ack(self, start, count):
-        stop = min(start + count, self.end)
-        if start < stop:
-            self.core.cursor.ack(start, stop)
-            self.acked |= set(range(start, stop))
-
-    @rule(position=st.integers(0, 200))
-    def seek(self, position):
-        position = min(position, self.end)
-        self.core.move(position)
-        self.acked = set(range(position))
-        self.held.clear()
-
-    @invariant()
-    def the_cursor_is_the_lowest_unacked_offset(self):
-        assert self.core.cursor.position == next(n for n in range(self.end + 1) if n not in self.acked)
-        assert self.core.unacked == len(self.held - self.acked)
-
-
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestExclusiveMachine = ExclusiveMachine.TestCase
-TestExclusiveMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
-import numpy as np
-
 from pydanube.codec.batch import Batch, Codec
-from pydanube.core.dispatch.keyed import runs
+from pydanube.codec.batch.gather import gather_range, gather_rows
 from pydanube.core.dispatch.members import Dealt
+from pydanube.core.dispatch.ranges import runs
 
 GATHER_BYTES_MIN: Final = 8 * 1024
 """Smaller batches are sent whole: copying rows costs more than sending them."""
@@ -27,12 +26,10 @@ def cut(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
     if dealt.scattered is not None:
         if not worth_it:
             return batch.view, runs(dealt.scattered)
-        mask = np.zeros(count, np.bool_)
-        mask[dealt.scattered] = True
-        return batch.select(mask).view, []
+        return memoryview(gather_rows(batch, dealt.scattered)), []
     ranges = [(start - base, end - base) for start, end in dealt.ranges]
     if worth_it and len(ranges) == 1:
-        return batch.slice(*ranges[0]).view, []
+        return memoryview(gather_range(batch, *ranges[0])), []
     return batch.view, ranges
 
 

@@ -38,6 +38,11 @@ class Cursor:
         """Messages acked above `position`."""
         return self._ahead.count
 
+    @property
+    def end(self) -> int:
+        """Behind everything that is acked."""
+        return self._ahead.end if self._ahead else self.position
+
     def ack(self, start: int, end: int) -> int:
         """Settle [start, end). Returns how many offsets were not settled before."""
         start = max(start, self.position)
@@ -55,7 +60,7 @@ class Cursor:
         if len(ranges) == 1:
             return self.ack(*ranges[0])
         position = self.position
-        added = self._ahead.update([(max(start, position), end) for start, end in ranges if end > position])
+        added = self._ahead.update([(max(start, position), end) for start, end in ranges if position < end > start])
         self._close_up()
         return added
 

@@ -15,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Final
 
 from pydanube.model.failure import FailurePolicy, Poison
+
+_STALE_MAX: Final = 1024
+"""Times of messages that were settled before; past it they are thrown out of the heap."""
 
 
 class State(Enum):
@@ -54,6 +58,7 @@ class Failures:
     def __init__(self, policy: FailurePolicy) -> None:
         self.policy = policy
         self.waiting = 0
+        self.dying = 0
         self.blocked = 0
         self._of: dict[int, Failure] = {}
         self._due: list[tuple[int, int]] = []
@@ -99,6 +104,7 @@ class Failures:
         """What was to become of an exhausted message did not work: ask again then."""
         failure = self._of.get(offset)
         if failure is not None and failure.state is State.DYING:
+            self.dying -= 1
             self._wait(offset, failure, due_us)
 
     def due(self, now_us: int) -> list[int]:
@@ -133,7 +139,7 @@ class Failures:
     def clear(self) -> None:
         self._of.clear()
         self._due.clear()
-        self.waiting = self.blocked = 0
+        self.waiting = self.dying = self.blocked = 0
 
     def _exhaust(self, offset: int, failure: Failure) -> Exhausted:
         if self.policy.poison is Poison.BLOCK:
@@ -141,16 +147,21 @@ class Failures:
             self.blocked += 1
         else:
             failure.state = State.DYING
+            self.dying += 1
         return Exhausted(offset, self.policy.poison, failure.count, failure.reason)
 
     def _wait(self, offset: int, failure: Failure, due_us: int) -> None:
         failure.state, failure.due_us = State.WAITING, due_us
         self.waiting += 1
         heappush(self._due, (due_us, offset))
+        if len(self._due) > 2 * self.waiting + _STALE_MAX:
+            self._due = [one for one in self._due if self._is_waiting(*one)]
+            heapify(self._due)
 
     def _forget(self, offset: int) -> None:
         failure = self._of.pop(offset)
         self.waiting -= failure.state is State.WAITING
+        self.dying -= failure.state is State.DYING
         self.blocked -= failure.state is State.BLOCKED
 
     def _is_waiting(self, due_us: int, offset: int) -> bool:

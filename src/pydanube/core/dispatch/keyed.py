@@ -3,45 +3,61 @@
 Keys belong to members by their slot (see `keys`). What is on its way is counted by slot: a slot that moves to another
 member is held back until everything of it is settled where it was. Of a key with a message that failed, the messages
 behind it are held back until that one is settled. Nothing is routed in a loop over messages unless consumers filter
-keys.
+keys, or messages of the subscription failed.
 
 Invariants
     messages of one slot are on their way to one member only, unless they are of different keys
     a message is delivered after every earlier one of its key was delivered or settled
-    what is held back is woken by what it waits for: room, a settled slot, a settled failure, another member
+    what is held back is in one place only, and woken by what it waits for: room, a settled slot, a settled failure,
+    another member
+    a member with room has nothing held back for want of room, but for what is being offered again
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from .keys import MASK, NOBODY, SLOTS, IntArray, KeyTable, UInt32Array, hashes_of
+from .keys import MASK, SLOTS, KeyTable, hashes_of
 from .members import Dealt, Member, Offered
-from .ranges import Range, RangeSet
-
-CHUNK_BITS: Final = 10
-CHUNK: Final = 1 << CHUNK_BITS
-"""Offsets whose state is kept together: eight bytes each."""
+from .owners import NOBODY, Int32Array, Owners, UInt32Array
+from .ranges import IntArray, Range, RangeSet, runs
 
 MIXED: Final = -2
 """A slot of which different keys are with different members."""
 
-Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class Chunk:
-    """Who holds each of CHUNK neighbouring offsets, and its key's hash."""
+class Waiting:
+    """Offsets that wait for something that has a number."""
 
-    __slots__ = ("hashes", "held", "owners")
+    __slots__ = ("_by", "offsets")
 
     def __init__(self) -> None:
-        self.hashes: UInt32Array = np.zeros(CHUNK, np.uint32)
-        self.owners: IntArray = np.full(CHUNK, NOBODY, np.int64)
-        self.held = 0
+        self.offsets = RangeSet()
+        self._by: dict[int, list[int]] = {}
+
+    def add(self, numbers: IntArray | UInt32Array, offsets: IntArray) -> None:
+        self.offsets.update(runs(offsets))
+        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
+            self._by.setdefault(number, []).append(offset)
+
+    def wake(self, numbers: Iterable[int]) -> list[Range]:
+        """What waited for these. What was settled meanwhile does not come."""
+        remove = self.offsets.remove
+        return [
+            (offset, offset + 1)
+            for number in numbers
+            for offset in self._by.pop(number, ())
+            if remove(offset, offset + 1)
+        ]
+
+    def take(self) -> list[Range]:
+        self._by.clear()
+        return self.offsets.take()
 
 
 class Keyed:
@@ -53,16 +69,19 @@ class Keyed:
     def __init__(self, _missing: Callable[[int, int], list[Range]]) -> None:
         self._table = KeyTable()
         self._members: dict[int, Member] = {}
-        self._chunks: dict[int, Chunk] = {}
+        self._owners = Owners(hashed=True)
         self._on_way: Int32Array = np.zeros(SLOTS, np.int32)
         self._holder: IntArray = np.full(SLOTS, NOBODY, np.int64)
         self._no_room: dict[int, RangeSet] = {}
-        self._moving = RangeSet()
-        self._behind = RangeSet()
+        self._moving = Waiting()
+        """Of a slot that is on its way to somebody else."""
+        self._behind = Waiting()
         """Behind a message of their key that failed."""
         self._unmatched = RangeSet()
         self._hash_of: dict[int, int] = {}
-        """Of messages that failed, for as long as they may stand in somebody's way."""
+        """Of messages that failed and are not settled."""
+        self._failed: dict[int, set[int]] = {}
+        """The same by hash."""
 
     @property
     def has_room(self) -> bool:
@@ -70,7 +89,8 @@ class Keyed:
 
     @property
     def held(self) -> int:
-        return self._moving.count + self._behind.count + sum(one.count for one in self._no_room.values())
+        waiting = self._moving.offsets.count + self._behind.offsets.count
+        return waiting + sum([one.count for one in self._no_room.values()])
 
     @property
     def unmatched(self) -> int:
@@ -78,7 +98,7 @@ class Keyed:
 
     @property
     def blocked_keys(self) -> int:
-        return len(set(self._hash_of.values()))
+        return len(self._failed)
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -90,209 +110,150 @@ class Keyed:
 
     def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
         self._table.set_members(members)
-        held = self._everything_held() + self._take_from(member.number)
+        taken, hashes = self._owners.take(member.number)
+        np.subtract.at(self._on_way, _slots(hashes), 1)
+        held = self._everything_held() + taken
         del self._members[member.number], self._no_room[member.number]
         return held
 
     def _everything_held(self) -> list[Range]:
         """Members changed: everything is looked at again."""
-        sets = [self._moving, self._behind, self._unmatched, *self._no_room.values()]
-        return [one for each in sets for one in each.take()]
-
-    def _take_from(self, number: int) -> list[Range]:
-        taken: list[Range] = []
-        for place, chunk in list(self._chunks.items()):
-            rows = np.flatnonzero(chunk.owners == number)
-            if len(rows):
-                taken += runs(rows + (place << CHUNK_BITS))
-                self._release(place, chunk, rows)
-        return taken
+        held = self._moving.take() + self._behind.take() + self._unmatched.take()
+        return held + [one for each in self._no_room.values() for one in each.take()]
 
     def refreshed(self, member: Member) -> list[Range]:
-        return self._no_room[member.number].take()
+        """As much as it has room for: the rest would only be held back again."""
+        return self._no_room[member.number].take_first(member.messages)
 
     def is_active(self, member: Member) -> bool:
         return True
 
-    def holding(self, member: Member) -> list[Range]:
-        return [
-            one
-            for place, chunk in self._chunks.items()
-            for one in runs(np.flatnonzero(chunk.owners == member.number) + (place << CHUNK_BITS))
-        ]
+    def unacked(self, member: Member) -> int:
+        return self._owners.count.get(member.number, 0)
 
     # -- dealing -------------------------------------------------------------------------------------------------------
 
-    def deal(self, offered: Offered, failed: Sequence[int]) -> tuple[list[Dealt], list[Range]]:
-        rows = np.concatenate([np.arange(start - offered.base, end - offered.base) for start, end in offered.ranges])
-        hashes = hashes_of(offered.batch)
-        slots = (hashes[rows] & MASK).astype(np.int64)
+    def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
+        rows = offered.row_numbers
+        hashes = hashes_of(offered.batch)[rows]
+        slots = _slots(hashes)
         targets = self._table.targets(offered.batch, rows, slots)
+        offsets = rows + offered.base
         free = (self._on_way[slots] == 0) | (self._holder[slots] == targets)
-        if not free.all():
-            self._keep(self._moving, offered.base, rows[~free & (targets != NOBODY)])
-        if (targets == NOBODY).any():
-            self._keep(self._unmatched, offered.base, rows[targets == NOBODY])
-        if failed:
-            free &= ~self._stand_behind(offered.base, rows, hashes, failed)
-        dealt = [
-            one
-            for member in self._members.values()
-            if (one := self._deal_to(member, offered, rows[free & (targets == member.number)], hashes)) is not None
-        ]
-        return dealt, []
+        if not free.all() or self._failed or self._table.is_filtered:
+            free = self._hold_back(offsets, hashes, targets, free)
+        given = np.zeros(len(rows), np.bool_)
+        dealt: list[Dealt] = []
+        for member in self._members.values():
+            places = self._room_for(member, offsets, np.flatnonzero(free & (targets == member.number)))
+            if len(places):
+                given[places] = True
+                member.charge(len(places), offered.bytes_of(len(places)))
+                dealt.append(Dealt(member, [], rows[places]))
+        if dealt:
+            self._note(offsets[given], hashes[given], slots[given], targets[given])
+        return dealt, self._with_room()
 
-    def _deal_to(self, member: Member, offered: Offered, rows: IntArray, hashes: UInt32Array) -> Dealt | None:
-        if not len(rows):
-            return None
-        room = member.messages if member.has_room else 0
-        if room < len(rows):
-            self._keep(self._no_room[member.number], offered.base, rows[room:])
-            rows = rows[:room]
-            if not room:
-                return None
-        member.charge(len(rows), offered.bytes_of(len(rows)))
-        slots = (hashes[rows] & MASK).astype(np.int64)
-        others = (self._on_way[slots] > 0) & (self._holder[slots] != member.number)
-        self._holder[slots] = np.where(others, MIXED, member.number)
-        np.add.at(self._on_way, slots, 1)
-        self._note(member.number, rows + offered.base, hashes[rows])
-        return Dealt(member, [], rows)
+    def _hold_back(self, offsets: IntArray, hashes: UInt32Array, targets: IntArray, free: BoolArray) -> BoolArray:
+        """What nobody accepts, what is with another member, what is behind a failure. Returns what is left."""
+        accepted = targets != NOBODY
+        if not accepted.all():
+            self._unmatched.update(runs(offsets[~accepted]))
+        moving = accepted & ~free
+        if moving.any():
+            self._moving.add(_slots(hashes[moving]), offsets[moving])
+        free = accepted & free
+        if self._failed:
+            behind = free & self._stand_behind(offsets, hashes)
+            self._behind.add(hashes[behind], offsets[behind])
+            free &= ~behind
+        return free
 
-    def _note(self, number: int, offsets: IntArray, hashes: UInt32Array) -> None:
-        for place, start, end in _by_chunk(offsets):
-            chunk = self._chunks.get(place)
-            if chunk is None:
-                chunk = self._chunks[place] = Chunk()
-            inside = offsets[start:end] & (CHUNK - 1)
-            chunk.hashes[inside] = hashes[start:end]
-            chunk.owners[inside] = number
-            chunk.held += end - start
-
-    def _stand_behind(self, base: int, rows: IntArray, hashes: UInt32Array, failed: Sequence[int]) -> BoolArray:
-        """Rows behind a message of their key that failed and is not settled; they are held back."""
-        first: dict[int, int] = {}
-        for offset in failed:
-            if (key := self._hash_of.get(offset)) is not None:
-                first[key] = min(offset, first.get(key, offset))
-        behind = np.zeros(len(rows), np.bool_)
-        if not first:
-            return behind
-        for place in np.flatnonzero(np.isin(hashes[rows], np.array(list(first), np.uint32))).tolist():
-            offset = base + int(rows[place])
-            if offset > first[int(hashes[rows[place]])] and offset not in self._hash_of:
-                behind[place] = True
-                self._behind.add(offset, offset + 1)
+    def _stand_behind(self, offsets: IntArray, hashes: UInt32Array) -> BoolArray:
+        """Those behind a message of their key that failed and is not settled."""
+        behind = np.zeros(len(offsets), np.bool_)
+        failed = self._failed
+        for place, key in enumerate(hashes.tolist()):
+            if key in failed:
+                offset = int(offsets[place])
+                behind[place] = offset > min(failed[key]) and offset not in failed[key]
         return behind
 
-    def _keep(self, held: RangeSet, base: int, rows: IntArray) -> None:
-        if len(rows):
-            held.update(runs(rows + base))
+    def _room_for(self, member: Member, offsets: IntArray, places: IntArray) -> IntArray:
+        """As many of these as it has room for; the rest is held back for it, and so is what is behind such."""
+        waiting = self._no_room[member.number]
+        room = member.messages if member.has_room else 0
+        if waiting:
+            room = min(room, int(np.searchsorted(offsets[places], waiting.first)))
+        if room < len(places):
+            waiting.update(runs(offsets[places[room:]]))
+        return places[:room]
+
+    def _note(self, offsets: IntArray, hashes: UInt32Array, slots: IntArray, targets: IntArray) -> None:
+        np.add.at(self._on_way, slots, 1)
+        self._holder[slots] = targets
+        if self._table.is_filtered:
+            mixed = self._holder[slots] != targets
+            self._holder[slots[mixed]] = MIXED
+        self._owners.give_each(targets, offsets, hashes)
+
+    def _with_room(self) -> list[Range]:
+        """What is held back for want of room although there is some: to be offered again."""
+        return [
+            one
+            for number, waiting in self._no_room.items()
+            if waiting and self._members[number].has_room
+            for one in waiting.take_first(self._members[number].messages)
+        ]
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
-    def settled(self, ranges: Sequence[Range]) -> list[Range]:
-        woken: list[Range] = []
-        freed = False
-        for place, start, end, offsets in self._touched(ranges):
-            chunk = self._chunks[place]
-            inside = offsets[start:end] & (CHUNK - 1)
-            freed |= self._release(place, chunk, inside[chunk.owners[inside] != NOBODY])
-        if freed and self._moving:
-            woken += self._moving.take()
-        if self._hash_of and self._forget_failed(ranges):
-            woken += self._behind.take()
-        for held in (self._moving, self._behind, self._unmatched, *self._no_room.values()):
+    def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
+        for held in (self._moving.offsets, self._behind.offsets, self._unmatched, *self._no_room.values()):
             if held:
-                for begin, stop in ranges:
-                    held.remove(begin, stop)
-        return woken
+                for start, end in ranges:
+                    held.remove(start, end)
+        woken = self._freed(self._owners.release(ranges))
+        for offset in failed:
+            woken += self._forget(offset)
+        return woken + self._with_room()
 
-    def _touched(self, ranges: Sequence[Range]) -> list[tuple[int, int, int, IntArray]]:
-        """The chunks that hold something of these, with the offsets in each."""
-        if not self._chunks:
+    def _freed(self, hashes: UInt32Array) -> list[Range]:
+        """These are not on their way any more. Returns what waited for their slots."""
+        if not len(hashes):
             return []
-        clipped = self._clipped(ranges)
-        if not clipped:
-            return []
-        offsets = (
-            np.concatenate([np.arange(start, end) for start, end in clipped]) if len(clipped) < 8 else spread(clipped)
-        )
-        return [(place, start, end, offsets) for place, start, end in _by_chunk(offsets) if place in self._chunks]
-
-    def _clipped(self, ranges: Sequence[Range]) -> list[Range]:
-        """Long ranges, cut down to the chunks that exist: a cumulative ack may span millions of offsets."""
-        result: list[Range] = []
-        for start, end in ranges:
-            if (end - start) >> CHUNK_BITS <= len(self._chunks):
-                result.append((start, end))
-                continue
-            for place in sorted(self._chunks):
-                low, high = max(start, place << CHUNK_BITS), min(end, (place + 1) << CHUNK_BITS)
-                if low < high:
-                    result.append((low, high))
-        return sorted(result)
-
-    def _release(self, place: int, chunk: Chunk, inside: IntArray) -> bool:
-        """Nobody holds these any more. True when a slot became free by it."""
-        if not len(inside):
-            return False
-        slots = (chunk.hashes[inside] & MASK).astype(np.int64)
+        slots = _slots(hashes)
         np.subtract.at(self._on_way, slots, 1)
-        chunk.owners[inside] = NOBODY
-        chunk.held -= len(inside)
-        if not chunk.held:
-            del self._chunks[place]
-        return bool((self._on_way[slots] == 0).any())
-
-    def given_back(self, offset: int) -> list[Range]:
-        place = offset >> CHUNK_BITS
-        chunk, inside = self._chunks.get(place), offset & (CHUNK - 1)
-        if chunk is None or chunk.owners[inside] == NOBODY:
+        if not self._moving.offsets:
             return []
-        self._hash_of[offset] = int(chunk.hashes[inside])
-        return self._moving.take() if self._release(place, chunk, np.array([inside])) else []
+        return self._moving.wake(slots[self._on_way[slots] == 0].tolist())
 
-    def _forget_failed(self, ranges: Sequence[Range]) -> bool:
-        done = RangeSet()
-        done.update(ranges)
-        gone = [offset for offset in self._hash_of if offset in done]
-        for offset in gone:
-            del self._hash_of[offset]
-        return bool(gone)
+    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
+        key = self._owners.release_one(offset)
+        if key is None:
+            return None
+        if failed:
+            self._hash_of[offset] = key
+            self._failed.setdefault(key, set()).add(offset)
+        return self._freed(np.array([key], np.uint32))
+
+    def _forget(self, offset: int) -> list[Range]:
+        """A message that had failed is settled. Returns what was behind it."""
+        key = self._hash_of.pop(offset)
+        failed = self._failed[key]
+        failed.remove(offset)
+        if not failed:
+            del self._failed[key]
+        return self._behind.wake([key])
 
     def clear(self) -> None:
         self._everything_held()
-        self._chunks.clear()
+        self._owners.clear()
         self._hash_of.clear()
+        self._failed.clear()
         self._on_way[:] = 0
         self._holder[:] = NOBODY
 
 
-def runs(offsets: IntArray) -> list[Range]:
-    """Ascending offsets as ranges."""
-    if not len(offsets):
-        return []
-    breaks = np.flatnonzero(offsets[1:] - offsets[:-1] != 1)
-    starts = offsets[np.concatenate(([0], breaks + 1))]
-    ends = offsets[np.concatenate((breaks, [len(offsets) - 1]))] + 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
-def spread(ranges: Sequence[Range]) -> IntArray:
-    """The offsets in these ranges, one by one."""
-    bounds = np.array(ranges, np.int64)
-    lengths = bounds[:, 1] - bounds[:, 0]
-    ends = np.cumsum(lengths)
-    offsets: IntArray = np.arange(int(ends[-1])) + np.repeat(bounds[:, 0] - (ends - lengths), lengths)
-    return offsets
-
-
-def _by_chunk(offsets: IntArray) -> list[tuple[int, int, int]]:
-    """(chunk, start, end): offsets[start:end] are in that chunk."""
-    places = offsets >> CHUNK_BITS
-    breaks = np.flatnonzero(places[1:] != places[:-1]) + 1
-    starts = [0, *breaks.tolist()]
-    return [
-        (int(places[start]), start, end) for start, end in zip(starts, [*breaks.tolist(), len(offsets)], strict=True)
-    ]
+def _slots(hashes: UInt32Array) -> IntArray:
+    return (hashes & MASK).astype(np.int64)

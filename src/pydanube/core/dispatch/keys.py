@@ -21,18 +21,17 @@ from pydanube.codec.batch import Batch
 from pydanube.model.errors import Invalid
 
 from .members import Member
+from .owners import NOBODY, UInt32Array
+from .ranges import IntArray
 
 SLOTS: Final = 1 << 14
 MASK: Final = np.uint32(SLOTS - 1)
-NOBODY: Final = -1
 KEY_FILTERS_MAX: Final = 100
 KEY_FILTER_CHARACTERS_MAX: Final = 200
 
 _REMEMBERED_MAX: Final = 100_000
 
-UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
 UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def hashes_of(batch: Batch) -> UInt32Array:
@@ -87,16 +86,16 @@ class KeyTable:
         self._scores: list[UInt64Array] = []
         self._slots: IntArray = np.full(SLOTS, NOBODY, np.int64)
         self._found: dict[str, int] = {}
-        self._is_filtered = False
+        self.is_filtered = False
 
     def set_members(self, members: Sequence[Member]) -> None:
         """Raises Invalid for a filter that cannot be used, and changes nothing then."""
         filters = [KeyFilter(member.key_filters) for member in members]
         kept = dict(zip((one.number for one in self._members), self._scores, strict=True))
         self._members, self._filters = list(members), filters
-        self._scores = [kept.get(one.number, _scores(one.consumer)) for one in members]
+        self._scores = [kept[one.number] if one.number in kept else _scores(one.consumer) for one in members]
         self._found.clear()
-        self._is_filtered = not all(one.accepts_all for one in filters)
+        self.is_filtered = not all(one.accepts_all for one in filters)
         numbers = np.array([member.number for member in members] or [NOBODY], np.int64)
         if members:
             self._slots = numbers[np.argmax(np.stack(self._scores), axis=0)]
@@ -105,7 +104,7 @@ class KeyTable:
 
     def targets(self, batch: Batch, rows: IntArray, slots: IntArray) -> IntArray:
         """The number of the member that each of these rows belongs to; NOBODY where no filter accepts its key."""
-        if not self._is_filtered:
+        if not self.is_filtered:
             return self._slots[slots]
         if batch.key_hashes is None:
             return np.full(len(rows), self._match(batch.producer_name, int(slots[0])), np.int64)

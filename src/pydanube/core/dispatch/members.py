@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from pydanube.codec.batch import Batch
 
-from .ranges import Range, RangeSet
-
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
+from .ranges import IntArray, Range, RangeSet, spread
 
 _numbers = count(1)
 
@@ -52,6 +48,10 @@ class Offered:
     @property
     def rows(self) -> int:
         return sum([end - start for start, end in self.ranges])
+
+    @property
+    def row_numbers(self) -> IntArray:
+        return spread(self.ranges) - self.base
 
     def bytes_of(self, rows: int) -> int:
         """What so many of its rows take, about."""
@@ -106,20 +106,20 @@ class Policy(Protocol):
     def refreshed(self, member: Member) -> list[Range]:
         """It has room again. Returns what was held back for it."""
 
-    def deal(self, offered: Offered, failed: Sequence[int]) -> tuple[list[Dealt], list[Range]]:
-        """Who gets what, and the offsets for which there was no room. `failed`: those of the subscription's messages
-        that failed and are not settled."""
+    def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
+        """Who gets what, and the offsets that are to be offered again: there was no room, or there is again."""
 
-    def settled(self, ranges: Sequence[Range]) -> list[Range]:
-        """Returns what need not be held back any more."""
+    def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
+        """`failed`: those among them that had failed. Returns what need not be held back any more."""
 
-    def given_back(self, offset: int) -> list[Range]:
-        """Its consumer could not manage it. Returns what need not be held back any more."""
+    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
+        """Its consumer could not manage it; `failed` until it is settled. Returns what need not be held back any
+        more, None when no consumer had it."""
 
     def is_active(self, member: Member) -> bool: ...
 
-    def holding(self, member: Member) -> list[Range]:
-        """What it was given, settled or not."""
+    def unacked(self, member: Member) -> int:
+        """How many it was given and has not settled."""
 
     def clear(self) -> None:
         """Nobody holds anything any more."""
@@ -158,12 +158,14 @@ class Holding:
             self._given = RangeSet(one for start, end in self._given.ranges for one in self._missing(start, end))
             self._limit = max(1024, 2 * len(self._given))
 
-    def remove(self, offset: int) -> None:
-        self._given.remove(offset, offset + 1)
+    def remove(self, offset: int) -> bool:
+        """Whether it was given."""
+        return self._given.remove(offset, offset + 1) > 0
 
     @property
-    def ranges(self) -> list[Range]:
-        return self._given.ranges
+    def unsettled(self) -> int:
+        missing = self._missing
+        return sum([stop - begin for start, end in self._given.ranges for begin, stop in missing(start, end)])
 
     def take(self) -> list[Range]:
         return self._given.take()

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 Range = tuple[int, int]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 _COMPACT_AFTER: Final = 1024
 _MANY: Final = 48
-"""So many ranges at once are merged in one go instead of one by one."""
+"""So many ranges at once are merged in one go instead of one by one ..."""
+_FAR_MORE: Final = 64
+"""... unless they lie among so many times as many, which would all have to be merged with them."""
 
 
 class RangeSet:
@@ -60,6 +63,11 @@ class RangeSet:
         return self._ends[self._first]
 
     @property
+    def end(self) -> int:
+        """Behind the highest offset; there must be one."""
+        return self._ends[-1]
+
+    @property
     def ranges(self) -> list[Range]:
         return list(zip(self._starts[self._first :], self._ends[self._first :], strict=True))
 
@@ -75,8 +83,11 @@ class RangeSet:
             return end - start
         low = bisect_left(ends, start, lo=self._first)
         high = bisect_right(starts, end, lo=self._first)
-        already = 0
-        if high == low + 1:
+        if high == low == self._first > 0:  # in front of all, where others were taken away
+            self._first = low = low - 1
+            starts[low], ends[low] = start, end
+            added = end - start
+        elif high == low + 1:
             already = ends[low] - starts[low]
             starts[low], ends[low] = min(start, starts[low]), max(end, ends[low])
             added = ends[low] - starts[low] - already
@@ -93,11 +104,15 @@ class RangeSet:
         """Add many. Returns how many offsets were not in it before."""
         if len(ranges) < _MANY:
             return sum([self.add(start, end) for start, end in ranges])
-        lowest, highest = min(ranges)[0], max(end for _, end in ranges)
-        low = bisect_left(self._ends, lowest, lo=self._first)
-        high = bisect_right(self._starts, highest, lo=self._first)
-        already = sum(self._ends[low:high]) - sum(self._starts[low:high])
         given = np.array(ranges, np.int64)
+        given = given[given[:, 0] < given[:, 1]]
+        if not len(given):
+            return 0
+        low = bisect_left(self._ends, int(given[:, 0].min()), lo=self._first)
+        high = bisect_right(self._starts, int(given[:, 1].max()), lo=self._first)
+        if high - low > _FAR_MORE * len(ranges):
+            return sum([self.add(start, end) for start, end in ranges])
+        already = sum(self._ends[low:high]) - sum(self._starts[low:high])
         starts = np.concatenate((given[:, 0], np.array(self._starts[low:high], np.int64)))
         ends = np.concatenate((given[:, 1], np.array(self._ends[low:high], np.int64)))
         order = np.argsort(starts, kind="stable")
@@ -141,6 +156,18 @@ class RangeSet:
         self.clear()
         return ranges
 
+    def take_first(self, offsets: int) -> list[Range]:
+        """The lowest so many offsets; they are not in it then."""
+        if offsets >= self.count:
+            return self.take()
+        taken: list[Range] = []
+        while offsets > 0:
+            start, end = self.first, min(self.first_end, self.first + offsets)
+            self.remove(start, end)
+            taken.append((start, end))
+            offsets -= end - start
+        return taken
+
     def clear(self) -> None:
         self._starts.clear()
         self._ends.clear()
@@ -172,3 +199,24 @@ class RangeSet:
         if self._first > _COMPACT_AFTER and self._first * 2 > len(self._starts):
             del self._starts[: self._first], self._ends[: self._first]
             self._first = 0
+
+
+def runs(offsets: IntArray) -> list[Range]:
+    """Ascending offsets as ranges."""
+    if not len(offsets):
+        return []
+    breaks = np.flatnonzero(offsets[1:] - offsets[:-1] != 1)
+    starts = offsets[np.concatenate(([0], breaks + 1))]
+    ends = offsets[np.concatenate((breaks, [len(offsets) - 1]))] + 1
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def spread(ranges: Sequence[Range]) -> IntArray:
+    """The offsets in these ranges, one by one."""
+    if len(ranges) == 1:
+        return np.arange(*ranges[0])
+    bounds = np.array(ranges, np.int64)
+    lengths = np.maximum(bounds[:, 1] - bounds[:, 0], 0)
+    ends = np.cumsum(lengths)
+    offsets: IntArray = np.arange(int(ends[-1])) + np.repeat(bounds[:, 0] - (ends - lengths), lengths)
+    return offsets

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .members import Dealt, Holding, Member, Offered, first_rows
+from .members import Dealt, Member, Offered, first_rows
+from .owners import Owners
 from .ranges import Range
 
 
@@ -21,9 +22,8 @@ class Shared:
     unmatched = 0
     blocked_keys = 0
 
-    def __init__(self, missing: Callable[[int, int], list[Range]]) -> None:
-        self._missing = missing
-        self._holdings: dict[Member, Holding] = {}
+    def __init__(self, _missing: Callable[[int, int], list[Range]]) -> None:
+        self._owners = Owners()
         self._order: list[Member] = []
         """Whose turn it is, first."""
 
@@ -32,18 +32,18 @@ class Shared:
         return any(member.has_room for member in self._order)
 
     def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
-        self._holdings[member] = Holding(self._missing)
         self._order.append(member)
         return []
 
     def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
         self._order.remove(member)
-        return self._holdings.pop(member).take()
+        taken, _ = self._owners.take(member.number)
+        return taken
 
     def refreshed(self, member: Member) -> list[Range]:
         return []
 
-    def deal(self, offered: Offered, failed: Sequence[int]) -> tuple[list[Dealt], list[Range]]:
+    def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
         rest, rows = offered.ranges, offered.rows
         dealt: dict[Member, list[Range]] = {}
         while rows:
@@ -61,29 +61,26 @@ class Shared:
                 rows -= wanted
             self._next_turn(open_now[:extra])
         for member, ranges in dealt.items():
-            self._holdings[member].add(ranges)
+            self._owners.give(member.number, ranges)
         return [Dealt(member, ranges) for member, ranges in dealt.items()], rest
 
     def _next_turn(self, served: list[Member]) -> None:
         """Whoever got one more goes to the end."""
         if served:
-            waiting = set(served)
-            self._order = [member for member in self._order if member not in waiting] + served
+            self._order = [member for member in self._order if member not in served] + served
 
-    def settled(self, ranges: Sequence[Range]) -> list[Range]:
+    def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
+        self._owners.release(ranges)
         return []
 
-    def given_back(self, offset: int) -> list[Range]:
-        for holding in self._holdings.values():
-            holding.remove(offset)
-        return []
+    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
+        return None if self._owners.release_one(offset) is None else []
 
     def is_active(self, member: Member) -> bool:
         return True
 
-    def holding(self, member: Member) -> list[Range]:
-        return self._holdings[member].ranges
+    def unacked(self, member: Member) -> int:
+        return self._owners.count.get(member.number, 0)
 
     def clear(self) -> None:
-        for holding in self._holdings.values():
-            holding.take()
+        self._owners.clear()

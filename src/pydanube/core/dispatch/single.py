@@ -55,7 +55,7 @@ class Single:
     def refreshed(self, member: Member) -> list[Range]:
         return []
 
-    def deal(self, offered: Offered, failed: Sequence[int]) -> tuple[list[Dealt], list[Range]]:
+    def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
         member = self._active
         assert member is not None and member.has_room
         self._holding.add(offered.ranges)
@@ -63,18 +63,17 @@ class Single:
         member.charge(rows, offered.bytes_of(rows))
         return [Dealt(member, offered.ranges)], []
 
-    def settled(self, ranges: Sequence[Range]) -> list[Range]:
+    def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         return []
 
-    def given_back(self, offset: int) -> list[Range]:
-        self._holding.remove(offset)
-        return []
+    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
+        return [] if self._holding.remove(offset) else None
 
     def is_active(self, member: Member) -> bool:
         return member is self._active
 
-    def holding(self, member: Member) -> list[Range]:
-        return self._holding.ranges if member is self._active else []
+    def unacked(self, member: Member) -> int:
+        return self._holding.unsettled if member is self._active else 0
 
     def clear(self) -> None:
         self._holding.take()

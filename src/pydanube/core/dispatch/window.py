@@ -23,7 +23,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import numpy as np
@@ -36,10 +36,10 @@ from pydanube.model.topics import SubscriptionType
 
 from .cursor import Cursor
 from .failures import Exhausted, Failures
-from .keyed import Keyed, runs
+from .keyed import Keyed
 from .keys import KeyFilter
 from .members import Dealt, Member, Offered, Policy
-from .ranges import Range, RangeSet
+from .ranges import Range, RangeSet, runs, spread
 from .shared import Shared
 from .single import Single
 
@@ -51,6 +51,9 @@ FAILED_MAX: Final = 100_000
 
 DELAYED_MAX: Final = 1_000_000
 """Messages that wait for the time their producer chose; past it nothing new is read."""
+
+_STALE_MAX: Final = 1024
+"""Times of delayed messages that were settled before; past it they are thrown out of the heap."""
 
 
 class Window:
@@ -71,7 +74,7 @@ class Window:
         self.policy: Policy = _policy(subscription_type, cursor, partition)
         self._ready = RangeSet()
         self._delayed = RangeSet()
-        self._delays: list[tuple[int, int, int]] = []
+        self._delays: list[tuple[int, int]] = []
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -104,10 +107,12 @@ class Window:
     @property
     def wanted(self) -> int | None:
         """The offset to read next; None when nothing could be delivered."""
-        if not self.policy.has_room or self.is_blocked or self.cursor.gaps >= ACKED_RANGES_MAX:
+        if not self.policy.has_room or self.is_blocked:
             return None
         if self._ready:
             return self._ready.first
+        if self.cursor.gaps >= ACKED_RANGES_MAX and self.next_read >= self.cursor.end:
+            return None  # below that end are the gaps: they close when what is in them is delivered and acked
         if self.policy.held + self.policy.unmatched >= HELD_MAX or len(self.failures) >= FAILED_MAX:
             return None
         return None if self._delayed.count >= DELAYED_MAX else self.next_read
@@ -132,7 +137,7 @@ class Window:
             ranges = self._delay(batch, base, ranges, now_us)
         if not ranges:
             return []
-        dealt, left = self.policy.deal(Offered(batch, base, end, ranges), self._failed())
+        dealt, left = self.policy.deal(Offered(batch, base, end, ranges))
         self._leave(left)
         return dealt
 
@@ -140,16 +145,13 @@ class Window:
         """For a topic that keeps nothing: whoever has room gets it now, and nobody gets it later."""
         dealt: list[Dealt] = []
         if self.policy.has_room:
-            dealt, _ = self.policy.deal(Offered(batch, base, end, [(base, end)]), ())
+            dealt, _ = self.policy.deal(Offered(batch, base, end, [(base, end)]))
         self.next_read = end
         self._settle([(self.cursor.position, end)])
         return dealt
 
-    def _failed(self) -> Sequence[int]:
-        return list(self.failures.offsets()) if len(self.failures) else ()
-
     def _leave(self, left: list[Range]) -> None:
-        """There was no room for these."""
+        """These are to be offered again."""
         if left and left[-1][1] == self.next_read and len(left) == 1 and not self._ready:
             self.next_read = left[0][0]
         elif left:
@@ -166,15 +168,17 @@ class Window:
         """Keeps back what is not due; the rest."""
         times = batch.deliver_at
         assert times is not None
-        rows = np.concatenate([np.arange(start - base, end - base) for start, end in ranges])
-        late = times[rows] > now_us
-        for row in rows[late].tolist():
-            if base + row not in self.failures:
-                self._delayed.add(base + row, base + row + 1)
-                heappush(self._delays, (int(times[row]), base + row, base + row + 1))
-            else:
-                late[np.searchsorted(rows, row)] = False
-        return runs(rows[~late] + base)
+        offsets = spread(ranges)
+        late = times[offsets - base] > now_us
+        for place in np.flatnonzero(late).tolist() if len(self.failures) else ():
+            late[place] = int(offsets[place]) not in self.failures
+        self._delayed.update(runs(offsets[late]))
+        for due_us, offset in zip(times[offsets[late] - base].tolist(), offsets[late].tolist(), strict=True):
+            heappush(self._delays, (due_us, offset))
+        if len(self._delays) > 2 * self._delayed.count + _STALE_MAX:
+            self._delays = [one for one in self._delays if one[1] in self._delayed]
+            heapify(self._delays)
+        return runs(offsets[~late])
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
@@ -193,13 +197,13 @@ class Window:
         settled = self.cursor.ack_many(ranges)
         if not settled:
             return 0
+        failed: list[int] = []
         if self._ready or self._delayed or len(self.failures):
             for start, end in ranges:
                 self._ready.remove(start, end)
                 self._delayed.remove(start, end)
-                if len(self.failures):
-                    self.failures.settled(start, end)
-        self._again(self.policy.settled(ranges))
+                failed += self.failures.settled(start, end)
+        self._again(self.policy.settled(ranges, failed))
         if self.next_read < self.cursor.position:
             self.next_read = self.cursor.position
         return settled
@@ -212,13 +216,16 @@ class Window:
         for start, end in ranges:
             for first, stop in self.cursor.missing(start, min(end, self.next_read)):
                 for offset in range(first, stop):
-                    if offset not in self._ready and offset not in self._delayed:
-                        exhausted += self._fail(offset, now_us, delay_ms, reason)
+                    exhausted += self._fail(offset, now_us, delay_ms, reason)
         return exhausted
 
     def _fail(self, offset: int, now_us: int, delay_ms: int | None, reason: str) -> list[Exhausted]:
-        self._again(self.policy.given_back(offset))
-        if len(self.failures) >= 2 * FAILED_MAX and offset not in self.failures:
+        counted = len(self.failures) < 2 * FAILED_MAX or offset in self.failures
+        woken = self.policy.given_back(offset, counted)
+        if woken is None:
+            return []
+        self._again(woken)
+        if not counted:
             self._ready.add(offset, offset + 1)  # too many to count: it just comes again
             return []
         one = self.failures.failed(offset, now_us, delay_ms, reason)
@@ -247,9 +254,9 @@ class Window:
             else:
                 self._ready.add(offset, offset + 1)
         while self._delays and self._delays[0][0] <= now_us:
-            _, start, end = heappop(self._delays)
-            if self._delayed.remove(start, end):
-                self._again([(start, end)])
+            _, offset = heappop(self._delays)
+            if self._delayed.remove(offset, offset + 1):
+                self._ready.add(offset, offset + 1)
         return exhausted
 
     def set_failure_policy(self, policy: FailurePolicy) -> list[Exhausted]:
@@ -281,10 +288,8 @@ class Window:
     def unacked(self) -> int:
         """Messages that consumers have and have not settled."""
         read = self.next_read - self.cursor.position - self._acked_below_next_read()
-        waiting = self.failures.waiting + self.failures.blocked
-        return max(
-            0, read - self._ready.count - self._delayed.count - self.policy.held - self.policy.unmatched - waiting
-        )
+        failing = self.failures.waiting + self.failures.dying + self.failures.blocked
+        return read - self._ready.count - self._delayed.count - self.policy.held - self.policy.unmatched - failing
 
     def _acked_below_next_read(self) -> int:
         span = self.next_read - self.cursor.position
@@ -295,15 +300,13 @@ class Window:
         return self._delayed.count
 
     def unacked_of(self, member: Member) -> int:
-        missing = self.cursor.missing
-        held = self.policy.holding(member)
-        return sum(stop - begin for start, end in held for begin, stop in missing(start, end))
+        return self.policy.unacked(member)
 
     def _again(self, ranges: Sequence[Range]) -> None:
         """These are to be delivered again, as far as they are not settled."""
-        for start, end in ranges:
-            for begin, stop in self.cursor.missing(start, min(end, self.next_read)):
-                self._ready.add(begin, stop)
+        if ranges:
+            missing, read = self.cursor.missing, self.next_read
+            self._ready.update([one for start, end in ranges for one in missing(start, min(end, read))])
 
 
 def _policy(subscription_type: SubscriptionType, cursor: Cursor, partition: int) -> Policy:

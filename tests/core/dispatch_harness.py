@@ -1,0 +1,152 @@
+"""A stream of batches and a pump for the dispatch core, as a broker has them, without a broker."""
+
+import zlib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+from pydanube.codec.batch import Batch, encode
+from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.dispatch.members import Dealt, Member
+from pydanube.core.dispatch.window import Window
+from pydanube.model.failure import NATIVE, Backoff, FailurePolicy, Poison
+from pydanube.model.topics import SubscriptionType
+
+MS = 1000
+PLENTY = 1 << 40
+
+KEYS = [None, "k1", "k2", "k3", "x1", "x2", "y[1]"]
+FILTERS = [(), (), ("k*",), ("x?", "k1"), ("*2", "y[1]"), ("nothing",)]
+POLICIES = [
+    FailurePolicy(delay_ms=10, delay_max_ms=40),
+    FailurePolicy(redeliveries_max=0, delay_ms=0, poison=Poison.DROP),
+    FailurePolicy(redeliveries_max=1, delay_ms=5, backoff=Backoff.FIXED, poison=Poison.BLOCK),
+    FailurePolicy(redeliveries_max=1, delay_ms=5, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"),
+]
+
+
+class Stored:
+    """What was published: batches, and what the tests want to know of every offset."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int, Batch]] = []
+        self.keys: dict[int, str] = {}
+        self.deliver_at: dict[int, int] = {}
+        self.gone: set[int] = set()
+        """Offsets that are not stored: a reported gap, or trimmed."""
+        self.end = 0
+
+    def publish(
+        self, keys: Sequence[str | None] | int, deliver_at: Sequence[int] | None = None, producer: str = "p"
+    ) -> int:
+        """One batch; a number of keys means so many messages without one. Returns its first offset."""
+        chosen = [None] * keys if isinstance(keys, int) else list(keys)
+        view = encode(
+            [b"x"] * len(chosen),
+            publish_times=1,
+            keys=None if not any(chosen) else chosen,
+            deliver_at=deliver_at if deliver_at and any(deliver_at) else None,
+            producer_name=producer,
+        )
+        base, self.end = self.end, self.end + len(chosen)
+        self.batches.append((base, self.end, Batch.trust(memoryview(view))))
+        for row, key in enumerate(chosen):
+            self.keys[base + row] = producer if key is None else key
+            self.deliver_at[base + row] = deliver_at[row] if deliver_at else 0
+        return base
+
+    def leave_gap(self, offsets: int) -> None:
+        self.gone |= set(range(self.end, self.end + offsets))
+        self.end += offsets
+
+    def trim(self) -> None:
+        """The oldest batch goes."""
+        base, end, _ = self.batches.pop(0)
+        self.gone |= set(range(base, end))
+
+    def at(self, offset: int) -> tuple[int, int, Batch] | None:
+        """The batch with this offset, or the next one."""
+        return next((one for one in self.batches if one[1] > offset), None)
+
+
+def offsets_of(dealt: Dealt, base: int) -> list[int]:
+    if dealt.scattered is not None:
+        return [base + row for row in dealt.scattered.tolist()]
+    return [offset for start, end in dealt.ranges for offset in range(start, end)]
+
+
+def ranges_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Offsets, one by one or not, as the ranges of an ack."""
+    ordered = sorted(set(offsets))
+    cuts = [0, *(index + 1 for index, (low, high) in enumerate(pairwise(ordered)) if high != low + 1), len(ordered)]
+    return [(ordered[start], ordered[end - 1] + 1) for start, end in pairwise(cuts) if start < end]
+
+
+def accepts(member: Member, key: str) -> bool:
+    globs = [one.replace("[", "[[]") for one in member.key_filters]
+    return not globs or any(fnmatchcase(key, one) for one in globs)
+
+
+def key_hash(key: str) -> int:
+    return zlib.crc32(key.encode())
+
+
+class Desk:
+    """One window with its stream and a clock that stands still until told."""
+
+    def __init__(
+        self,
+        subscription_type: SubscriptionType,
+        policy: FailurePolicy = NATIVE,
+        partition: int = 0,
+        position: int = 0,
+    ) -> None:
+        self.stored = Stored()
+        self.window = Window(subscription_type, Cursor(position), policy, partition)
+        self.now_us = 1_000_000_000
+
+    def join(
+        self,
+        consumer: str,
+        priority: int = 0,
+        key_filters: Sequence[str] = (),
+        messages: int = PLENTY,
+        size_bytes: int = PLENTY,
+    ) -> Member:
+        member, _ = self.window.attach(consumer, priority, key_filters)
+        self.credit(member, messages, size_bytes)
+        return member
+
+    def credit(self, member: Member, messages: int, size_bytes: int = PLENTY) -> None:
+        member.messages += messages
+        member.bytes += size_bytes
+        self.window.refresh(member)
+
+    def pump(self) -> dict[str, list[int]]:
+        """What everybody gets now, in order."""
+        delivered: dict[str, list[int]] = {}
+        window = self.window
+        if window.next_due_us is not None and window.next_due_us <= self.now_us:
+            window.due(self.now_us)
+        for _ in range(100 + 10 * self.stored.end):
+            wanted = window.wanted
+            if wanted is None or wanted >= self.stored.end:
+                return delivered
+            found = self.stored.at(wanted)
+            if found is None:
+                window.skip_to(self.stored.end)
+                continue
+            base, end, batch = found
+            for dealt in window.offer(batch, base, end, self.now_us):
+                delivered.setdefault(dealt.member.consumer, []).extend(offsets_of(dealt, base))
+        raise AssertionError("the pump does not come to an end")
+
+    def ack(self, *offsets: int) -> int:
+        return self.window.ack(ranges_of(offsets))
+
+    def nack(self, *offsets: int, delay_ms: int | None = None, reason: str = "") -> list[tuple[int, str]]:
+        exhausted = self.window.nack(ranges_of(offsets), self.now_us, delay_ms, reason)
+        return [(one.offset, str(one.poison)) for one in exhausted]
+
+    def wait(self, milliseconds: int) -> None:
+        self.now_us += milliseconds * MS

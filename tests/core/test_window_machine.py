@@ -1,0 +1,501 @@
+"""The dispatch of all four subscription types against sets and dictionaries, in any order of events.
+
+What must hold after every step: nothing lost, nothing settled delivered, nothing on its way twice, order, room, counts.
+In the end everybody gets room and acks, time passes, and everything must have been settled.
+
+Hypothesis prints what replays a failure. More of it: WINDOW_EXAMPLES=2000, with any --hypothesis-seed.
+"""
+
+import os
+from typing import ClassVar
+
+import pytest
+from dispatch_harness import FILTERS, KEYS, MS, PLENTY, POLICIES, Desk, accepts, key_hash, offsets_of, ranges_of
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pydanube.core.dispatch import window as window_module
+from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.dispatch.keys import SLOTS
+from pydanube.core.dispatch.members import Member
+from pydanube.core.dispatch.window import Window
+from pydanube.model.errors import Refused
+from pydanube.model.failure import Poison
+from pydanube.model.topics import SubscriptionType
+
+EXAMPLES = int(os.environ.get("WINDOW_EXAMPLES", "25"))
+PHASES = [one for one in Phase if one is not Phase.explain]
+STEPS = int(os.environ.get("WINDOW_STEPS", "40"))
+
+names = st.sampled_from("abcd")
+spots = st.integers(0, 400)
+"""Where in the stream something happens: modulo its end."""
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """Model: who has what, what failed how often and where it is, what was delivered ever."""
+
+    type = SubscriptionType.SHARED
+    limits: ClassVar[dict[str, int]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normal = {name: getattr(window_module, name) for name in self.limits}
+        for name, value in self.limits.items():
+            setattr(window_module, name, value)
+        self.policy = POLICIES[0]
+        self.desk = Desk(self.type, self.policy, partition=1)
+        self.settled: set[int] = set()
+        self.out: dict[int, Member] = {}
+        self.failed: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
+        self.dying: set[int] = set()
+        self.blocked: set[int] = set()
+        self.delivered: set[int] = set()
+
+    @property
+    def window(self) -> Window:
+        return self.desk.window
+
+    @property
+    def is_single(self) -> bool:
+        return self.type in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+
+    @property
+    def is_keyed(self) -> bool:
+        return self.type is SubscriptionType.KEY_SHARED
+
+    @initialize(
+        policy=st.sampled_from(POLICIES), messages=st.sampled_from([4, 20, PLENTY]), filters=st.sampled_from(FILTERS)
+    )
+    def begin(self, policy, messages, filters):
+        """Without this most runs are over before anything happens."""
+        self.set_policy(policy)
+        self.attach("a", 0, (), messages)
+        self.attach("b", 0, filters, messages)
+        self.publish_many(20)
+        self.deliver()
+
+    # -- the stream ----------------------------------------------------------------------------------------------------
+
+    @rule(
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=12),
+        delays=st.lists(st.sampled_from([0, 0, 0, 5, 30]), min_size=12, max_size=12),
+        delayed=st.sampled_from([False, False, True]),
+        producer=st.sampled_from("pq"),
+    )
+    def publish(self, keys, delays, delayed, producer):
+        times = [self.desk.now_us + one * MS if one else 0 for one in delays[: len(keys)]]
+        self.desk.stored.publish(keys, times if delayed else None, producer)
+
+    @rule(count=st.integers(100, 150))
+    def publish_many(self, count):
+        self.desk.stored.publish([KEYS[number % 5] for number in range(count)])
+
+    @rule(offsets=st.integers(1, 5))
+    def leave_gap(self, offsets):
+        self.desk.stored.leave_gap(offsets)
+
+    @precondition(lambda self: self.desk.stored.batches)
+    @rule()
+    def trim(self):
+        base, end, _ = self.desk.stored.batches[0]
+        if not any(base <= offset < end for offset in [*self.out, *self.dying]):
+            self.desk.stored.trim()
+
+    # -- consumers -----------------------------------------------------------------------------------------------------
+
+    def member(self, name: str) -> Member | None:
+        return next((one for one in self.window.members if one.consumer == name), None)
+
+    def active(self) -> Member | None:
+        members = self.window.members
+        first = [one for one in members if one.priority == min(each.priority for each in members)]
+        return sorted(first, key=lambda one: one.consumer)[1 % len(first)] if first else None
+
+    @rule(
+        name=names,
+        priority=st.integers(0, 1),
+        filters=st.sampled_from(FILTERS),
+        messages=st.sampled_from([0, 1, 3, 10, PLENTY]),
+    )
+    def attach(self, name, priority, filters, messages):
+        former, active = self.member(name), self.active()
+        if self.type is SubscriptionType.EXCLUSIVE and former is None and self.window.members:
+            with pytest.raises(Refused):
+                self.window.attach(name, priority)
+            return
+        member, ended = self.window.attach(name, priority, filters if self.is_keyed else ())
+        assert ended is former
+        self._gave_back(former, active)
+        self.desk.credit(member, messages, PLENTY)
+
+    @precondition(lambda self: self.window.members)
+    @rule(pick=st.integers(0, 3))
+    def detach(self, pick):
+        member, active = self.window.members[pick % len(self.window.members)], self.active()
+        self.window.detach(member)
+        self.window.detach(member)
+        self._gave_back(member, active)
+
+    def _gave_back(self, gone: Member | None, active: Member | None) -> None:
+        if self.is_single and self.active() is not active:
+            self.out.clear()
+        self.out = {offset: member for offset, member in self.out.items() if member is not gone}
+
+    @precondition(lambda self: self.window.members)
+    @rule(pick=st.integers(0, 3), messages=st.integers(0, 12), size_bytes=st.sampled_from([0, 1, PLENTY]))
+    def credit(self, pick, messages, size_bytes):
+        self.desk.credit(self.window.members[pick % len(self.window.members)], messages, size_bytes)
+
+    @precondition(lambda self: self.window.members)
+    @rule(pick=st.integers(0, 3))
+    def pause_or_resume(self, pick):
+        member = self.window.members[pick % len(self.window.members)]
+        member.paused = not member.paused
+        if not member.paused:
+            self.window.refresh(member)
+
+    # -- delivering ----------------------------------------------------------------------------------------------------
+
+    @rule()
+    def deliver(self):
+        """As the broker's pump does it."""
+        window, stored = self.window, self.desk.stored
+        if window.next_due_us is not None and window.next_due_us <= self.desk.now_us:
+            self._due()
+        for _ in range(100 + 10 * stored.end):
+            wanted = window.wanted
+            if wanted is None or wanted >= stored.end:
+                break
+            assert any(member.has_room for member in window.members)
+            found = stored.at(wanted)
+            if found is None:
+                window.skip_to(stored.end)
+                self._skipped()
+                continue
+            base, end, batch = found
+            room = {member: member.messages if member.has_room else 0 for member in window.members}
+            dealt = window.offer(batch, base, end, self.desk.now_us)
+            self._skipped()
+            for one in dealt:
+                offsets = offsets_of(one, base)
+                assert offsets == sorted(set(offsets))
+                assert one.rows == len(offsets) > 0
+                assert room[one.member] > 0
+                assert self.is_single or len(offsets) <= room[one.member]
+                assert one.member.messages == room[one.member] - len(offsets)
+                for offset in offsets:
+                    self._delivered(one.member, offset)
+        else:
+            raise AssertionError("no progress")
+        self._nothing_idles()
+
+    @rule()
+    def deliver_again(self):
+        """As often as everything else together happens: the broker does it after every event."""
+        self.deliver()
+
+    @rule(milliseconds=st.integers(1, 30))
+    def wait_and_deliver(self, milliseconds):
+        self.desk.wait(milliseconds)
+        self.deliver()
+
+    def _skipped(self) -> None:
+        """What is not stored any more is settled when its turn comes."""
+        for offset in self.desk.stored.gone - self.settled:
+            if self.window.cursor.is_settled(offset):
+                self._settle([offset])
+
+    def _delivered(self, member: Member, offset: int) -> None:
+        stored, now_us = self.desk.stored, self.desk.now_us
+        assert member in self.window.members
+        assert offset in stored.keys and offset not in stored.gone
+        assert offset not in self.settled, "settled"
+        assert offset not in self.out, "on its way already"
+        assert offset not in self.waiting and offset not in self.dying and offset not in self.blocked
+        if self.is_single:
+            assert member is self.active()
+            assert offset in self.delivered or not any(one > offset for one in self.delivered), "order"
+        elif offset not in self.failed:
+            assert stored.deliver_at[offset] <= now_us or offset in self.delivered, "too early"
+        if not self.is_keyed:
+            assert not self.blocked
+        else:
+            self._delivered_by_key(member, offset)
+        self.out[offset] = member
+        self.delivered.add(offset)
+        failure = self.window.failures.at(offset)
+        assert (failure.count if failure else 0) == self.failed.get(offset, 0)
+
+    def _delivered_by_key(self, member: Member, offset: int) -> None:
+        key, keys = self.desk.stored.keys[offset], self.desk.stored.keys
+        assert accepts(member, key)
+        assert all(other is member for one, other in self.out.items() if keys[one] == key), "two have this key"
+        if offset not in self.delivered:
+            earlier = [one for one, its in keys.items() if one < offset and its == key and self._is_open(one)]
+            late = [one for one in earlier if one not in self.delivered]
+            assert all(self.desk.stored.deliver_at[one] > self.desk.now_us for one in late), "order of a key"
+            assert not any(one in self.failed for one in earlier), "an earlier one of this key failed"
+
+    def _is_open(self, offset: int) -> bool:
+        return offset not in self.settled and offset not in self.desk.stored.gone
+
+    def _nothing_idles(self) -> None:
+        """After the pump: whatever is not on its way has a reason."""
+        window, stored = self.window, self.desk.stored
+        if not any(member.has_room for member in window.members) or (self.blocked and not self.is_keyed):
+            return
+        if self.is_single and not self.active().has_room:
+            return
+        idle = [
+            offset
+            for offset in stored.keys
+            if self._is_open(offset)
+            and offset not in self.out
+            and not (offset in self.waiting or offset in self.dying or offset in self.blocked)
+            and (self.is_single or offset in self.failed or stored.deliver_at[offset] <= self.desk.now_us)
+            and (offset < window.next_read or not self.limits)
+        ]
+        if not self.is_keyed:
+            assert not idle
+            return
+        homeless = [one for one in idle if not any(accepts(each, stored.keys[one]) for each in window.members)]
+        assert window.policy.unmatched == len(homeless)
+        busy = {key_hash(stored.keys[one]) % SLOTS for one in self.out}
+        for offset in set(idle) - set(homeless):
+            key = stored.keys[offset]
+            takers = [one for one in window.members if accepts(one, key)]
+            failed = any(stored.keys[one] == key and one < offset for one in self.failed)
+            if all(one.has_room for one in takers) and key_hash(key) % SLOTS not in busy and not failed:
+                raise AssertionError(f"{offset} could be delivered")
+
+    # -- settling ------------------------------------------------------------------------------------------------------
+
+    def _settle(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self.settled.add(offset)
+            for one in (self.out, self.failed, self.waiting):
+                one.pop(offset, None)
+            self.dying.discard(offset)
+            self.blocked.discard(offset)
+
+    def _ack(self, ranges: list[tuple[int, int]]) -> None:
+        offsets = {offset for start, end in ranges for offset in range(start, end)}
+        known = {offset for offset in offsets if self.window.cursor.is_settled(offset)}
+        assert known - self.desk.stored.gone == (offsets & self.settled) - self.desk.stored.gone
+        assert self.window.ack(ranges) == len(offsets - known)
+        self._settle(list(offsets))
+
+    @precondition(lambda self: self.out)
+    @rule(step=st.integers(1, 4), skip=st.integers(0, 5), shuffle=st.booleans())
+    def ack_delivered(self, step, skip, shuffle):
+        ranges = ranges_of(sorted(self.out)[skip::step])
+        self._ack(ranges[::-1] if shuffle else ranges)
+
+    @precondition(lambda self: self.out)
+    @rule(pick=spots)
+    def ack_one(self, pick):
+        offset = sorted(self.out)[pick % len(self.out)]
+        self._ack([(offset, offset + 1)])
+
+    @rule(start=spots, count=st.integers(0, 40))
+    def ack_anything(self, start, count):
+        start = start % (self.desk.stored.end + 1)
+        self._ack([(start, min(start + count, self.desk.stored.end))])
+
+    @rule(spans=st.lists(st.tuples(spots, st.integers(-1, 9)), max_size=5))
+    def ack_overlapping(self, spans):
+        end = self.desk.stored.end
+        self._ack([(start % (end + 1), min(start % (end + 1) + count, end)) for start, count in spans])
+
+    @rule(start=spots, step=st.integers(2, 3))
+    def ack_scattered(self, start, step):
+        end = self.desk.stored.end
+        self._ack([(offset, offset + 1) for offset in range(start % (end + 1), end, step)])
+
+    @rule(end=spots)
+    def ack_cumulative(self, end):
+        if not self.is_single:
+            with pytest.raises(Refused):
+                self.window.check_cumulative()
+            return
+        self.window.check_cumulative()
+        self._ack([(self.window.cursor.position, end % (self.desk.stored.end + 1))])
+
+    # -- failing -------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.out)
+    @rule(skip=st.integers(0, 8), count=st.integers(1, 5), delay_ms=st.sampled_from([None, None, 0, 7]))
+    def nack_delivered(self, skip, count, delay_ms):
+        self._nack(ranges_of(sorted(self.out)[skip : skip + count]), delay_ms)
+
+    @rule(start=spots, count=st.integers(1, 20), delay_ms=st.sampled_from([None, 0, 7]))
+    def nack_anything(self, start, count, delay_ms):
+        start = start % (self.desk.stored.end + 1)
+        self._nack([(start, start + count), (start, start + 1)], delay_ms)
+
+    def _nack(self, ranges: list[tuple[int, int]], delay_ms: int | None) -> None:
+        offsets = dict.fromkeys(offset for start, end in ranges for offset in range(start, end))
+        exhausted = self.window.nack(ranges, self.desk.now_us, delay_ms, "why")
+        expected = set()
+        for offset in [one for one in offsets if one in self.out]:
+            del self.out[offset]
+            if len(self.failed) >= 2 * window_module.FAILED_MAX and offset not in self.failed:
+                continue  # too many to count
+            self.failed[offset] = count = self.failed.get(offset, 0) + 1
+            if self.policy.is_exhausted(count):
+                expected.add(offset)
+            else:
+                wait_ms = self.policy.next_delay_ms(count) if delay_ms is None else delay_ms
+                self.waiting[offset] = self.desk.now_us + wait_ms * MS
+        self._exhausted(exhausted, expected)
+
+    def _exhausted(self, exhausted, expected: set[int]) -> None:
+        assert sorted(one.offset for one in exhausted) == sorted(expected)
+        for one in exhausted:
+            assert (one.poison, one.attempts, one.reason) == (self.policy.poison, self.failed[one.offset], "why")
+            if one.poison is Poison.BLOCK:
+                self.blocked.add(one.offset)
+            else:
+                self.dying.add(one.offset)
+            if one.poison is Poison.DROP:
+                self._ack([(one.offset, one.offset + 1)])
+
+    @precondition(lambda self: self.dying)
+    @rule(works=st.booleans())
+    def bury(self, works):
+        offset = min(self.dying)
+        if works:
+            self._ack([(offset, offset + 1)])
+        else:
+            due_us = self.desk.now_us + 3 * MS
+            self.window.try_again(offset, due_us)
+            self.dying.discard(offset)
+            self.waiting[offset] = due_us
+
+    @rule(policy=st.sampled_from(POLICIES))
+    def set_policy(self, policy):
+        self.policy = policy
+        exhausted = self.window.set_failure_policy(policy)
+        expected = {offset for offset in self.blocked if policy.is_exhausted(self.failed[offset])}
+        self.blocked.clear()
+        self._exhausted(exhausted, expected)
+
+    @rule(milliseconds=st.integers(1, 30))
+    def time_passes(self, milliseconds):
+        self.desk.wait(milliseconds)
+
+    def _due(self) -> None:
+        now_us = self.desk.now_us
+        ended = {offset for offset, due_us in self.waiting.items() if due_us <= now_us}
+        expected = {offset for offset in ended if self.policy.is_exhausted(self.failed[offset])}
+        for offset in ended:
+            del self.waiting[offset]
+        self._exhausted(self.window.due(now_us), expected)
+        assert self.window.next_due_us is None or self.window.next_due_us > now_us
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    @rule(position=spots)
+    def seek(self, position):
+        position %= self.desk.stored.end + 1
+        self.window.move(position)
+        self._start_over(set(range(position)))
+
+    @rule()
+    def restart(self):
+        """A new owner knows what was acked and nothing else."""
+        cursor = self.window.cursor
+        again = Cursor(cursor.position, cursor.acked)
+        self.desk.window = Window(self.type, again, self.policy, 1)
+        self._start_over(set(self.settled))
+
+    def _start_over(self, settled: set[int]) -> None:
+        self.settled = settled
+        for one in (self.out, self.failed, self.waiting, self.dying, self.blocked, self.delivered):
+            one.clear()
+
+    # -- always --------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_cursor_knows_what_is_settled(self):
+        cursor, end = self.window.cursor, self.desk.stored.end
+        settled = {offset for offset in range(end) if cursor.is_settled(offset)}
+        assert settled - self.desk.stored.gone == self.settled - self.desk.stored.gone
+        assert cursor.position == next(offset for offset in range(end + 1) if offset == end or offset not in settled)
+
+    @invariant()
+    def every_open_message_is_in_one_place(self):
+        window, end = self.window, self.desk.stored.end
+        assert window.unacked == len(self.out)
+        for member in window.members:
+            assert window.unacked_of(member) == sum(one is member for one in self.out.values())
+        unread = sum(stop - start for start, stop in window.cursor.missing(window.next_read, end))
+        ready = window._ready.count
+        kept = window.policy.held + window.policy.unmatched + window.delayed
+        failing = len(self.waiting) + len(self.dying) + len(self.blocked)
+        missing = sum(stop - start for start, stop in window.cursor.missing(0, end))
+        assert min(window.policy.held, window.policy.unmatched, window.delayed, unread) >= 0
+        assert unread + ready + kept + failing + len(self.out) == missing
+
+    @invariant()
+    def failures_are_counted_until_they_are_settled(self):
+        failures = self.window.failures
+        assert {offset: failures.at(offset).count for offset in failures.offsets()} == self.failed
+        assert (failures.waiting, failures.blocked) == (len(self.waiting), len(self.blocked))
+        if self.is_keyed:
+            assert self.window.policy.blocked_keys == len({self.desk.stored.keys[one] for one in self.failed})
+
+    def teardown(self) -> None:
+        """Room for everybody, time for everything: all of it is settled in the end."""
+        try:
+            self.policy = POLICIES[0]
+            self._exhausted(self.window.set_failure_policy(self.policy), set())
+            self.blocked.clear()
+            if not self.window.members or self.is_keyed:
+                self.attach("z", 0, (), PLENTY)
+            for member in self.window.members:
+                member.paused = False
+                self.desk.credit(member, PLENTY, PLENTY)
+            for _ in range(300):
+                if self.window.cursor.position == self.desk.stored.end:
+                    break
+                self._ack(ranges_of(sorted(self.dying)))
+                self.desk.wait(50)
+                self.deliver()
+                self.every_open_message_is_in_one_place()
+                self._ack(ranges_of(sorted(self.out)))
+                self.deliver()
+            assert self.window.cursor.position == self.desk.stored.end, "something is never delivered"
+        finally:
+            for name, value in self.normal.items():
+                setattr(window_module, name, value)
+
+
+SMALL = {"HELD_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4}
+
+
+def machine(subscription_type: SubscriptionType, limits: dict[str, int]):
+    """A test case of its own for each type, with the limits of production or small ones."""
+    one = type("Machine", (WindowMachine,), {"type": subscription_type, "limits": limits})
+    case = one.TestCase
+    case.settings = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        phases=PHASES,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    return case
+
+
+TestExclusive = machine(SubscriptionType.EXCLUSIVE, {})
+TestExclusiveWithSmallLimits = machine(SubscriptionType.EXCLUSIVE, SMALL)
+TestFailover = machine(SubscriptionType.FAILOVER, {})
+TestFailoverWithSmallLimits = machine(SubscriptionType.FAILOVER, SMALL)
+TestShared = machine(SubscriptionType.SHARED, {})
+TestSharedWithSmallLimits = machine(SubscriptionType.SHARED, SMALL)
+TestKeyShared = machine(SubscriptionType.KEY_SHARED, {})
+TestKeySharedWithSmallLimits = machine(SubscriptionType.KEY_SHARED, SMALL)
