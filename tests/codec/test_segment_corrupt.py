@@ -231,7 +231,7 @@ def test_batches_that_do_not_follow_each_other_are_refused() -> None:
 
 
 def test_what_is_cut_short_is_told() -> None:
-    batch = stored([bytes(501)], 10)
+    batch = stored([bytes(520)], 10)
     block = block_of(batch)
     for length in (1, 64, 127):
         with pytest.raises(Corrupt, match=f"header is cut short at {length} bytes"):
