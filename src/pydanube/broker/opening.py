@@ -18,13 +18,16 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.log import PartitionLog
 from pydanube.core.producers import ProducerTable
 from pydanube.model.errors import Corrupt
+from pydanube.model.ledgers import ProducerEntry
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
 from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream
+from pydanube.storage.tiering.history import History, PartitionHistory
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
 from .ownership import Ownership
+from .records import LedgerRecord
 
 log = get_logger(__name__)
 
@@ -36,13 +39,23 @@ class Recovered(NamedTuple):
     stream: LoggedStream | MemoryStream | NoStream
     cursors: dict[int, Cursor]
     former_state_ledgers: list[int]
+    past: PartitionHistory | None = None
 
 
 class Opening:
     """The parts that recovering a partition takes."""
 
-    def __init__(self, writer: LogWriter, cache: TailCache, memory_topic_bytes: int, remembered_max: int) -> None:
+    def __init__(
+        self,
+        writer: LogWriter,
+        cache: TailCache,
+        memory_topic_bytes: int,
+        remembered_max: int,
+        history: History | None = None,
+    ) -> None:
+        """Without a `history` nothing is in object storage, and the log keeps everything."""
         self._writer = writer
+        self._history = history
         self._cache = cache
         self._memory_topic_bytes = memory_topic_bytes
         self._remembered_max = remembered_max
@@ -56,9 +69,6 @@ class Opening:
             return Recovered(decide, NoStream(), {one: Cursor(0) for one in starts}, [])
         ack_level = config.ack_level
         ledgers = await ownership.ledgers()
-        for ledger_id, _ in ledgers:
-            if (damage := self._writer.recovered.damaged.get(ledger_id)) is not None:
-                raise Corrupt(damage.message)
         if ack_level is AckLevel.MEMORY:
             decide = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
             if ownership.reserved_end:
@@ -66,34 +76,60 @@ class Opening:
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
             return Recovered(decide, in_memory, cursors, [])
+        past = await self._past(ownership)
+        self._refuse_damaged(ledgers, ownership.uploaded_end)
         data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]
         state = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
         written = [one for ledger_id in data if (one := self._writer.ledger(ledger_id)) and one.last_entry >= 0]
         snapshot, changes = await self._state(state)
-        producers, end = await self._producers(written, snapshot)
+        producers, end = await self._producers(written, snapshot, past)
         if ack_level is not AckLevel.DURABLE and ownership.reserved_end > end:
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
             end = ownership.reserved_end
         filled = [(one.first_offset, one.ledger_id) for one in written if one.end_offset > one.first_offset]
-        stream = LoggedStream(self._writer, self._cache, filled, end)
+        stream = LoggedStream(self._writer, self._cache, filled, end, past)
         stream.trim(ownership.start_offset)
         kept = {one.ledger_id for one in written}
         await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in kept])
         last_time = max((one.last_time for one in written), default=0)
-        return Recovered(PartitionLog(end, producers, last_time), stream, _cursors(starts, snapshot, changes), state)
+        if past is not None:
+            last_time = max(last_time, await past.last_time())
+        decided = PartitionLog(end, producers, last_time)
+        return Recovered(decided, stream, _cursors(starts, snapshot, changes), state, past)
 
-    async def _ledger_start(self, ledger: LedgerSummary, snapshot: Snapshot | None) -> LedgerStart | Snapshot:
-        """What the ledger began with; once that was trimmed, the snapshot that had to be synced before."""
-        if ledger.first_entry == 0:
-            entries = await self._writer.read_entries(ledger.ledger_id)
+    async def _past(self, ownership: Ownership) -> PartitionHistory | None:
+        """What of the partition is in object storage."""
+        if self._history is None:
+            return None
+        first = await self._history.catalog.find(ownership.topic_id, ownership.index, ownership.start_offset)
+        end = ownership.uploaded_end
+        start = first.first_offset if first is not None else end
+        return PartitionHistory(self._history, ownership.topic_id, ownership.index, start, end)
+
+    def _refuse_damaged(self, ledgers: list[tuple[int, LedgerRecord]], uploaded_end: int) -> None:
+        """Damage to what is in the catalog harms nobody."""
+        for ledger_id, _ in ledgers:
+            damage = self._writer.recovered.damaged.get(ledger_id)
+            summary = self._writer.ledger(ledger_id)
+            if damage is not None and not (summary is not None and 0 < summary.end_offset <= uploaded_end):
+                raise Corrupt(damage.message)
+
+    async def _bases(
+        self, last: LedgerSummary | None, snapshot: Snapshot | None, past: PartitionHistory | None
+    ) -> list[tuple[int, list[ProducerEntry]]]:
+        """What was known of producers at some offset: where the last ledger began, where the last snapshot was taken,
+        where the uploaded part ends. What the log trimmed, one of the others has."""
+        bases: list[tuple[int, list[ProducerEntry]]] = []
+        if last is not None and last.first_entry == 0:
+            entries = await self._writer.read_entries(last.ledger_id)
             body = next(body for _, kind, body in entries if kind == RecordKind.LEDGER_START)
-            return decode(body, LedgerStart)
-        if snapshot is None:
-            raise Corrupt(
-                f"ledger {ledger.ledger_id} was trimmed and the partition's state has no snapshot: "
-                f"put back a copy of the log, or delete the topic"
-            )
-        return snapshot
+            began = decode(body, LedgerStart)
+            bases.append((began.next_offset, began.producers))
+        if snapshot is not None:
+            bases.append((snapshot.next_offset, snapshot.producers))
+        if past is not None and past.end:
+            bases.append((past.end, await past.producers()))
+        return bases
 
     async def _state(self, state_ids: list[int]) -> tuple[Snapshot | None, list[CursorChange]]:
         """From the newest ledger whose snapshot was stored; a crash may have come before the newest had one."""
@@ -106,19 +142,26 @@ class Opening:
                 return decode(body, Snapshot), changes
         return None, []
 
-    async def _producers(self, written: list[LedgerSummary], snapshot: Snapshot | None) -> tuple[ProducerTable, int]:
+    async def _producers(
+        self, written: list[LedgerSummary], snapshot: Snapshot | None, past: PartitionHistory | None
+    ) -> tuple[ProducerTable, int]:
         """The table and the next offset. The last ledger is enough: it begins with all that was known before it."""
         table = ProducerTable(self._remembered_max)
-        if not written:
+        last = written[-1] if written else None
+        bases = await self._bases(last, snapshot if written else None, past)
+        if not bases:
+            if last is not None:
+                raise Corrupt(
+                    f"ledger {last.ledger_id} was trimmed, and neither snapshot nor segment has what it began with: "
+                    f"put back a copy of the log, or delete the topic"
+                )
             return table, 0
-        last = written[-1]
-        base = await self._ledger_start(last, snapshot)
-        end = max(last.end_offset, base.next_offset)
-        if snapshot is not None and snapshot.next_offset > base.next_offset:
-            base = snapshot
-        table.restore(base.producers)
-        for header in await self._writer.batch_headers(last.ledger_id, base.next_offset):
-            table.replay(header)
+        known, producers = max(bases, key=lambda base: base[0])
+        end = max(known, last.end_offset if last is not None else 0)
+        table.restore(producers)
+        for ledger in written[-1:]:
+            for header in await self._writer.batch_headers(ledger.ledger_id, known):
+                table.replay(header)
         return table, end
 
     async def _drop_unwritten(self, ownership: Ownership, unwritten: list[int]) -> None:

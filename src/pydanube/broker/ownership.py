@@ -66,8 +66,8 @@ class Ownership:
     def __init__(self, store: Store, ledger_ids: Ids, topic_id: int, index: int, owner: str) -> None:
         self._store = store
         self._ledger_ids = ledger_ids
-        self._topic_id = topic_id
-        self._index = index
+        self.topic_id = topic_id
+        self.index = index
         self._key = partition_key(topic_id, index)
         self._record = PartitionRecord(owner=owner)
         self._revision = 0
@@ -94,12 +94,12 @@ class Ownership:
         record = msgspec.structs.replace(former, epoch=former.epoch + 1, owner=self._record.owner)
         result = await self._store.transact([compare], [Put(self._key, pack(record))])
         if not result.succeeded:
-            raise StaleEpoch(f"partition {self._index} of topic {self._topic_id} was taken by another broker")
+            raise StaleEpoch(f"partition {self.index} of topic {self.topic_id} was taken by another broker")
         self._record, self._revision = record, result.revision
 
     async def ledgers(self) -> list[tuple[int, LedgerRecord]]:
         """The partition's ledgers, oldest first."""
-        prefix = ledgers_of(self._topic_id, self._index)
+        prefix = ledgers_of(self.topic_id, self.index)
         return [
             (ledger_of_key(one.key)[1], unpack(one.value, LedgerRecord)) async for one in list_all(self._store, prefix)
         ]
@@ -108,12 +108,12 @@ class Ownership:
         """A new ledger under this epoch; durable on return."""
         ledger_id = await self._ledger_ids.take()
         record = LedgerRecord(kind, self.epoch)
-        await self._write([Put(ledger_key(self._topic_id, self._index, ledger_id), pack(record))])
+        await self._write([Put(ledger_key(self.topic_id, self.index, ledger_id), pack(record))])
         return ledger_id
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
         """Forget ledgers that hold nothing anybody needs."""
-        keys = [ledger_key(self._topic_id, self._index, ledger_id) for ledger_id in ledger_ids]
+        keys = [ledger_key(self.topic_id, self.index, ledger_id) for ledger_id in ledger_ids]
         for start in range(0, len(keys), METADATA_OPERATIONS_MAX // 2):
             await self._write([Delete(key) for key in keys[start : start + METADATA_OPERATIONS_MAX // 2]])
 
@@ -153,5 +153,5 @@ class Ownership:
 
     def _fenced(self) -> StaleEpoch:
         return StaleEpoch(
-            f"partition {self._index} of topic {self._topic_id} was taken from this broker (epoch {self.epoch} is over)"
+            f"partition {self.index} of topic {self.topic_id} was taken from this broker (epoch {self.epoch} is over)"
         )

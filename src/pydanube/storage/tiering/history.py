@@ -244,5 +244,13 @@ class PartitionHistory:
 
     async def producers(self) -> list[ProducerEntry]:
         """As of the end."""
-        segment = await self._history.catalog.find(self._topic_id, self._index, self.end - 1) if self.end else None
+        segment = await self._last()
         return await self._history.producers(segment) if segment is not None else []
+
+    async def last_time(self) -> int:
+        """When the last of it was appended; 0 when there is nothing."""
+        segment = await self._last()
+        return segment.record.last_time if segment is not None else 0
+
+    async def _last(self) -> Segment | None:
+        return await self._history.catalog.find(self._topic_id, self._index, self.end - 1) if self.end else None
