@@ -1,91 +1,176 @@
 """The exclusive subscription, event by event."""
 
 import pytest
+from dispatch_harness import Desk
 
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.core.dispatch.exclusive import Exclusive
-from pydanube.model.errors import Refused
+from pydanube.core.dispatch.window import Window
+from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import ACKED_RANGES_MAX
+from pydanube.model.topics import SubscriptionType
 
 
-def attached(position: int = 0, messages: int = 1000) -> Exclusive:
-    subscription = Exclusive(Cursor(position))
-    holder, _ = subscription.attach("a")
-    holder.messages, holder.bytes = messages, 1 << 20
-    return subscription
+def desk(**options) -> Desk:
+    return Desk(SubscriptionType.EXCLUSIVE, **options)
 
 
 def test_another_name_is_refused_while_the_holder_lives():
-    subscription = attached()
+    one = desk()
+    one.join("a")
     with pytest.raises(Refused, match="held by consumer 'a'"):
-        subscription.attach("b")
+        one.join("b")
+    assert [member.consumer for member in one.window.members] == ["a"]
 
 
 def test_another_name_is_welcome_once_the_holder_is_gone():
-    subscription = attached()
-    subscription.detach(subscription.holder)
-    holder, former = subscription.attach("b")
-    assert former is None
-    assert subscription.holder is holder
+    one = desk()
+    one.window.detach(one.join("a"))
+    one.join("b")
+    one.stored.publish(3)
+    assert one.pump() == {"b": [0, 1, 2]}
 
 
 def test_the_same_name_takes_over_and_gets_the_unacked_again():
-    subscription = attached()
-    assert subscription.take(0, 10, 100) == [(0, 10)]
-    subscription.cursor.ack(0, 4)
-    subscription.cursor.ack(6, 7)
-    former = subscription.holder
-    holder, ended = subscription.attach("a")
-    holder.messages, holder.bytes = 10, 10_000
-    assert ended is former
-    assert subscription.take(0, 10, 100) == [(4, 6), (7, 10)]
+    one = desk()
+    first = one.join("a")
+    one.stored.publish(10)
+    one.pump()
+    one.ack(0, 1, 2, 3, 6)
+    second, ended = one.window.attach("a")
+    assert ended is first
+    one.credit(second, 10)
+    assert one.pump() == {"a": [4, 5, 7, 8, 9]}
 
 
 def test_a_hold_that_was_taken_over_cannot_let_go_of_the_new_one():
-    subscription = attached()
-    former = subscription.holder
-    subscription.attach("a")
-    subscription.detach(former)
-    assert subscription.holder is not None
+    one = desk()
+    first, second = one.join("a"), one.join("a")
+    one.window.detach(first)
+    assert one.window.members == [second]
 
 
-def test_delivery_stops_when_credit_is_used_up_and_counts_rows_and_bytes():
-    subscription = attached(messages=10)
-    assert subscription.wants
-    subscription.take(0, 10, 100)
-    assert not subscription.wants
-    subscription.holder.messages += 1
-    assert subscription.wants
-    subscription.holder.bytes = 0
-    assert not subscription.wants
+def test_delivery_stops_when_credit_in_messages_or_bytes_is_used_up():
+    one = desk()
+    member = one.join("a", messages=10, size_bytes=1 << 20)
+    for _ in range(3):
+        one.stored.publish(10)
+    assert one.pump() == {"a": list(range(10))}
+    assert one.pump() == {}
+    one.credit(member, 1)
+    assert one.pump() == {"a": list(range(10, 20))}, "a batch is not cut for its one consumer"
+    member.messages, member.bytes = 100, 0
+    assert one.pump() == {}
+
+
+def test_a_paused_consumer_gets_nothing_until_it_resumes():
+    one = desk()
+    member = one.join("a")
+    member.paused = True
+    one.stored.publish(2)
+    assert one.pump() == {}
+    member.paused = False
+    one.window.refresh(member)
+    assert one.pump() == {"a": [0, 1]}
 
 
 def test_a_batch_begun_before_the_position_is_delivered_in_part():
-    assert attached(position=7).take(0, 10, 100) == [(7, 10)]
+    one = desk(position=7)
+    one.join("a")
+    one.stored.publish(10)
+    assert one.pump() == {"a": [7, 8, 9]}
 
 
 def test_what_was_never_stored_is_settled_by_itself():
-    subscription = attached()
-    subscription.take(0, 10, 100)
-    assert subscription.take(100, 110, 100) == [(100, 110)]
-    subscription.cursor.ack(0, 10)
-    assert subscription.cursor.position == 100
+    one = desk()
+    one.join("a")
+    one.stored.publish(10)
+    one.stored.leave_gap(90)
+    one.stored.publish(10)
+    assert one.pump() == {"a": [*range(10), *range(100, 110)]}
+    one.ack(*range(10))
+    assert one.window.cursor.position == 100
+
+
+def test_delays_are_ignored_and_order_is_kept():
+    one = desk()
+    one.join("a")
+    one.stored.publish(3, [one.now_us + 10**9, 0, one.now_us + 1])
+    assert one.pump() == {"a": [0, 1, 2]}
+
+
+def test_acks_settle_in_any_order_and_late_or_repeated_ones_are_no_error():
+    one = desk()
+    one.join("a")
+    one.stored.publish(10)
+    one.pump()
+    assert one.ack(7, 3) == 2
+    assert one.ack(7, 3, 4) == 1
+    assert one.window.ack([(0, 8)]) == 5
+    assert (one.window.cursor.position, one.window.unacked) == (8, 2)
+
+
+def test_cumulative_acks_fit():
+    desk().window.check_cumulative()
+
+
+def test_key_filters_do_not_fit():
+    with pytest.raises(Invalid, match="key filters are for key-shared"):
+        desk().join("a", key_filters=["x*"])
+
+
+def with_too_many_gaps(one: Desk) -> None:
+    one.stored.publish(2 * ACKED_RANGES_MAX + 1)
+    one.pump()
+    one.ack(*range(1, 2 * ACKED_RANGES_MAX, 2))
 
 
 def test_too_many_gaps_make_delivery_wait():
-    subscription = attached(messages=1 << 30)
-    subscription.take(0, ACKED_RANGES_MAX * 2 + 1, 1)
-    for gap in range(ACKED_RANGES_MAX):
-        subscription.cursor.ack(gap * 2 + 1, gap * 2 + 2)
-    assert not subscription.wants
-    subscription.cursor.ack(0, 1)
-    assert subscription.wants
+    one = desk()
+    one.join("a")
+    with_too_many_gaps(one)
+    end = one.stored.publish(1)
+    assert one.pump() == {}
+    one.ack(0)
+    assert one.pump() == {"a": [end]}
+
+
+def test_too_many_gaps_do_not_keep_the_next_consumer_from_closing_them():
+    one = desk()
+    one.join("a")
+    with_too_many_gaps(one)
+    one.stored.publish(1)
+    one.join("a")
+    assert one.pump() == {"a": list(range(0, 2 * ACKED_RANGES_MAX + 1, 2))}
+
+
+def test_too_many_gaps_do_not_outlive_a_restart():
+    one = desk()
+    one.join("a")
+    with_too_many_gaps(one)
+    cursor = one.window.cursor
+    one.window = Window(SubscriptionType.EXCLUSIVE, Cursor(cursor.position, cursor.acked), one.window.failures.policy)
+    one.join("a")
+    assert one.pump() == {"a": list(range(0, 2 * ACKED_RANGES_MAX + 1, 2))}
 
 
 def test_unacked_counts_what_the_holder_has():
-    subscription = attached()
-    subscription.take(0, 10, 1)
-    subscription.cursor.ack(3, 5)
-    assert subscription.unacked == 8
-    subscription.detach(subscription.holder)
-    assert subscription.unacked == 0
+    one = desk()
+    member = one.join("a")
+    one.stored.publish(10)
+    one.pump()
+    one.ack(3, 4)
+    assert (one.window.unacked, one.window.unacked_of(member)) == (8, 8)
+    one.window.detach(member)
+    assert one.window.unacked == 0
+
+
+def test_after_a_seek_everything_from_there_comes_again():
+    one = desk()
+    one.join("a")
+    one.stored.publish(10)
+    one.pump()
+    one.ack(*range(10))
+    one.window.move(6)
+    assert one.pump() == {"a": [6, 7, 8, 9]}
+    one.window.move(10)
+    assert one.pump() == {}

@@ -125,6 +125,9 @@ class Keyed:
         """As much as it has room for: the rest would only be held back again."""
         return self._no_room[member.number].take_first(member.messages)
 
+    def holds(self, member: Member, offset: int) -> bool:
+        return self._owners.owner_of(offset) == member.number
+
     def is_active(self, member: Member) -> bool:
         return True
 

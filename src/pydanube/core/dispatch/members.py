@@ -24,6 +24,8 @@ class Member:
     messages: int = 0
     bytes: int = 0
     paused: bool = False
+    estimated_bytes: int = 0
+    """Of what it was charged, what nobody has weighed yet."""
     number: int = field(default_factory=_numbers.__next__)
     """Never used for another one."""
 
@@ -32,8 +34,15 @@ class Member:
         return self.messages > 0 and self.bytes > 0 and not self.paused
 
     def charge(self, rows: int, size_bytes: int) -> None:
+        """So many messages are dealt to it, which take about so many bytes."""
         self.messages -= rows
         self.bytes -= size_bytes
+        self.estimated_bytes += size_bytes
+
+    def weigh(self, size_bytes: int) -> None:
+        """What it was charged for takes so many bytes in fact: it gives back what it gets, no more and no less."""
+        self.bytes += self.estimated_bytes - size_bytes
+        self.estimated_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,9 @@ class Policy(Protocol):
         """Its consumer could not manage it; `failed` until it is settled. Returns what need not be held back any
         more, None when no consumer had it."""
 
+    def holds(self, member: Member, offset: int) -> bool:
+        """Whether it has this one now."""
+
     def is_active(self, member: Member) -> bool: ...
 
     def unacked(self, member: Member) -> int:
@@ -157,6 +169,9 @@ class Holding:
         if len(self._given) > self._limit:
             self._given = RangeSet(one for start, end in self._given.ranges for one in self._missing(start, end))
             self._limit = max(1024, 2 * len(self._given))
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._given
 
     def remove(self, offset: int) -> bool:
         """Whether it was given."""

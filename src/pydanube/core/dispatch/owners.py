@@ -58,6 +58,10 @@ class Owners:
         chunk = self._chunks.get(offset >> CHUNK_BITS)
         return chunk is not None and bool(chunk.owners[offset & (CHUNK - 1)] != NOBODY)
 
+    def owner_of(self, offset: int) -> int:
+        chunk = self._chunks.get(offset >> CHUNK_BITS)
+        return NOBODY if chunk is None else int(chunk.owners[offset & (CHUNK - 1)])
+
     def give(self, number: int, ranges: Sequence[Range]) -> None:
         """Nobody has these yet."""
         for start, end in ranges:

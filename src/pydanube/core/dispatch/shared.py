@@ -76,6 +76,9 @@ class Shared:
     def given_back(self, offset: int, failed: bool) -> list[Range] | None:
         return None if self._owners.release_one(offset) is None else []
 
+    def holds(self, member: Member, offset: int) -> bool:
+        return self._owners.owner_of(offset) == member.number
+
     def is_active(self, member: Member) -> bool:
         return True
 

@@ -34,7 +34,7 @@ class Single:
         return self._active is not None and self._active.has_room
 
     def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
-        if self._active is not None and not self._failover:
+        if self._active not in (None, member) and not self._failover:
             raise Refused(
                 f"the subscription is exclusive and held by consumer {self._active.consumer!r}: close that one, "
                 f"use its name to take over, or another subscription"
@@ -68,6 +68,9 @@ class Single:
 
     def given_back(self, offset: int, failed: bool) -> list[Range] | None:
         return [] if self._holding.remove(offset) else None
+
+    def holds(self, member: Member, offset: int) -> bool:
+        return member is self._active and offset in self._holding
 
     def is_active(self, member: Member) -> bool:
         return member is self._active

@@ -84,11 +84,12 @@ class Window:
             raise Invalid(f"key filters are for key-shared subscriptions, and this one is {self.type}")
         KeyFilter(key_filters)
         former = next((one for one in self.members if one.consumer == consumer), None)
-        if former is not None:
-            self.detach(former)
         member = Member(consumer, priority, tuple(key_filters))
-        self._again(self.policy.join(member, [*self.members, member]))
-        self.members.append(member)
+        members = [*(one for one in self.members if one is not former), member]
+        if former is not None:  # as one change: for failover, what lies between would be other members
+            self._again(self.policy.leave(former, members))
+        self._again(self.policy.join(member, members))
+        self.members = members
         return member, former
 
     def detach(self, member: Member) -> None:
@@ -116,6 +117,11 @@ class Window:
         if self.policy.held + self.policy.unmatched >= HELD_MAX or len(self.failures) >= FAILED_MAX:
             return None
         return None if self._delayed.count >= DELAYED_MAX else self.next_read
+
+    @property
+    def wanted_again(self) -> int:
+        """How many neighbours from `wanted` on are to be delivered again; 0 when it was not read before."""
+        return self._ready.first_end - self._ready.first if self._ready else 0
 
     @property
     def is_blocked(self) -> bool:
@@ -209,14 +215,23 @@ class Window:
         return settled
 
     def nack(
-        self, ranges: Sequence[Range], now_us: int, delay_ms: int | None = None, reason: str = ""
+        self,
+        ranges: Sequence[Range],
+        now_us: int,
+        delay_ms: int | None = None,
+        reason: str = "",
+        member: Member | None = None,
     ) -> list[Exhausted]:
-        """These were not managed: they come again after a while. Returns those that do not."""
+        """These were not managed: they come again after a while. Returns those that do not.
+
+        With `member`, only what it has now counts: what went to somebody else meanwhile is no business of its.
+        """
         exhausted: list[Exhausted] = []
         for start, end in ranges:
             for first, stop in self.cursor.missing(start, min(end, self.next_read)):
                 for offset in range(first, stop):
-                    exhausted += self._fail(offset, now_us, delay_ms, reason)
+                    if member is None or self.policy.holds(member, offset):
+                        exhausted += self._fail(offset, now_us, delay_ms, reason)
         return exhausted
 
     def _fail(self, offset: int, now_us: int, delay_ms: int | None, reason: str) -> list[Exhausted]:

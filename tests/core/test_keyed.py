@@ -1,0 +1,352 @@
+"""The key-shared subscription: same key, same consumer, in order."""
+
+from collections import Counter
+
+import pytest
+from dispatch_harness import MS, Desk
+
+from pydanube.core.dispatch import window as window_module
+from pydanube.core.dispatch.keys import KEY_FILTERS_MAX, KeyFilter
+from pydanube.model.errors import Invalid, Refused
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.topics import SubscriptionType
+
+OTHERS = "bcdefghijklmnopqrstuvwxyz"
+
+
+def desk(policy: FailurePolicy | None = None) -> Desk:
+    return Desk(SubscriptionType.KEY_SHARED, policy or FailurePolicy(delay_ms=10))
+
+
+def keys_of(one: Desk, names: list[str]) -> dict[str, str]:
+    """Who has which of these keys, found out by a message for each."""
+    base = one.stored.publish(names)
+    owners = {one.stored.keys[offset]: name for name, offsets in one.pump().items() for offset in offsets}
+    one.ack(*range(base, one.stored.end))
+    return owners
+
+
+def key_of(one: Desk, consumer: str) -> str:
+    return next(key for key, owner in keys_of(one, [f"key-{n}" for n in range(50)]).items() if owner == consumer)
+
+
+# -- who has a key -----------------------------------------------------------------------------------------------------
+
+
+def test_a_key_stays_with_its_consumer_and_in_order_over_batches():
+    one = desk()
+    one.join("a")
+    one.join("b")
+    got = {}
+    for _ in range(5):
+        one.stored.publish([f"k{number % 7}" for number in range(20)])
+        for name, offsets in one.pump().items():
+            for offset in offsets:
+                got.setdefault(one.stored.keys[offset], []).append((name, offset))
+    assert len({tuple(sorted({name for name, _ in seen})) for seen in got.values()}) == 2
+    for seen in got.values():
+        assert len({name for name, _ in seen}) == 1
+        assert [offset for _, offset in seen] == sorted(offset for _, offset in seen)
+
+
+def test_a_message_without_a_key_goes_by_its_producers_name():
+    one = desk()
+    for name in "abcd":
+        one.join(name)
+    one.stored.publish([None, "x", None], producer="p")
+    one.stored.publish(3, producer="p")
+    owners = {offset: name for name, offsets in one.pump().items() for offset in offsets}
+    assert len({owners[offset] for offset in (0, 2, 3, 4, 5)}) == 1
+
+
+NAMES = [f"user-{number}" for number in range(10_000)]
+
+
+def test_keys_are_spread_evenly():
+    one = desk()
+    for number in range(4):
+        one.join(f"c{number}")
+    shares = Counter(keys_of(one, NAMES).values())
+    assert all(abs(share - 2500) < 0.1 * 2500 for share in shares.values()), shares
+
+
+def test_a_fifth_consumer_moves_a_fifth_of_the_keys_and_only_to_itself():
+    one = desk()
+    for number in range(4):
+        one.join(f"c{number}")
+    before = keys_of(one, NAMES)
+    fifth = one.join("c4")
+    after = keys_of(one, NAMES)
+    moved = [key for key in NAMES if before[key] != after[key]]
+    assert all(after[key] == "c4" for key in moved)
+    assert 0.7 * 2000 < len(moved) < 1.3 * 2000
+    one.window.detach(fifth)
+    assert keys_of(one, NAMES) == before
+
+
+def test_cumulative_acks_are_refused():
+    with pytest.raises(Refused, match="key-shared"):
+        desk().window.check_cumulative()
+
+
+# -- a key that moves --------------------------------------------------------------------------------------------------
+
+
+def test_a_key_moves_only_after_its_messages_on_their_way_are_settled():
+    one = desk()
+    one.join("a")
+    one.stored.publish(["k", "k"])
+    assert one.pump() == {"a": [0, 1]}
+    name = next(name for name in OTHERS if takes(one, name, "k"))
+    one.stored.publish(["k"])
+    assert one.pump() == {}
+    assert one.window.policy.held == 1
+    one.ack(0)
+    assert one.pump() == {}
+    one.ack(1)
+    assert one.pump() == {name: [2]}
+
+
+def takes(one: Desk, consumer: str, key: str) -> bool:
+    """Joins; stays if the key belongs to it now."""
+    twin = Desk(SubscriptionType.KEY_SHARED)
+    twin.join("a")
+    twin.join(consumer)
+    if keys_of(twin, [key])[key] != consumer:
+        return False
+    one.join(consumer)
+    return True
+
+
+def test_a_nack_frees_a_key_to_move_and_what_is_behind_it_still_waits():
+    one = desk()
+    one.join("a")
+    one.stored.publish(["k"])
+    one.pump()
+    name = next(name for name in OTHERS if takes(one, name, "k"))
+    one.stored.publish(["k"])
+    one.pump()
+    one.nack(0)
+    assert one.pump() == {}
+    one.wait(10)
+    assert one.pump() == {name: [0]}
+    one.ack(0)
+    assert one.pump() == {name: [1]}
+
+
+def test_what_a_consumer_had_moves_at_once_when_it_leaves_and_stays_in_order():
+    one = desk()
+    leaver = one.join("a")
+    one.stored.publish(["k", "l", "k"])
+    one.pump()
+    one.join("b")
+    one.stored.publish(["k", "l"])
+    one.pump()
+    one.window.detach(leaver)
+    assert one.pump() == {"b": [0, 1, 2, 3, 4]}
+
+
+def test_a_slow_consumer_holds_up_its_own_keys_only():
+    one = desk()
+    one.join("a")
+    slow = one.join("b", messages=0)
+    theirs, mine = key_of_without_room(one), key_of_without_room(one, "a")
+    one.stored.publish([theirs, mine, theirs, mine])
+    got = one.pump()
+    assert list(got) == ["a"] and len(got["a"]) == 2
+    assert one.window.policy.held == 2
+    one.credit(slow, 1)
+    assert len(one.pump()["b"]) == 1
+    one.stored.publish([theirs])
+    assert one.pump() == {}
+    one.credit(slow, 10)
+    assert one.pump() == {"b": [2, 4]}
+
+
+def key_of_without_room(one: Desk, consumer: str = "b") -> str:
+    twin = Desk(SubscriptionType.KEY_SHARED)
+    for member in one.window.members:
+        twin.join(member.consumer)
+    return key_of(twin, consumer)
+
+
+# -- a key with a failure ----------------------------------------------------------------------------------------------
+
+
+def test_behind_a_failure_the_key_waits_and_others_go_on():
+    one = desk()
+    one.join("a")
+    one.stored.publish(["k", "k", "x"])
+    one.pump()
+    one.nack(0)
+    one.stored.publish(["k", "x"])
+    assert one.pump() == {"a": [4]}, "offset 1 was delivered before"
+    assert (one.window.policy.held, one.window.policy.blocked_keys) == (1, 1)
+    one.wait(10)
+    assert one.pump() == {"a": [0]}
+    one.ack(0)
+    assert one.pump() == {"a": [3]}
+    assert one.window.policy.blocked_keys == 0
+
+
+def test_two_failures_of_a_key_hold_it_until_both_are_settled():
+    one = desk()
+    one.join("a")
+    one.stored.publish(["k", "k"])
+    one.pump()
+    one.nack(0, 1, delay_ms=0)
+    one.stored.publish(["k"])
+    assert one.pump() == {"a": [0, 1]}
+    one.ack(0)
+    assert one.pump() == {}
+    one.ack(1)
+    assert one.pump() == {"a": [2]}
+
+
+def test_a_nack_of_what_is_held_back_counts_nothing_and_delivers_nothing_twice():
+    one = desk()
+    one.join("a")
+    one.stored.publish(["k"])
+    one.pump()
+    one.nack(0)
+    one.stored.publish(["k"])
+    one.pump()
+    one.nack(1, delay_ms=0)
+    one.wait(10)
+    assert one.pump() == {"a": [0]}
+    one.ack(0)
+    assert one.pump() == {"a": [1]}
+    assert len(one.window.failures) == 0
+
+
+def test_overlapping_and_empty_ranges_in_one_ack_free_a_key_once():
+    one = desk()
+    one.join("a")
+    one.stored.publish(["k"] * 6)
+    one.pump()
+    one.window.ack([(0, 2), (1, 3), (3, 3), (1, 2)])
+    name = next(name for name in OTHERS if takes(one, name, "k"))
+    one.stored.publish(["k"])
+    assert one.pump() == {}
+    one.window.ack([(4, 6), (9, 2), (3, 5)] * 5)
+    assert one.pump() == {name: [6]}
+
+
+# -- filters -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("globs", "accepted", "refused"),
+    [
+        (["eu-*"], ["eu-", "eu-1", "eu-\n"], ["us-1", "xeu-1", "EU-1"]),
+        (["a?c"], ["abc", "a?c"], ["ac", "abbc"]),
+        (["[ab]"], ["[ab]"], ["a", "b", "[ab", "ab]"]),
+        (["a[!b]*"], ["a[!b]", "a[!b]cd"], ["ac", "a!"]),
+        (["x.y"], ["x.y"], ["xay"]),
+        (["eu-*", "us-?"], ["eu-77", "us-1"], ["us-11", "de"]),
+        (["*"], ["", "anything"], []),
+        ([], ["", "anything"], []),
+    ],
+)
+def test_filters_are_globs_of_which_one_must_match(globs, accepted, refused):
+    one = KeyFilter(globs)
+    assert [key for key in accepted if not one.accepts(key)] == []
+    assert [key for key in refused if one.accepts(key)] == []
+
+
+@pytest.mark.parametrize("globs", [[""], ["x" * 201], ["x"] * (KEY_FILTERS_MAX + 1)])
+def test_filters_have_limits_and_a_refused_one_changes_nothing(globs):
+    one = desk()
+    first = one.join("a")
+    with pytest.raises(Invalid, match="key filters"):
+        one.join("a", key_filters=globs)
+    assert one.window.members == [first]
+
+
+def test_filters_and_consumers_without_share_the_keys():
+    one = desk()
+    one.join("eu", key_filters=["eu-*"])
+    one.join("us", key_filters=["us-*", "ca-*"])
+    one.join("any")
+    owners = keys_of(one, [f"{region}-{number}" for region in ("eu", "us", "ca", "jp") for number in range(50)])
+    for region, mine in (("eu", {"eu", "any"}), ("us", {"us", "any"}), ("ca", {"us", "any"}), ("jp", {"any"})):
+        assert {owner for key, owner in owners.items() if key.startswith(region)} == mine
+
+
+def test_what_no_filter_accepts_waits_is_counted_and_comes_once_somebody_does():
+    one = desk()
+    one.join("eu", key_filters=["eu-*"])
+    one.stored.publish(["jp-1", "eu-1", "jp-1"])
+    assert one.pump() == {"eu": [1]}
+    one.ack(1)
+    assert (one.window.policy.unmatched, one.window.cursor.position) == (2, 0)
+    other = one.join("us", key_filters=["us-*"])
+    assert one.pump() == {}
+    assert one.window.policy.unmatched == 2
+    one.window.detach(other)
+    one.join("jp", key_filters=["jp-?"])
+    assert one.pump() == {"jp": [0, 2]}
+    assert one.window.policy.unmatched == 0
+
+
+def test_the_producers_name_is_the_key_that_filters_see_where_there_is_none():
+    one = desk()
+    one.join("a", key_filters=["sensor-*"])
+    one.stored.publish([None, "x"], producer="sensor-1")
+    one.stored.publish(2, producer="camera-1")
+    assert one.pump() == {"a": [0]}
+    assert one.window.policy.unmatched == 3
+
+
+def test_a_filtered_key_does_not_move_while_it_is_on_its_way():
+    one = desk()
+    one.join("a", key_filters=["k*"])
+    one.stored.publish(["k1"])
+    one.pump()
+    name = next(name for name in OTHERS if takes(one, name, "k1"))
+    one.stored.publish(["k1"])
+    assert one.pump() == {}
+    one.ack(0)
+    assert one.pump() == {name: [1]}
+
+
+# -- delays and bounds -------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_ordered_by_delivery_time():
+    one = desk()
+    one.join("a")
+    one.stored.publish(["k", "k", "k"], [one.now_us + 30 * MS, one.now_us + 10 * MS, 0])
+    got = one.pump()["a"]
+    for _ in range(3):
+        one.wait(10)
+        got += one.pump().get("a", [])
+    assert got == [2, 1, 0]
+
+
+def test_a_consumer_without_room_holds_up_a_bounded_number(monkeypatch):
+    monkeypatch.setattr(window_module, "HELD_MAX", 50)
+    one = desk()
+    one.join("a")
+    slow = one.join("b", messages=0)
+    for _ in range(50):
+        one.stored.publish([f"k{number}" for number in range(10)])
+    one.pump()
+    assert 50 <= one.window.policy.held < 60
+    one.credit(slow, 1000)
+    one.pump()
+    assert one.window.unacked == 500
+
+
+def test_one_message_of_room_offers_one_message_again():
+    one = desk()
+    slow = one.join("b", messages=0)
+    one.join("a")
+    theirs = key_of_without_room(one)
+    for _ in range(100):
+        one.stored.publish([theirs] * 10)
+    one.pump()
+    one.credit(slow, 1)
+    assert one.window._ready.count == 1
+    assert one.pump() == {"b": [0]}
+    assert one.window.policy.held == 999
