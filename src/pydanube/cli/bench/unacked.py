@@ -1,12 +1,14 @@
-"""Role backlog: holds more and more messages without acking them, and takes the time of single acks and redeliveries.
+"""Role backlog: holds messages of several topics without acking them, and times single acks and redeliveries.
 
-All of them were delivered and none is acked; those that are acked or given back lie anywhere among them.
+All of them were delivered and none is acked; those that are acked or given back lie anywhere among them. The topics,
+which differ in the size of their backlog only, take turns: a noisy neighbour harms all of them alike.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,86 +19,95 @@ from .measure import cpu_seconds, percentiles
 from .worker import Control, Message
 
 if TYPE_CHECKING:
-    from pydanube.client import Consumer, Producer
+    from pydanube.client import Client, Consumer
     from pydanube.client import Message as ReceivedMessage
 
-TOPIC: Final = "/default/bench-backlog"
-PAYLOAD: Final = b"sixteen bytes...."
+PAYLOAD: Final = b"sixteen bytes..."
 BATCH: Final = 1000
 PUBLISHED_TOGETHER: Final = 100_000
-SAMPLES: Final = 100
+ROUNDS: Final = 5
+SAMPLES: Final = 20
+"""Of each kind in a round."""
 SEED: Final = 3
 WAIT_SECONDS_MAX: Final = 60.0
 
 
 async def hold(control: Control, spec: Message) -> Message:
-    sizes: list[int] = spec["sizes"]
-    backlog = Backlog(sizes)
-    async with connect(spec["url"]) as client:
-        await client.create_topic(TOPIC)
-        async with (
-            client.producer(TOPIC, batch_messages=BATCH) as producer,
-            client.consumer(
-                TOPIC, subscription="bench", type=spec["type"], start="earliest", ack_linger_ms=0
-            ) as consumer,
-        ):
-            await control.ready()
-            curve = []
-            for size in sizes:
-                await backlog.grow(producer, consumer, size)
-                curve.append(await backlog.measure(consumer, size, spec["broker"]))
-    return {"curve": curve}
+    backlogs = [Backlog(size, spec["broker"]) for size in spec["sizes"]]
+    async with connect(spec["url"]) as client, AsyncExitStack() as stack:
+        for backlog in backlogs:
+            await client.create_topic(backlog.topic)
+            consumer = client.consumer(
+                backlog.topic, subscription="bench", type=spec["type"], start="earliest", ack_linger_ms=0
+            )
+            backlog.consumer = await stack.enter_async_context(consumer)
+        await control.ready()
+        for backlog in backlogs:
+            await backlog.fill(client)
+        for _ in range(ROUNDS):
+            for backlog in backlogs:
+                await backlog.measure()
+    return {"curve": [backlog.result() for backlog in backlogs]}
 
 
 class Backlog:
-    """What is held, and which of it is wanted for samples."""
+    """What is held of one topic, and which of it is wanted for samples."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        rng = random.Random(SEED)
-        self._samples = {size: rng.sample(range(size), 2 * SAMPLES) for size in sizes}
-        self._wanted = np.unique(np.concatenate(list(self._samples.values())))
+    consumer: Consumer
+
+    def __init__(self, size: int, broker_pid: int) -> None:
+        self.topic = f"/default/bench-backlog-{size}"
+        self._size, self._broker = size, broker_pid
+        self._samples = random.Random(SEED).sample(range(size), 2 * ROUNDS * SAMPLES)
         self._kept: dict[int, ReceivedMessage] = {}
-        self._published = self._received = 0
+        self._taken: dict[str, list[int]] = {"ack": [], "redelivery": []}
+        self._cpu = {"ack": 0.0, "redelivery": 0.0}
 
-    async def grow(self, producer: Producer, consumer: Consumer, size: int) -> None:
-        while self._published < size:
-            count = min(PUBLISHED_TOGETHER, size - self._published)
-            await producer.send_many([PAYLOAD] * count)
-            self._published += count
-            while self._received < self._published:
-                batch = await consumer.receive_batch(timeout=WAIT_SECONDS_MAX)
-                self._received += len(batch)
-                first = batch.offset_at(0)
-                low, high = np.searchsorted(self._wanted, (first, batch.offset_at(len(batch) - 1) + 1)).tolist()
-                for offset in self._wanted[low:high].tolist():
-                    self._kept[offset] = batch[int(np.searchsorted(batch.offsets, offset))]
+    async def fill(self, client: Client) -> None:
+        wanted = np.sort(np.array(self._samples))
+        async with client.producer(self.topic, batch_messages=BATCH) as producer:
+            published = received = 0
+            while published < self._size:
+                count = min(PUBLISHED_TOGETHER, self._size - published)
+                await producer.send_many([PAYLOAD] * count)
+                published += count
+                while received < published:
+                    batch = await self.consumer.receive_batch(timeout=WAIT_SECONDS_MAX)
+                    received += len(batch)
+                    ends = (batch.offset_at(0), batch.offset_at(len(batch) - 1) + 1)
+                    low, high = np.searchsorted(wanted, ends).tolist()
+                    for offset in wanted[low:high].tolist():
+                        self._kept[offset] = batch[int(np.searchsorted(batch.offsets, offset))]
 
-    async def measure(self, consumer: Consumer, size: int, broker_pid: int) -> dict[str, Any]:
-        samples = self._samples[size]
-        acks: list[int] = []
-        redeliveries: list[int] = []
-        cpu = cpu_seconds(broker_pid)
-        for offset in samples[:SAMPLES]:
+    async def measure(self) -> None:
+        cpu = cpu_seconds(self._broker)
+        for _ in range(SAMPLES):
+            message = self._next()
             begin = time.perf_counter_ns()
-            await consumer.ack(self._kept[offset])
-            await consumer.flush()
-            acks.append(time.perf_counter_ns() - begin)
-        cpu_acked = cpu_seconds(broker_pid)
-        for offset in samples[SAMPLES:]:
+            await self.consumer.ack(message)
+            await self.consumer.flush()
+            self._taken["ack"].append(time.perf_counter_ns() - begin)
+        cpu_acked = cpu_seconds(self._broker)
+        for _ in range(SAMPLES):
+            message = self._next()
             begin = time.perf_counter_ns()
-            await consumer.nack(self._kept[offset], delay=0)
-            again = await consumer.receive(timeout=WAIT_SECONDS_MAX)
-            redeliveries.append(time.perf_counter_ns() - begin)
-            assert again.offset == offset, f"{again.offset} came instead of {offset}"
-        ack, redelivery = percentiles(acks), percentiles(redeliveries)
-        assert ack is not None
-        assert redelivery is not None
-        return {
-            "unacked": size,
-            "ack_ms": ack.p50,
-            "redelivery_ms": redelivery.p50,
-            "broker_cpu_us": {
-                "ack": (cpu_acked - cpu) * 1e6 / SAMPLES,
-                "redelivery": (cpu_seconds(broker_pid) - cpu_acked) * 1e6 / SAMPLES,
-            },
-        }
+            await self.consumer.nack(message, delay=0)
+            again = await self.consumer.receive(timeout=WAIT_SECONDS_MAX)
+            self._taken["redelivery"].append(time.perf_counter_ns() - begin)
+            assert again.offset == message.offset, f"{again.offset} came instead of {message.offset}"
+            await self.consumer.ack(again)
+        self._cpu["ack"] += cpu_acked - cpu
+        self._cpu["redelivery"] += cpu_seconds(self._broker) - cpu_acked
+        await self.consumer.flush()
+
+    def _next(self) -> ReceivedMessage:
+        return self._kept.pop(self._samples.pop())
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"unacked": self._size, "broker_cpu_us": {}}
+        for act, taken in self._taken.items():
+            times = percentiles(taken)
+            assert times is not None
+            found[f"{act}_ms"] = times.p50
+            found["broker_cpu_us"][act] = self._cpu[act] * 1e6 / len(taken)
+        return found
