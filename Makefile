@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test soak demo bench serve clean
+.PHONY: help setup check format test soak soak-delivery demo bench serve clean
 
 help: ## show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install everything into it
 
@@ -40,6 +40,9 @@ test: setup ## run the tests (about five minutes on two cores)
 
 soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
 	$(PYTEST) -m soak -s --timeout 3600
+
+soak-delivery: setup ## every topic kind and subscription type under a hundred kills of consumers and broker
+	$(PYTEST) -m soak -s --timeout 3600 tests/process/test_delivery_churn.py
 
 demo: setup ## broker, live feed, consumer, a crash in the middle, a verified summary
 	$(BIN)/python examples/demo.py
