@@ -9,7 +9,7 @@ Keys are text of the characters A-Z a-z 0-9 - _ . = and /, at most 512 of them, 
 Errors: NotFound for a key that is not there, AlreadyExists for a create-only put that lost, Refused for a put whose
 `if_match` does not match any more, Denied and Unauthenticated where the store says so, Unavailable for everything that
 may work later. A put that failed with Unavailable may have happened all the same: whoever repeats it create-only and
-gets AlreadyExists looks at what is there.
+gets AlreadyExists looks at what is there. `create` and `if_match` are never given together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ObjectInfo:
     size: int
     etag: str
     modified_us: int
-    """When it was put, by the store's clock."""
+    """When it was put, by the store's clock; in the answer to a put, where the store does not tell, by ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,12 @@ def check_key(key: str) -> str:
     if len(key) > KEY_CHARACTERS_MAX or not _KEY.fullmatch(key) or any(part in (".", "..") for part in key.split("/")):
         raise Invalid(f"object key {key[:80]!r} is not valid: use A-Z a-z 0-9 - _ . = and / between non-empty parts")
     return key
+
+
+def check_range(start: int, end: int | None) -> None:
+    """Invalid where [start, end) is no range."""
+    if start < 0 or (end is not None and end < start):
+        raise Invalid(f"[{start}, {end}) is no range of bytes: 0 <= start <= end")
 
 
 def joined(data: Buffer | Sequence[Buffer]) -> Buffer:

@@ -1,0 +1,285 @@
+"""Objects as files in a directory tree: the blocking half of the local store.
+
+A put writes a temporary file in the same tree, syncs it, gives it its name in one step (a hard link where nothing may
+be there yet, else a rename), and syncs the directory, with every parent whose own entry is not known to be synced. Only
+then it returns. Killed anywhere, it leaves the whole object or a temporary file, which the next opening removes.
+
+    ROOT/
+      ~lock                 flock: shared to link, exclusive to replace, to delete and to open; holds how often empty
+                            directories were removed, so that nobody trusts what he knew of directories before
+      ~tmp/IDENTITY/        the temporary files of one opened store ...
+      ~tmp/IDENTITY.lock    ... which holds this lock as long as it lives
+      segments/...          objects, by the names of `names.py`
+
+An etag is `MODIFIED-SIZE-INODE`: the time of modification in nanoseconds, which each put sets, with chance in the last
+three digits, and which a replacing put sets later than the one it replaces.
+
+Invariants
+    an object's name never leads to less than all its bytes
+    a put that has returned survives a power cut, as far as the disk keeps what it has synced
+    processes may share a directory: a create has one winner and an `if_match` is decided under the lock
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from pydanube.model.errors import AlreadyExists, NotFound, Refused
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.disk import IOVECS_MAX
+from pydanube.runtime.randomness import identity, seeded
+
+from .names import Found, path_of, walk
+from .store import Buffer, ObjectInfo
+
+PAGE_OBJECTS: Final = 500
+"""Listed at a time."""
+
+READ_BYTES_MAX: Final = 1 << 30
+"""In one call; Linux takes a little less than 2 GiB."""
+
+_LOCK: Final = "~lock"
+_TEMPORARY: Final = "~tmp"
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
+_CREATE: Final = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+
+
+class Tree:
+    """One opened directory. Every method blocks, and may be called by several threads at once."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.root = root
+        self._clock = clock
+        self._random = seeded()
+        self._lock = str(root / _LOCK)
+        self._temporary = root / _TEMPORARY / identity()
+        self._alive = -1
+        self._synced: set[Path] = set()
+        self._removals = -1
+        self._knowledge = threading.Lock()
+
+    def open(self) -> None:
+        """Make the directory if there is none, and remove what dead processes left half-written."""
+        there = self.root
+        while not there.exists():
+            there = there.parent
+        self._temporary.parent.mkdir(parents=True, exist_ok=True)
+        for directory in (self.root, *self.root.parents):
+            _sync_directory(directory)
+            if directory == there:
+                break
+        with self._locked(fcntl.LOCK_EX):
+            for left in self._temporary.parent.glob("*.lock"):
+                _remove_if_dead(left)
+            self._alive = os.open(self._temporary.with_suffix(".lock"), _CREATE, 0o644)
+            fcntl.flock(self._alive, fcntl.LOCK_EX)
+            self._temporary.mkdir()
+
+    def close(self) -> None:
+        alive, self._alive = self._alive, -1
+        if alive >= 0:
+            with contextlib.suppress(OSError):
+                self._temporary.rmdir()
+                self._temporary.with_suffix(".lock").unlink()
+            os.close(alive)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, pieces: Sequence[Buffer], create: bool, if_match: str | None) -> ObjectInfo:
+        path = self.root / path_of(key)
+        temporary = self._temporary / identity()
+        file = os.open(temporary, _CREATE | os.O_EXCL, 0o644)
+        try:
+            _write(file, pieces)
+            modified = self._clock.now_us() * 1000 + self._random.randrange(1000)
+            os.utime(file, ns=(modified, modified))
+            os.fsync(file)
+            if create:
+                self._link(temporary, path, key)
+            else:
+                self._replace(file, temporary, path, key, if_match)
+            return _info(key, os.fstat(file))
+        finally:
+            os.close(file)
+            temporary.unlink(missing_ok=True)
+
+    def _link(self, temporary: Path, path: Path, key: str) -> None:
+        with self._locked(fcntl.LOCK_SH) as lock:
+            removals = _removals(lock)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(temporary, path)
+                won = True
+            except FileExistsError:
+                won = False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise Refused(f"the file system of {self.root} has no hard links, and creating needs them") from None
+        self._sync(path.parent, removals)  # also of a winner that has not done so yet: the loser may rely on it
+        if not won:
+            raise AlreadyExists(f"object {key} exists already in {self.root}")
+
+    def _replace(self, file: int, temporary: Path, path: Path, key: str, if_match: str | None) -> None:
+        with self._locked(fcntl.LOCK_EX) as lock:
+            removals = _removals(lock)
+            found = path.stat() if path.exists() else None
+            if if_match is not None and (found is None or _info(key, found).etag != if_match):
+                raise Refused(f"object {key} in {self.root} is not the one with etag {if_match}")
+            if found is not None and os.fstat(file).st_mtime_ns <= found.st_mtime_ns:
+                later = found.st_mtime_ns + 1 + self._random.randrange(1000)
+                os.utime(file, ns=(later, later))
+                os.fsync(file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.rename(path)
+        self._sync(path.parent, removals)
+
+    def _sync(self, directory: Path, removals: int) -> None:
+        """Sync a directory, and the entry of each parent that is not known to be synced.
+
+        What was known before directories were removed is not known any more: one may have been made again since.
+        """
+        with self._knowledge:
+            if removals != self._removals:
+                self._synced.clear()
+                self._removals = removals
+        synced = []
+        try:
+            _sync_directory(directory)
+            while directory != self.root and directory not in self._synced:
+                synced.append(directory)
+                directory = directory.parent
+                _sync_directory(directory)
+        except FileNotFoundError:
+            return  # the object was deleted again, and its directory with it
+        with self._knowledge:
+            if removals == self._removals:
+                self._synced.update(synced)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        touched: set[Path] = set()
+        with self._locked(fcntl.LOCK_EX) as lock:
+            for key in keys:
+                path = self.root / path_of(key)
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    path.unlink()
+                    touched.add(path.parent)
+            kept = {self._prune(directory, lock) for directory in touched}
+        for directory in kept:
+            with contextlib.suppress(FileNotFoundError):
+                _sync_directory(directory)
+
+    def _prune(self, directory: Path, lock: int) -> Path:
+        """Remove empty directories upward; the first one that stays."""
+        while directory != self.root:
+            if directory.exists():
+                if any(directory.iterdir()):
+                    break
+                os.pwrite(lock, (_removals(lock) + 1).to_bytes(8, "little"), 0)
+                directory.rmdir()
+            directory = directory.parent
+        return directory
+
+    @contextlib.contextmanager
+    def _locked(self, how: int) -> Iterator[int]:
+        lock = os.open(self._lock, _CREATE, 0o644)
+        try:
+            fcntl.flock(lock, how)
+            yield lock
+        finally:
+            os.close(lock)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, start: int, end: int | None) -> memoryview:
+        try:
+            file = os.open(self.root / path_of(key), os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._missing(key) from None
+        try:
+            size = os.fstat(file).st_size
+            return _read(file, start, size if end is None else min(end, size))
+        finally:
+            os.close(file)
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return _info(key, (self.root / path_of(key)).stat())
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._missing(key) from None
+
+    def walk(self, prefix: str, after: str) -> Iterator[Found]:
+        return walk(str(self.root), prefix, after)
+
+    def _missing(self, key: str) -> NotFound:
+        return NotFound(f"object {key} is not in {self.root}")
+
+
+def next_page(found: Iterator[Found]) -> list[ObjectInfo]:
+    return [_info(key, stat) for key, stat in islice(found, PAGE_OBJECTS)]
+
+
+def _info(key: str, stat: os.stat_result) -> ObjectInfo:
+    etag = f"{stat.st_mtime_ns:x}-{stat.st_size:x}-{stat.st_ino:x}"
+    return ObjectInfo(key, stat.st_size, etag, stat.st_mtime_ns // 1000)
+
+
+def _read(file: int, start: int, end: int) -> memoryview:
+    """One call as a rule, into memory that nobody fills first."""
+    pieces: list[bytes] = []
+    while start < end:
+        data = os.pread(file, min(end - start, READ_BYTES_MAX), start)
+        if not data:
+            raise OSError(errno.EIO, "a file ends before its size")
+        pieces.append(data)
+        start += len(data)
+    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+
+def _write(file: int, pieces: Sequence[Buffer]) -> None:
+    for first in range(0, len(pieces), IOVECS_MAX):
+        waiting = [memoryview(piece).cast("B") for piece in pieces[first : first + IOVECS_MAX] if len(piece)]
+        while waiting:
+            written = os.writev(file, waiting)
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if written:
+                waiting[0] = waiting[0][written:]
+
+
+def _removals(lock: int) -> int:
+    return int.from_bytes(os.pread(lock, 8, 0), "little")
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _remove_if_dead(lock: Path) -> None:
+    """Whose lock can be had, is dead; what it left is no object."""
+    file = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        directory = lock.with_suffix("")
+        if directory.exists():
+            for left in directory.iterdir():
+                left.unlink()
+            directory.rmdir()
+        lock.unlink()
+    finally:
+        os.close(file)

@@ -1,0 +1,191 @@
+"""The directory and the memory of this process as stores."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from objects_conformance import Conformance, Place, keys_of, store  # noqa: F401 - the fixture
+
+from pydanube.model.errors import AlreadyExists, Denied, Invalid, NotFound, Refused, Unavailable
+from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects import ObjectStore, Prefixed, open_store
+from pydanube.runtime.objects.local import LocalStore
+from pydanube.runtime.objects.names import path_of
+
+
+class TestLocal(Conformance):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return Place((tmp_path / "some" / "objects").as_uri(), {"shared": "true"})
+
+
+class TestMemory(Conformance):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return Place(f"memory://{tmp_path.name}".replace("_", "-"))
+
+
+class TestPrefixed(Conformance):
+    """A part of a store is a store."""
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return Place(f"memory://prefixed-{tmp_path.name}".replace("_", "-"))
+
+    @pytest.fixture
+    async def store(self, place: Place) -> ObjectStore:
+        whole = await open_store(place.url)
+        await whole.put("part-of-another", b"")
+        await whole.put("part", b"")
+        return Prefixed(whole, "part/of")
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("segments/01/02/x.seg", "segments/01/02/x.seg"),
+        ("a", "a~o"),
+        ("a/b", "a/b~o"),
+        ("a.b/c.d", "a.b~d/c.d"),
+        ("k" * 201, "k" * 200 + "~/k~o"),
+        ("k" * 401 + ".x/y.z", "k" * 200 + "~/" + "k" * 200 + "~/k.x~d/y.z"),
+    ],
+)
+def test_a_key_is_a_path_where_it_can_be(key: str, path: str) -> None:
+    assert path_of(key) == path
+
+
+async def test_files_that_are_no_objects_are_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "lost+found" / "x.y").touch()
+    (tmp_path / "spaces in.name").touch()
+    async with await LocalStore.open(tmp_path) as store:
+        await store.put("a.b", b"")
+        assert await keys_of(store) == ["a.b"]
+
+
+# -- crashes, disks and other processes --------------------------------------------------------------------------------
+
+
+async def test_opening_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path: Path) -> None:
+    dead = tmp_path / "~tmp" / "dead"
+    dead.mkdir(parents=True)
+    (dead / "half").write_bytes(b"half of an obj")
+    dead.with_suffix(".lock").touch()
+    async with await LocalStore.open(tmp_path) as living:
+        assert not dead.exists() and not dead.with_suffix(".lock").exists()
+        async with await LocalStore.open(tmp_path) as other:
+            await living.put("a.b", b"1")
+            await other.put("c.d", b"2")
+            assert len(list((tmp_path / "~tmp").glob("*.lock"))) == 2
+            assert await keys_of(living) == ["a.b", "c.d"]
+    assert list((tmp_path / "~tmp").iterdir()) == []
+
+
+async def test_nothing_temporary_is_left_by_winners_and_losers(tmp_path: Path) -> None:
+    async with await LocalStore.open(tmp_path) as store:
+        racing = [store.put("one.x", b"%d" % n, create=True) for n in range(16)]
+        outcomes = await asyncio.gather(*racing, return_exceptions=True)
+        assert len([one for one in outcomes if isinstance(one, AlreadyExists)]) == 15
+        assert not [path for path in (tmp_path / "~tmp").rglob("*") if path.suffix != ".lock" and path.is_file()]
+
+
+async def test_empty_directories_go_with_their_last_object(tmp_path: Path) -> None:
+    async with await LocalStore.open(tmp_path) as store:
+        await store.put("t/p/a.seg", b"")
+        await store.put("t/q/b.seg", b"")
+        await store.delete(["t/p/a.seg"])
+        assert not (tmp_path / "t" / "p").exists() and (tmp_path / "t" / "q").exists()
+        await store.delete(["t/q/b.seg"])
+        assert not (tmp_path / "t").exists()
+        await store.put("t/p/a.seg", b"again", create=True)
+        assert await store.get("t/p/a.seg") == b"again"
+
+
+async def test_putting_while_directories_are_removed_loses_nothing(tmp_path: Path) -> None:
+    async with await LocalStore.open(tmp_path) as one, await LocalStore.open(tmp_path) as two:
+
+        async def put_and_delete(store: LocalStore, n: int) -> None:
+            for turn in range(15):
+                await store.put(f"deep/er/{n}-{turn}.x", b"x", create=True)
+                assert await store.get(f"deep/er/{n}-{turn}.x") == b"x"
+                await store.delete([f"deep/er/{n}-{turn}.x"])
+
+        await asyncio.gather(*(put_and_delete((one, two)[n % 2], n) for n in range(6)))
+        assert await keys_of(one) == []
+
+
+async def test_etags_differ_even_when_the_clock_stands_still(tmp_path: Path) -> None:
+    async with await LocalStore.open(tmp_path, clock=ManualClock()) as store:
+        etags = [(await store.put("same.x", b"same")).etag for _ in range(50)]
+        assert len(set(etags)) == 50
+        assert (await store.head("same.x")).etag == etags[-1]
+
+
+async def test_every_directory_on_the_way_is_synced_before_a_put_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recording(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    async with await LocalStore.open(tmp_path / "root") as store:
+        monkeypatch.setattr(os, "fsync", recording)
+        await store.put("a/b/c.x", b"", create=True)
+        assert [Path(path).name for path in synced[1:]] == ["b", "a", "root"]
+        synced.clear()
+        await store.put("a/b/d.x", b"", create=True)
+        assert [Path(path).name for path in synced[1:]] == ["b"]
+        await store.delete(["a/b/c.x", "a/b/d.x"])
+        synced.clear()
+        await store.put("a/b/c.x", b"", create=True)
+        assert [Path(path).name for path in synced[1:]] == ["b", "a", "root"], "made again, so synced again"
+
+
+async def test_a_disk_that_cannot_sync_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await LocalStore.open(tmp_path) as store:
+        for number in (errno.EIO, errno.ENOSPC):
+
+            def failing(_: int, number: int = number) -> None:
+                raise OSError(number, os.strerror(number))
+
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", failing)
+                with pytest.raises(Unavailable, match=os.strerror(number).lower()):
+                    await store.put("k.x", b"data", create=True)
+            with pytest.raises(NotFound):
+                await store.head("k.x")
+        await store.put("k.x", b"data", create=True)
+
+
+async def test_a_place_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Refused, match="in the way"):
+        await LocalStore.open(tmp_path / "file")
+    with pytest.raises(Invalid, match="no host"):
+        await open_store("file://host/path")
+    with pytest.raises(Invalid, match="names a directory"):
+        await open_store("file:///")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_directory_that_may_not_be_written_is_denied(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(Denied):
+        await LocalStore.open(tmp_path / "objects")
+
+
+async def test_memory_without_a_name_is_nobody_elses() -> None:
+    async with await open_store("memory://") as one, await open_store("memory://") as other:
+        await one.put("mine", b"")
+        assert await keys_of(other) == []
