@@ -151,6 +151,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.received: list[tuple[int, bytes]] = []
+        self.bytes = 0
         self.redeliveries: list[int] = []
         self.reasons: list[str | None] = []
         """Of every message received, in the same order."""
@@ -166,6 +167,7 @@ class Collector:
         rows = list(zip(opened.offsets.tolist(), opened.payloads, strict=True))
         chosen = [row for start, end in ranges or [(0, len(rows))] for row in rows[start:end]]
         self.received += chosen
+        self.bytes += len(batch)
         self.redeliveries += redeliveries or [0] * len(chosen)
         self.reasons += reasons or [None] * len(chosen)
         self._arrived.set()

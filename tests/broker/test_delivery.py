@@ -371,3 +371,30 @@ async def test_seeking_back_delivers_again_to_whoever_is_attached(tmp_path: Path
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", Position("offset", 2))
         await consumer.wait_for(6)
         assert offsets(consumer) == [0, 1, 2, 3, 2, 3]
+
+
+async def test_a_late_nack_does_not_fail_what_another_has_by_now(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        first = await door.subscribe("work", "a", kind=SHARED, credit=0)
+        second = await door.subscribe("work", "b", kind=SHARED)
+        await published(door, numbered(1))
+        assert offsets(second) == [0]
+        first.consumer.nack([(0, 1)])
+        (partition,) = (await broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
+        assert (partition.subscriptions[0].waiting, partition.subscriptions[0].unacked) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+async def test_credit_in_bytes_is_what_arrives_however_uneven_the_messages_are(tmp_path: Path, kind: SubscriptionType):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumers = [await door.subscribe("s", name, kind=kind) for name in "ab"]
+        members = [one.consumer._member for one in consumers]
+        before = [member.bytes for member in members]
+        payloads = [b"x" * (20_000 if n % 7 == 0 else 10) for n in range(200)]
+        await published(door, payloads, batch=50, keys=[str(n % 9) for n in range(200)])
+        for consumer, member, had in zip(consumers, members, before, strict=True):
+            assert had - member.bytes == consumer.bytes

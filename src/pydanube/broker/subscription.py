@@ -42,6 +42,9 @@ log = get_logger(__name__)
 READ_BYTES: Final = 2 * 1024 * 1024
 """The most that is read at a time for a subscription that is behind; its consumers' credit may be less."""
 
+FEW_AGAIN: Final = 1_000
+"""Neighbours to be delivered again, up to which only the batch that holds them is read."""
+
 
 class Sink(Protocol):
     """Where deliveries go: a door's end of one consumer."""
@@ -122,7 +125,7 @@ class Consumer:
         timeout: bool = False,
     ) -> None:
         """These were not managed. Late and repeated nacks are no error."""
-        self._subscription.nack(ranges, delay_ms, ACK_TIMEOUT if timeout else reason)
+        self._subscription.nack(self._member, ranges, delay_ms, ACK_TIMEOUT if timeout else reason)
 
     def close(self) -> None:
         """Let go. What was delivered and not acked goes to the next consumer."""
@@ -247,8 +250,9 @@ class LiveSubscription:
             return None
         views = self._stream.read_cached(offset, READ_BYTES)
         if views is None:
-            room = sum(member.bytes for member in self._seats if member.has_room)
-            self._reading = self._place.tasks.spawn(self._read(offset, min(room, READ_BYTES)), "catch-up read")
+            room = min(READ_BYTES, sum(member.bytes for member in self._seats if member.has_room))
+            few = 0 < self.core.wanted_again < FEW_AGAIN
+            self._reading = self._place.tasks.spawn(self._read(offset, 0 if few else room), "catch-up read")
             return None
         self._ahead, self._ahead_from = deque(views), offset
         return self._ahead[0]
@@ -267,6 +271,7 @@ class LiveSubscription:
         if len(self.core.failures):
             redeliveries, reasons = self._history(base, dealt)
         seat, rows, size = self._seats[dealt.member], dealt.rows, len(view)
+        dealt.member.weigh(size)
         again = sum(map(bool, redeliveries))
         self.counts.deliver(now_us, rows, size, again)
         seat.counts.deliver(now_us, rows, size, again)
@@ -361,10 +366,10 @@ class LiveSubscription:
         if seat is not None:
             seat.sink.closed(error)
 
-    def nack(self, ranges: Sequence[tuple[int, int]], delay_ms: int | None, reason: str) -> None:
+    def nack(self, member: Member, ranges: Sequence[tuple[int, int]], delay_ms: int | None, reason: str) -> None:
         now_us = self._clock.now_us()
         self.last_active_us = now_us
-        self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX]))
+        self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member))
         self.pump()
 
     def settle_below(

@@ -60,7 +60,9 @@ class Cursor:
         if len(ranges) == 1:
             return self.ack(*ranges[0])
         position = self.position
-        added = self._ahead.update([(max(start, position), end) for start, end in ranges if position < end > start])
+        if ranges and min(ranges)[0] < position:
+            ranges = [(max(start, position), end) for start, end in ranges if end > position]
+        added = self._ahead.update(ranges)
         self._close_up()
         return added
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -104,19 +105,24 @@ class RangeSet:
         """Add many. Returns how many offsets were not in it before."""
         if len(ranges) < _MANY:
             return sum([self.add(start, end) for start, end in ranges])
-        given = np.array(ranges, np.int64)
-        given = given[given[:, 0] < given[:, 1]]
-        if not len(given):
-            return 0
-        low = bisect_left(self._ends, int(given[:, 0].min()), lo=self._first)
-        high = bisect_right(self._starts, int(given[:, 1].max()), lo=self._first)
+        starts, ends = bounds(ranges)
+        real = starts < ends
+        if not real.all():
+            starts, ends = starts[real], ends[real]
+            if not len(starts):
+                return 0
+        low = bisect_left(self._ends, int(starts.min()), lo=self._first)
+        high = bisect_right(self._starts, int(ends.max()), lo=self._first)
         if high - low > _FAR_MORE * len(ranges):
             return sum([self.add(start, end) for start, end in ranges])
         already = sum(self._ends[low:high]) - sum(self._starts[low:high])
-        starts = np.concatenate((given[:, 0], np.array(self._starts[low:high], np.int64)))
-        ends = np.concatenate((given[:, 1], np.array(self._ends[low:high], np.int64)))
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        if low < high:
+            starts = np.concatenate((starts, self._starts[low:high]))
+            ends = np.concatenate((ends, self._ends[low:high]))
+        if (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts, kind="stable")
+            starts, ends = starts[order], ends[order]
+        ends = np.maximum.accumulate(ends)
         opens = np.flatnonzero(starts[1:] > ends[:-1]) + 1
         merged_starts = starts[np.concatenate(([0], opens))]
         merged_ends = ends[np.concatenate((opens - 1, [len(ends) - 1]))]
@@ -215,8 +221,16 @@ def spread(ranges: Sequence[Range]) -> IntArray:
     """The offsets in these ranges, one by one."""
     if len(ranges) == 1:
         return np.arange(*ranges[0])
-    bounds = np.array(ranges, np.int64)
-    lengths = np.maximum(bounds[:, 1] - bounds[:, 0], 0)
-    ends = np.cumsum(lengths)
-    offsets: IntArray = np.arange(int(ends[-1])) + np.repeat(bounds[:, 0] - (ends - lengths), lengths)
+    starts, ends = bounds(ranges)
+    lengths = np.maximum(ends - starts, 0)
+    before = np.cumsum(lengths)
+    if int(before[-1]) == len(starts) and (lengths == 1).all():
+        return starts
+    offsets: IntArray = np.arange(int(before[-1])) + np.repeat(starts - (before - lengths), lengths)
     return offsets
+
+
+def bounds(ranges: Sequence[Range]) -> tuple[IntArray, IntArray]:
+    """Starts and ends."""
+    both = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges))
+    return both[::2], both[1::2]
