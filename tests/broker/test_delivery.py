@@ -398,3 +398,17 @@ async def test_credit_in_bytes_is_what_arrives_however_uneven_the_messages_are(t
         await published(door, payloads, batch=50, keys=[str(n % 9) for n in range(200)])
         for consumer, member, had in zip(consumers, members, before, strict=True):
             assert had - member.bytes == consumer.bytes
+
+
+async def test_dead_letters_go_only_where_they_are_kept(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        await Door(broker).create()
+        await Door(broker, TopicName.parse("/default/lossy")).create(reliable=False)
+        for target, why in [
+            ("/default/orders", "its own dead letter topic"),
+            ("/default/lossy", "is not reliable"),
+            ("/nowhere/dlq", "namespace 'nowhere' does not exist"),
+        ]:
+            policy = FailurePolicy(redeliveries_max=1, poison=Poison.DEAD_LETTER, dead_letter_topic=target)
+            with pytest.raises(Refused, match=why):
+                await broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST, policy)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.dispatch.failures import Exhausted
-from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
@@ -29,6 +29,18 @@ class DeadLetters(Protocol):
 
     async def publish(self, place: Place, subscription: str, one: Exhausted, policy: FailurePolicy) -> None:
         """Durable on return. Raises Unavailable and the like when that did not work."""
+
+
+def check_dead_letters(registry: Registry, topic: TopicName, policy: FailurePolicy) -> None:
+    """Whether dead letters could be kept where the policy says. Raises Refused or NotFound."""
+    if not policy.dead_letter_topic:
+        return
+    target = TopicName.parse(policy.dead_letter_topic)
+    if target == topic:
+        raise Refused(f"topic {topic} cannot be its own dead letter topic: its dead letters would come back for ever")
+    if (record := registry.find_topic(target)) is not None and not record.reliable:
+        raise Refused(f"dead letter topic {target} is not reliable, and would keep nothing: choose a reliable one")
+    registry.check_namespace(target.namespace)
 
 
 class DeadLetterTopics:
@@ -51,6 +63,7 @@ class DeadLetterTopics:
         if batch is None or not batch.base_offset <= one.offset < batch.end_offset:
             return  # it is not stored any more: nothing is left to keep
         topic = TopicName.parse(policy.dead_letter_topic)
+        check_dead_letters(self._registry, TopicName.parse(place.topic), policy)
         letter = self._letter(batch, place, subscription, one, policy)
         if self._registry.find_topic(topic) is None:
             with suppress(AlreadyExists):

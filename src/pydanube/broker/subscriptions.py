@@ -15,6 +15,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionDescription, SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
+from .dead_letters import check_dead_letters
 from .partition import Partition
 from .partitions import Partitions
 from .policies import check_consumer
@@ -85,6 +86,7 @@ class Subscriptions:
     ) -> bool:
         if name in self._registry.subscriptions(topic):
             return False
+        check_dead_letters(self._registry, topic, failure_policy or NATIVE)
         partitions = await self._partitions.all_of(topic)
         starts = [await partition.subscription_start(start) for partition in partitions]
         subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
@@ -199,6 +201,7 @@ class Subscriptions:
     ) -> None:
         """Durable, and in force, on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
+        check_dead_letters(self._registry, topic, policy)
         record = await self._registry.set_failure_policy(topic, subscription, policy)
         for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
             self._apply(partition, subscription, record)
