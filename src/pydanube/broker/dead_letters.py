@@ -40,7 +40,7 @@ def check_dead_letters(registry: Registry, topic: TopicName, policy: FailurePoli
         raise Refused(f"topic {topic} cannot be its own dead letter topic: its dead letters would come back for ever")
     if (record := registry.find_topic(target)) is not None and not record.reliable:
         raise Refused(f"dead letter topic {target} is not reliable, and would keep nothing: choose a reliable one")
-    registry.check_namespace(target.namespace)
+    registry.namespace(target.namespace)
 
 
 class DeadLetterTopics:
