@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.cli.bench import baselines
+from pydanube.cli.bench.delivery import backlog_curve
 from pydanube.cli.bench.pipeline import BatchStream, Forwarder, Publisher
 from pydanube.cli.bench.recovering import measure as recover
 from pydanube.cli.bench.results import Result, Throughput
@@ -53,6 +54,39 @@ def test_several_of_everything_message_by_message():
     assert (told["sent"], told["received"], told["verified"]) == (12_000, 24_000, True)
 
 
+def test_a_shared_subscription_is_verified_over_all_of_its_consumers():
+    told = measured("--no-baselines", "--verify", "--count", "20000", "--type", "shared", "--consumers", "3")
+    assert (told["sent"], told["received"], told["faults"]) == (20_000, 20_000, {})
+
+
+def test_a_key_shared_subscription_is_verified_by_key():
+    told = measured(
+        "--no-baselines", "--verify", "--count", "12000", "--type", "key-shared", "--keys", "50", "--consumers", "3",
+        "--partitions", "2", "--producers", "2", "--receive", "messages",
+    )  # fmt: skip
+    assert (told["received"], told["faults"]) == (12_000, {})
+
+
+def test_subscriptions_are_spread_over_the_consumers_and_each_gets_everything():
+    told = measured("--no-baselines", "--verify", "--count", "5000", "--subscriptions", "5", "--consumers", "2")
+    assert (told["sent"], told["received"], told["faults"]) == (5_000, 25_000, {})
+    assert told["throughput"]["delivered"] > told["throughput"]["end_to_end"]
+
+
+def test_a_topic_that_stores_nothing_may_lose_but_not_repeat():
+    told = measured(
+        "--no-baselines", "--verify", "--count", "5000", "--non-reliable", "--type", "failover", "--consumers", "2"
+    )
+    assert told["faults"] == {}
+    assert told["received"] + told["dropped"] == 5_000
+
+
+async def test_the_cost_of_a_backlog_is_measured_at_every_size(tmp_path: Path):
+    curve = await backlog_curve(tmp_path, [1_000, 3_000], "key-shared")
+    assert [point["unacked"] for point in curve] == [1_000, 3_000]
+    assert all(point["ack_ms"] > 0 and point["redelivery_ms"] > 0 for point in curve)
+
+
 def test_latency_of_unbatched_sends():
     told = measured("--latency", "--rate", "500", "--count", "400", "--ack-level", "memory", "--verify")
     latency = told["latency"]
@@ -90,6 +124,9 @@ def test_the_table_says_what_was_measured():
         ("--ack-level", "x"),
         ("--count", "0"),
         ("--verify", "--consumers", "0"),
+        ("--type", "exclusive", "--subscriptions", "1", "--consumers", "2"),
+        ("--type", "key-shared", "--keys", "0"),
+        ("--subscriptions", "2", "--consumers", "0"),
     ],
     ids=" ".join,
 )

@@ -102,3 +102,58 @@ def test_without_verification_batches_are_prepared_once():
     first = [source.take(50) for _ in range(64)]
     assert source.take(50) is first[0]
     assert len(source.take(7)) == 7
+
+
+def keyed(deliveries: list[tuple[list[bytes], list[str]]], keys: int) -> Verifier:
+    verifier = Verifier(size=100, order="key", keys=keys)
+    for payloads, texts in deliveries:
+        verifier.check("/default/t", 0, payloads, texts)
+    return verifier
+
+
+def keyed_batches(keys: int, count: int = 4) -> list[tuple[list[bytes], list[str]]]:
+    source = Source(producer=1, size=100, batch=50, verify=True, keys=keys)
+    return [source.take_keyed(50) for _ in range(count)]
+
+
+def test_keys_may_overtake_each_other_and_a_message_may_not_overtake_its_key():
+    made = keyed_batches(keys=5)
+    assert keyed(made, 5).finish({1: 200}) == {}
+    by_key = [sorted(zip(*batch, strict=True), key=lambda row: row[1]) for batch in made]
+    assert keyed([tuple(map(list, zip(*rows, strict=True))) for rows in by_key], 5).finish({1: 200}) == {}
+    assert keyed([made[1], made[0], made[2], made[3]], 5).finish({1: 200})["out of order"] >= 5
+
+
+def test_a_wrong_key_is_found():
+    (payloads, texts), *_ = keyed_batches(keys=5, count=1)
+    assert keyed([(payloads, ["key-9", *texts[1:]])], 5).finish({1: 50}) == {"wrong key": 1}
+
+
+def test_shared_consumers_are_checked_together():
+    made = batches()
+    parts = []
+    for some in (made[:2], made[2:]):
+        verifier = Verifier(size=100, order="none")
+        for payloads in some:
+            verifier.check("/default/t", 0, payloads[::-1])
+        assert verifier.faults == {}
+        parts.append(unpack(pack(verifier.seen)))
+    assert compare(parts, {1: 200}) == {}
+    assert compare(parts[:1], {1: 200}) == {"missing": 100}
+    assert compare(parts[:1], {1: 200}, lossy=True) == {}
+    assert compare([*parts, parts[0]], {1: 200}) == {"received again": 100}
+    assert compare(parts, {1: 150}) == {"never sent": 50}
+    assert compare(parts, {}) == {"from an unknown producer": 200}
+
+
+def test_a_key_with_two_consumers_is_found():
+    parts = [keyed([batch], 5).seen for batch in keyed_batches(keys=5, count=2)]
+    assert compare(parts, {1: 100}, keys=5) == {"keys of several consumers": 5}
+
+
+def test_keys_are_prepared_with_their_payloads():
+    source = Source(producer=1, size=100, batch=50, verify=False, keys=7)
+    first = [source.take_keyed(50) for _ in range(64)]
+    assert source.take_keyed(50) == first[0]
+    assert set(first[0][1]) == {f"key-{number}" for number in range(7)}
+    assert [len(part) for part in source.take_keyed(9)] == [9, 9]
