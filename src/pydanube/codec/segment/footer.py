@@ -98,6 +98,14 @@ class Section(msgspec.Struct, array_like=True, frozen=True):
         last = bisect_left(self.index, end_offset, key=_offset_of)
         return [Block(*self._bytes(number), *self._offsets(number)) for number in range(first, last)]
 
+    def offsets_between(self, start_us: int, end_us: int) -> tuple[int, int]:
+        """Offsets [first, end), as few as the index can tell, that hold all batches appended in [start_us, end_us)."""
+        if start_us > self.append_time_max or end_us <= self.append_time_min or start_us >= end_us:
+            return self.first_offset, self.first_offset
+        first = max(0, bisect_left(self.index, start_us, key=_time_of) - 1)
+        end = bisect_left(self.index, end_us, key=_time_of)
+        return self.index[first][0], self.index[end][0] if end < len(self.index) else self.end_offset
+
     def split(self, block: memoryview, start: int, name: str = "segment") -> list[memoryview]:
         """The batches of whole blocks that were read together, beginning at this byte of the object.
 
