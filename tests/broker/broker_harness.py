@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydanube.broker import Attachment, Broker, BrokerSettings, Published
 from pydanube.broker.registry import Registry
+from pydanube.broker.tiers import TieringSettings
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
 from pydanube.metadata.embedded import EmbeddedStore
@@ -18,6 +19,7 @@ from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
+from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.wal import Identity, LogWriter, WalSettings
 
@@ -38,6 +40,19 @@ SETTINGS = BrokerSettings(
 )
 
 
+TIERING = TieringSettings(
+    segment_bytes=1 << 20,
+    segment_age_s=600,
+    shared_below_bytes=1 << 16,
+    upload_interval_s=1.0,
+    upload_bytes_per_s=0,
+    log_keep_bytes=0,
+    log_bytes_max=0,
+    cache_bytes=1 << 24,
+    grace_s=3600,
+)
+
+
 @asynccontextmanager
 async def open_broker(
     directory: Path,
@@ -46,6 +61,8 @@ async def open_broker(
     crash: bool = False,
     clock: Clock | None = None,
     authorizer: Authorizer | None = None,
+    objects: ObjectStore | None = None,
+    tiering: TieringSettings | None = None,
     **changes,
 ):
     """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves."""
@@ -66,7 +83,17 @@ async def open_broker(
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        broker = Broker(store, registry, writer, authorizer or AllowAll(), clock, tasks, replace(SETTINGS, **changes))
+        broker = Broker(
+            store,
+            registry,
+            writer,
+            authorizer or AllowAll(),
+            clock,
+            tasks,
+            replace(SETTINGS, **changes),
+            objects,
+            tiering or TIERING,
+        )
         broker.address = "127.0.0.1:1"
         if not crash:
             parts.push_async_callback(broker.close)

@@ -19,6 +19,7 @@ from pydanube.model.topics import (
     TopicDescription,
 )
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
@@ -36,6 +37,7 @@ from .registry import Registry
 from .removal import Removal
 from .statistics import Statistics
 from .subscriptions import Subscriptions
+from .tiers import TieringSettings, Tiers
 
 log = get_logger(__name__)
 
@@ -70,14 +72,22 @@ class Broker:
         clock: Clock,
         tasks: Tasks,
         settings: BrokerSettings,
+        objects: ObjectStore | None = None,
+        tiering: TieringSettings | None = None,
     ) -> None:
+        """Without `objects` the log keeps everything."""
+        self.tiers: Tiers | None = None
+        if objects is not None and tiering is not None:
+            self.tiers = Tiers(objects, store, writer, clock, tasks, tiering)
         self._registry = registry
         self._writer = writer
         self._authorizer = authorizer
         self._clock = clock
         self._settings = settings
-        opening = Opening(writer, TailCache(settings.tail_bytes), settings.memory_topic_bytes, settings.remembered_max)
-        partition_settings = PartitionSettings(settings.offset_block)
+        history = self.tiers.history if self.tiers is not None else None
+        cache = TailCache(settings.tail_bytes)
+        opening = Opening(writer, cache, settings.memory_topic_bytes, settings.remembered_max, history)
+        partition_settings = PartitionSettings(settings.offset_block, settings.remembered_max)
         policies = broker_policies(settings.message_bytes_max, settings.remembered_us)
         self._partitions = Partitions(
             registry,
@@ -90,12 +100,13 @@ class Broker:
             partition_settings,
             policies,
             lambda: self.address,
+            self.tiers,
         )
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyBook(registry, self._partitions, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
-        self._removal = Removal(registry, self._partitions, writer)
+        self._removal = Removal(registry, self._partitions, writer, self.tiers)
         self.lifetimes = Lifetimes(registry, self._partitions, self.subscriptions, self._removal, clock)
         self._started_at = clock.now_us()
         self.address = ""
@@ -104,11 +115,13 @@ class Broker:
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
         refusing = self._writer.read_only
+        failing = self.tiers.uploader.failure if self.tiers is not None else None
+        state = "ok" if failing is None else f"uploads fail: {failing.message}"
         return BrokerDescription(
             version=__version__,
             node=self._settings.node,
             cluster=self._settings.cluster,
-            state="ok" if refusing is None else f"read-only: {refusing}",
+            state=state if refusing is None else f"read-only: {refusing}",
             topics=len(self._registry.topics()),
             started_at=self._started_at,
         )
@@ -242,6 +255,8 @@ class Broker:
             raise Unavailable(
                 "the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again"
             )
+        if self.tiers is not None and (full := self.tiers.refusal()) is not None:
+            raise full
         # What was unpacked to be checked is not kept while the batch is on its way: it may be a thousand times larger.
         return batch if header.codec is Codec.NONE else Batch.trust(view)
 

@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -77,8 +77,16 @@ class Fetched(NamedTuple):
 PublishDone = Callable[[Published | DanubeError], None]
 
 
+class Tier(Protocol):
+    """What a partition has in object storage."""
+
+    async def forget_below(self, offset: int) -> None:
+        """Nobody reads it any more."""
+
+
 class PartitionSettings(NamedTuple):
     offset_block: int
+    remembered_max: int
 
 
 class Partition:
@@ -110,6 +118,8 @@ class Partition:
         self.producers = 0
         """Live ones."""
         self.traffic = Traffic()
+        self.tier: Tier | None = None
+        """None while nothing of it goes to object storage."""
         self.sizes = stored_sizes(stream, writer)
         self.quota = BacklogQuota(name, stream, self.sizes, self.subscriptions)
         self.state: StateLedger | NoState
@@ -407,6 +417,8 @@ class Partition:
         if self.ack_level is not AckLevel.MEMORY:
             await self._ownership.move_start(offset)
         self.stream.trim(offset)
+        if self.tier is not None:
+            await self.tier.forget_below(offset)
 
     def settled_below(self) -> int:
         """What every subscription has acked; everything when there is none."""

@@ -15,6 +15,7 @@ from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogWriter
 
 from .dead_letters import DeadLetterTopics
@@ -26,6 +27,8 @@ from .rates import dispatch_rate
 from .records import SubscriptionRecord, TopicRecord
 from .registry import Registry
 from .subscription import LiveSubscription, Place
+from .tiering import TieredPartition
+from .tiers import Tiers
 
 log = get_logger(__name__)
 
@@ -48,6 +51,7 @@ class Partitions:
         settings: PartitionSettings,
         policies: Policies,
         address: Callable[[], str],
+        tiers: Tiers | None = None,
     ) -> None:
         """`policies` count where neither topic nor namespace says otherwise. `address` is where clients are sent."""
         self._registry = registry
@@ -59,6 +63,7 @@ class Partitions:
         self._owner = owner
         self._settings = settings
         self._policies = policies
+        self._tiers = tiers
         self._dead_letters = DeadLetterTopics(registry, self.get, address)
         self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
         self._open: dict[int, dict[int, Partition]] = {}
@@ -176,8 +181,27 @@ class Partitions:
             self._attach(
                 partition, subscription, subscription_record, found.cursors[subscription_record.subscription_id]
             )
+        if self._tiers is not None and found.past is not None:
+            partition.tier = self._tiered(record.topic_id, partition, ownership, found.past)
         self._open.setdefault(record.topic_id, {})[index] = partition
         log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
+
+    def _tiered(
+        self, topic_id: int, partition: Partition, ownership: Ownership, past: PartitionHistory
+    ) -> TieredPartition:
+        assert self._tiers is not None
+        tiered = TieredPartition(
+            topic_id,
+            partition,
+            ownership,
+            past,
+            self._tiers.catalog,
+            self._writer,
+            self._clock,
+            self._settings.remembered_max,
+        )
+        self._tiers.partitions[topic_id, partition.index] = tiered
+        return tiered
 
     def _attach(self, partition: Partition, name: str, record: SubscriptionRecord, cursor: Cursor) -> LiveSubscription:
         subscription = LiveSubscription(
@@ -213,11 +237,14 @@ class Partitions:
         self.trim()
 
     def trim(self) -> None:
-        """Give back what the log can do without: files of deleted topics only, until history has another home."""
+        """Give back what the log can do without: what is in object storage, and what was deleted."""
         self._tasks.spawn(self._trim(), "log trimming")
 
     async def _trim(self) -> None:
         """Cancelled: it happens all the same, or at the next rotation."""
+        if self._tiers is not None:
+            await self._tiers.trim()
+            return
         try:
             released = await self._writer.trim()
         except OSError as error:

@@ -10,6 +10,7 @@ from pydanube.storage.wal import LogWriter
 from .partitions import Partitions
 from .records import TopicRecord
 from .registry import Registry
+from .tiers import Tiers
 
 log = get_logger(__name__)
 
@@ -17,7 +18,8 @@ log = get_logger(__name__)
 class Removal:
     """Removes topics. Whoever calls it has asked the authorizer, or is the broker itself."""
 
-    def __init__(self, registry: Registry, partitions: Partitions, writer: LogWriter) -> None:
+    def __init__(self, registry: Registry, partitions: Partitions, writer: LogWriter, tiers: Tiers | None) -> None:
+        self._tiers = tiers
         self._registry = registry
         self._partitions = partitions
         self._writer = writer
@@ -26,7 +28,7 @@ class Removal:
         """Gone once this returns; producers and consumers are told."""
         ledgers = await self._registry.ledgers_of(topic)
         record = await self._registry.delete_topic(topic)
-        self._end(topic, record, ledgers)
+        await self._end(topic, record, ledgers)
 
     async def remove_if_idle(self, topic: TopicName) -> bool:
         """Gone unless somebody uses it, or comes back to it meanwhile. Nothing that was acked is lost with it."""
@@ -35,7 +37,7 @@ class Removal:
             record = await self._registry.delete_topic(topic, self._close_idle)
         except Refused:
             return False
-        self._end(topic, record, ledgers)
+        await self._end(topic, record, ledgers)
         return True
 
     def in_use(self, topic: TopicName) -> bool:
@@ -50,9 +52,11 @@ class Removal:
         for partition in self._partitions.forget(record.topic_id):
             partition.deleted()
 
-    def _end(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
+    async def _end(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
         for partition in self._partitions.forget(record.topic_id):
             ledgers.update(partition.deleted())
         self._writer.forget(ledgers)
+        if self._tiers is not None:
+            await self._tiers.forget_topic(record.topic_id)
         self._partitions.trim()
         log.info("topic.deleted", topic=str(topic), ledgers=len(ledgers))

@@ -21,7 +21,7 @@ SEGMENTS_PER_COMMIT: Final = 50
 """A transaction has room for so many and their owner's record."""
 
 
-class Producers:
+class KnownProducers:
     """What a partition knew of its producers where its uploaded part ends, and a little further."""
 
     def __init__(self, known: list[ProducerEntry], remembered_max: int) -> None:
@@ -73,11 +73,11 @@ class TieredPartition:
         size = self._partition.sizes.between(first, end)
         return Waiting(self.topic_id, self.index, first, end, size, self._oldest_us)
 
-    async def producers(self) -> Producers:
+    async def producers(self) -> KnownProducers:
         if self._known is None:
             self._known = await self._past.producers()
             self._epochs = {ledger_id: one.epoch for ledger_id, one in await self._ownership.ledgers()}
-        return Producers(self._known, self._remembered_max)
+        return KnownProducers(self._known, self._remembered_max)
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         return await self._stream.read(offset, bytes_max)
@@ -96,7 +96,7 @@ class TieredPartition:
             self._past.end = part[-1].end_offset
         self._known, self._oldest_us = producers, 0
         for one in segments:
-            self._writer.release(one.record.ledger_id, one.end_offset, self._partition.state.ledger_id)
+            self._writer.release(one.record.ledger_id, one.end_offset)
 
     async def forget_below(self, offset: int) -> None:
         """The partition begins at `offset` now: segments that end before it leave the catalog."""

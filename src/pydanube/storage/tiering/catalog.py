@@ -161,6 +161,20 @@ class Catalog:
                 [Compare.missing(garbage_key(object_key))], [Put(garbage_key(object_key), record)]
             )
 
+    async def remove_topic(self, topic_id: int, now_us: int) -> None:
+        """Everything of a topic that does not exist any more."""
+        while pairs := await self._store.list(segments_of(topic_id), limit=1000):
+            await self.remove([parse(one) for one in pairs], now_us)
+
+    async def topics(self) -> list[int]:
+        """The ids of all topics that have segments."""
+        found: list[int] = []
+        after = ""
+        while pairs := await self._store.list(SEGMENTS, start_after=after, limit=1):
+            found.append(parse(pairs[0]).topic_id)
+            after = f"{SEGMENTS}{found[-1]:016x}0"  # the character after the slash: behind all of this topic's keys
+        return found
+
     async def is_used(self, object_key: str) -> bool:
         return bool(await self._store.list(users_of(object_key), limit=1))
 

@@ -80,7 +80,7 @@ class UploadSettings:
 
 
 class Uploader:
-    """Runs until it is cancelled. One for each broker."""
+    """Makes objects out of what partitions have. One for each broker."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class Uploader:
         self.uploaded_bytes = 0
         self.objects_made = 0
 
-    async def run(self) -> None:
-        """Cancelled: an object may be left behind that nobody lists."""
-        while True:
-            await self._clock.sleep(self._settings.interval_s if self.failure is None else self._retry_s)
-            await self.round()
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next round."""
+        return self._settings.interval_s if self.failure is None else self._retry_s
 
     async def round(self, everything: bool = False) -> int:
-        """Upload what is due. Returns how many objects were made. What fails is tried again in the next round."""
+        """Upload what is due. Returns how many objects were made. What fails is tried again in the next round.
+        Cancelled: an object may be left behind that nobody lists."""
         made = 0
         async with self._uploading:
             tiers = {(one.topic_id, one.index): one for one in self._partitions()}

@@ -16,12 +16,19 @@ from .table import STATE_KINDS, UNIT_SHIFT, Ledger, Span, Table, WalFile
 
 
 def releasable_files(
-    table: Table, durable: int, take_out: Callable[[int], bool], held_from: int | None = None
+    table: Table,
+    durable: int,
+    take_out: Callable[[int], bool],
+    held_from: int | None = None,
+    before: int | None = None,
 ) -> list[WalFile]:
-    """The oldest files that hold nothing needed, as far as nobody reads them, before `held_from`. The newest stays."""
+    """The oldest files that hold nothing needed, as far as nobody reads them, up to the file `held_from` and the log
+    position `before`. The newest stays."""
     files: list[WalFile] = []
     for generation in range(table.oldest, table.newest if held_from is None else held_from):
         file = table.files[generation]
+        if before is not None and file.end is not None and file.end > before:
+            break
         if any(_pins(table, durable, span) for span in file.spans.values()) or not take_out(generation):
             break
         files.append(file)

@@ -275,15 +275,23 @@ class LogWriter:
 
         self._send(release)
 
-    async def trim(self) -> list[int]:
-        """Give back the oldest files that hold nothing needed; their generations. OSError when the disk refuses.
-        Cancelled, it happens all the same."""
+    @property
+    def stored_bytes(self) -> int:
+        """What the log takes on disk, about."""
+        table = self._engine.table
+        oldest = table.files.get(table.oldest)
+        return self._engine.position - oldest.base if oldest is not None else 0
+
+    async def trim(self, keep_bytes: int = 0) -> list[int]:
+        """Give back the oldest files that hold nothing needed, but for the last `keep_bytes` of the log; their
+        generations. OSError when the disk refuses. Cancelled, it happens all the same."""
         answer: asyncio.Future[list[int]] = self._loop.create_future()
 
         def trim() -> None:
             try:
                 engine = self._engine
-                files = releasable_files(engine.table, engine.durable, self._handles.take_out, engine.held_from)
+                before = engine.position - keep_bytes
+                files = releasable_files(engine.table, engine.durable, self._handles.take_out, engine.held_from, before)
                 if files:
                     engine.release(files)
                 self._post(_settle, answer, [file.generation for file in files], None)
