@@ -1,4 +1,4 @@
-"""What every object store passes. A module with a fixture `place` (and this module's `store`) inherits `Conformance`.
+"""What every object store passes. A class with a fixture `place` inherits `Conformance`.
 
 Tiers follow the declared capabilities: the minimum always, `if_match`, `durable` and `shared` where a store says so.
 Everybody who writes a store can run this suite against it, by URL: DANUBE_TEST_STORE_URL (and
@@ -49,12 +49,8 @@ class Place:
 
     url: str
     settings: dict[str, str] = field(default_factory=dict)
-
-
-@pytest.fixture
-async def store(place: Place) -> AsyncIterator[ObjectStore]:
-    async with await open_store(place.url, place.settings) as opened:
-        yield opened
+    part_characters_max: int = KEY_CHARACTERS_MAX
+    """Some servers keep directories, whose names have a limit of their own."""
 
 
 async def keys_of(store: ObjectStore, prefix: str = "", after: str = "") -> list[str]:
@@ -86,6 +82,11 @@ def needs(store: ObjectStore, capability: str) -> None:
 class Minimum:
     """What the broker needs."""
 
+    @pytest.fixture
+    async def store(self, place: Place) -> AsyncIterator[ObjectStore]:
+        async with await open_store(place.url, place.settings) as opened:
+            yield opened
+
     async def test_what_was_put_is_there_at_once(self, store: ObjectStore) -> None:
         put = await store.put("a/b.txt", b"hello")
         assert await store.get("a/b.txt") == b"hello"
@@ -113,7 +114,7 @@ class Minimum:
         assert (await store.head("again")).size == 0
 
     async def test_only_one_of_many_creators_wins(self, store: ObjectStore) -> None:
-        for turn in range(3):
+        for turn in range(2):
             key = f"race/{turn}"
             outcomes = await asyncio.gather(
                 *(outcome(store.put(key, b"writer %d" % n * 100, create=True)) for n in range(RACERS))
@@ -122,7 +123,7 @@ class Minimum:
             assert len(winners) == 1, outcomes
             assert all(isinstance(one, AlreadyExists) for n, one in enumerate(outcomes) if n not in winners), outcomes
             assert await store.get(key) == b"writer %d" % winners[0] * 100
-        assert len(await keys_of(store)) == 3
+        assert len(await keys_of(store)) == 2
 
     async def test_creating_refuses_to_replace_even_with_the_same_bytes(self, store: ObjectStore) -> None:
         first = await store.put("once", b"same", create=True)
@@ -207,10 +208,11 @@ class Minimum:
         await store.delete(["n/x", "n/x.seg"])
         assert await keys_of(store) == ["n/x.seg/y", "n/x/y", "n/x/y/z.t"]
 
-    async def test_keys_at_their_limits(self, store: ObjectStore) -> None:
+    async def test_keys_at_their_limits(self, store: ObjectStore, place: Place) -> None:
         room = KEY_CHARACTERS_MAX - key_prefix_characters(store)
         long = ["k" * room, "k" * 200, "k" * 201, "k" * 200 + "/x", "k" * 200 + "-", "k" * 400 + "/" + "y" * 50]
         long += ["/".join("ab" * (room // 4))[:room].rstrip("/"), "=", "-", "_", ".a", "a.", "..a", "a..", "..."]
+        long = [key for key in long if max(map(len, key.split("/"))) <= place.part_characters_max]
         await put_all(store, long)
         assert await keys_of(store) == sorted(long)
         for key in long:
@@ -340,7 +342,7 @@ class IfMatch:
     async def test_only_one_of_many_replacers_wins(self, store: ObjectStore) -> None:
         needs(store, "if_match")
         etag = (await store.put("cas", b"start")).etag
-        for turn in range(3):
+        for turn in range(2):
             racing = (outcome(store.put("cas", b"%d by %d" % (turn, n), if_match=etag)) for n in range(RACERS))
             outcomes = await asyncio.gather(*racing)
             winners = [result for result in outcomes if isinstance(result, ObjectInfo)]

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from objects_conformance import Conformance, Place, keys_of, store  # noqa: F401 - the fixture
+from objects_conformance import Conformance, Place, keys_of
 
 from pydanube.model.errors import AlreadyExists, Denied, Invalid, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import ManualClock
@@ -136,7 +136,7 @@ async def test_every_directory_on_the_way_is_synced_before_a_put_returns(
     fsync = os.fsync
 
     def recording(file: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
         fsync(file)
 
     async with await LocalStore.open(tmp_path / "root") as store:
@@ -180,7 +180,7 @@ async def test_a_place_that_is_no_directory_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 async def test_a_directory_that_may_not_be_written_is_denied(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
+    await asyncio.to_thread(tmp_path.chmod, 0o500)
     with pytest.raises(Denied):
         await LocalStore.open(tmp_path / "objects")
 

@@ -1,0 +1,374 @@
+"""S3, Google Cloud Storage and Azure Blob Storage, through `obstore`.
+
+Puts are one request each, never multipart, so they are whole or not at all. Reads are range requests; obstore's
+streams are slow. Requests are repeated by obstore, for a bounded time: a create that was repeated may find its own
+earlier try, so every object carries a mark of the put that made it, and a create that finds its own mark has won.
+
+Credentials come from the settings or, where they name none, from where the provider's own tools find them (environment,
+instance metadata). Messages of obstore are shown without them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import obstore
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from pydanube.model.errors import (
+    AlreadyExists,
+    DanubeError,
+    Denied,
+    Invalid,
+    NotFound,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+)
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.randomness import identity
+
+from .address import Address, Options, Secrets
+from .store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+_Store: TypeAlias = S3Store | GCSStore | AzureStore
+
+MARK: Final = "danubeput"
+"""The name under which an object carries the mark of its put: letters only, as Azure wants it."""
+
+LIST_OBJECTS: Final = 500
+DELETE_OBJECTS: Final = 1000
+"""S3 takes so many in one request."""
+
+_NOT_FOUND: Final = (exceptions.NotFoundError, FileNotFoundError)
+
+RETRIES_MAX: Final = 10
+
+_STATUS: Final = re.compile(r"status code: (\d{3})\b")
+_BY_STATUS: Final[dict[str, type[DanubeError]]] = {
+    "400": Invalid,
+    "401": Unauthenticated,
+    "403": Denied,
+    "404": Unavailable,  # the bucket: whoever sees to it need not start us again
+    "405": Refused,
+    "411": Refused,
+    "413": Refused,
+    "501": Refused,
+}
+"""What obstore does not tell by class. Everything else may work later."""
+
+_ENVIRONMENT_SECRETS: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+)
+
+
+class CloudStore:
+    """A bucket or container, or one prefix of it."""
+
+    def __init__(self, url: str, store: _Store, prefix: str, secrets: Secrets, *, ordered: bool = True) -> None:
+        self._url = url
+        self._store = store
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._secrets = secrets
+        self._ordered = ordered
+        self._clock = SystemClock()
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(if_match=True, durable=True, shared=True)
+
+    async def put(
+        self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
+    ) -> ObjectInfo:
+        path = self._path(key)
+        whole = joined(data)
+        mode: Any = "create" if create else "overwrite" if if_match is None else await self._expected(key, if_match)
+        mark = identity()
+        try:
+            result = await obstore.put_async(
+                self._store, path, whole, mode=mode, attributes={MARK: mark}, use_multipart=False
+            )
+            etag = result["e_tag"]
+        except exceptions.AlreadyExistsError:
+            etag = await self._own(path, mark)
+            if etag is None:
+                raise AlreadyExists(f"object {key} exists already in {self._url}") from None
+        except _NOT_FOUND as error:
+            if if_match is None:
+                raise self._unavailable(error) from None  # the bucket is not there
+            raise self._changed(key, if_match) from None
+        except Exception as error:
+            raise self._explained(error, key) from None
+        if etag is None:
+            return await self.head(key)
+        return ObjectInfo(key, len(whole), etag, self._clock.now_us())
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
+        path = self._path(key)
+        check_range(start, end)
+        try:
+            if end is None and start == 0:
+                answer = await obstore.get_async(self._store, path)
+                return memoryview(await answer.bytes_async())
+            end = (await self.head(key)).size if end is None else end
+            if start < end:
+                return memoryview(await obstore.get_range_async(self._store, path, start=start, end=end))
+        except exceptions.GenericError as error:
+            # a range that begins at or after the end is an error to the provider
+            if (await self.head(key)).size > start:
+                raise self._explained(error, key) from None
+            return memoryview(b"")
+        except Exception as error:
+            raise self._explained(error, key) from None
+        await self.head(key)
+        return memoryview(b"")
+
+    async def head(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        try:
+            return self._info(await obstore.head_async(self._store, path))
+        except Exception as error:
+            raise self._explained(error, key) from None
+
+    async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Asks by whole path parts, as obstore does, from just before the prefix on; leaves out the rest.
+
+        Servers that keep directories may list `a/b` before `a-b`. Told so by `ordered_listing`, we sort all of it in
+        memory; else such an answer is refused.
+        """
+        self._check_open()
+        wanted = self._prefix + prefix
+        last = after
+        if not self._ordered:
+            found = [self._info(meta) async for meta in self._list(wanted, "") if meta["path"].startswith(wanted)]
+            for info in sorted(found, key=lambda info: info.key):
+                if info.key > after:
+                    yield info
+            return
+        async for meta in self._list(wanted, max(self._prefix + after if after else "", _before(wanted))):
+            if meta["path"].startswith(wanted):
+                info = self._info(meta)
+                if info.key <= last:
+                    raise Refused(
+                        f"{self._url} lists {info.key} after {last}, which is not the order of keys: "
+                        f"set ordered_listing to false"
+                    )
+                last = info.key
+                yield info
+            elif meta["path"] > wanted:
+                return
+
+    async def _list(self, wanted: str, offset: str) -> AsyncIterator[ObjectMeta]:
+        parts, _, _ = wanted.rpartition("/")
+        try:
+            pages = obstore.list(self._store, parts or None, offset=offset or None, chunk_size=LIST_OBJECTS)
+            async for page in pages:
+                for meta in page:
+                    yield meta
+        except Exception as error:
+            raise self._explained(error, wanted) from None
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        paths = [self._path(key) for key in keys]
+        for first in range(0, len(paths), DELETE_OBJECTS):
+            await self._delete(paths[first : first + DELETE_OBJECTS])
+
+    async def close(self) -> None:
+        """obstore ends its connections when nobody refers to them any more."""
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _delete(self, paths: Sequence[str]) -> None:
+        """All at once; where one was not there, which some providers mind, one by one."""
+        try:
+            await obstore.delete_async(self._store, list(paths))
+            return
+        except _NOT_FOUND:
+            pass
+        except Exception as error:
+            raise self._explained(error, paths[0]) from None
+        for path in paths:
+            try:
+                await obstore.delete_async(self._store, path)
+            except _NOT_FOUND:
+                continue
+            except Exception as error:
+                raise self._explained(error, path) from None
+
+    async def _expected(self, key: str, etag: str) -> dict[str, str]:
+        """What a put asks for. Google compares generations: look which one has this etag, and ask for that."""
+        if not isinstance(self._store, GCSStore):
+            return {"e_tag": etag}
+        try:
+            meta = await obstore.head_async(self._store, self._path(key))
+        except Exception as error:
+            explained = self._explained(error, key)
+            raise (self._changed(key, etag) if isinstance(explained, NotFound) else explained) from None
+        version = meta.get("version")
+        if meta["e_tag"] != etag or version is None:
+            raise self._changed(key, etag)
+        return {"e_tag": etag, "version": version}
+
+    async def _own(self, path: str, mark: str) -> str | None:
+        """The etag of what is there, if this very put made it."""
+        try:
+            answer = await obstore.get_async(self._store, path, options={"head": True})
+        except Exception:
+            return None  # it cannot be told; the caller looks at what is there
+        return answer.meta["e_tag"] if answer.attributes.get(MARK) == mark else None
+
+    def _path(self, key: str) -> str:
+        self._check_open()
+        path = self._prefix + check_key(key)
+        if len(path) > KEY_CHARACTERS_MAX:
+            raise Invalid(f"object key {key[:80]!r} is too long with the prefix of {self._url}")
+        return path
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"the store {self._url} is closed")
+
+    def _info(self, meta: ObjectMeta) -> ObjectInfo:
+        modified = meta["last_modified"]
+        assert isinstance(modified, datetime)
+        key = meta["path"][len(self._prefix) :]
+        return ObjectInfo(key, meta["size"], meta["e_tag"] or "", round(modified.timestamp() * 1e6))
+
+    def _changed(self, key: str, etag: str) -> Refused:
+        return Refused(f"object {key} in {self._url} is not the one with etag {etag}")
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        return Unavailable(f"{self._url}: {self._secrets.scrub(error)}")
+
+    def _explained(self, error: Exception, key: str) -> DanubeError:
+        match error:
+            case DanubeError():
+                return error
+            case exceptions.NotFoundError() | FileNotFoundError():
+                return NotFound(f"object {key} is not in {self._url}")
+            case exceptions.PreconditionError():
+                return Refused(f"object {key} in {self._url} has changed")
+            case exceptions.PermissionDeniedError():
+                return Denied(f"{self._url} does not allow it: {self._secrets.scrub(error)}")
+            case exceptions.UnauthenticatedError():
+                return Unauthenticated(f"{self._url} does not know us: {self._secrets.scrub(error)}")
+            case exceptions.NotSupportedError() | exceptions.InvalidPathError():
+                return Refused(f"{self._url}: {self._secrets.scrub(error)}")
+        status = _STATUS.search(str(error))
+        kind = _BY_STATUS.get(status[1], Unavailable) if status else Unavailable
+        return kind(f"{self._url}: {self._secrets.scrub(error)}")
+
+
+def _before(prefix: str) -> str:
+    """A path before everything that begins with `prefix`, and as near as it can be said; empty: from the start."""
+    if not prefix or prefix.endswith("/"):
+        return ""
+    candidate = f"{prefix[:-1]}{chr(ord(prefix[-1]) - 1)}zzzz"
+    try:
+        return check_key(candidate)
+    except Invalid:
+        return ""
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+class _Settings(Options):
+    """The settings all three have in common, and those of a provider under the names obstore has for them."""
+
+    def __init__(self, scheme: str, given: Mapping[str, str]) -> None:
+        super().__init__(scheme, given)
+        self.config: dict[str, Any] = {}
+        self._environment = [os.environ.get(name, "") for name in _ENVIRONMENT_SECRETS]
+
+    def take(self, *names: str) -> None:
+        self.config |= {name: value for name in names if (value := self.text(name))}
+
+    def take_secrets(self, *names: str) -> None:
+        self.config |= {name: value for name in names if (value := self.secret(name))}
+
+    def take_flags(self, *names: str) -> None:
+        self.config |= {name: True for name in names if self.flag(name)}
+
+    @property
+    def secrets(self) -> Secrets:
+        return Secrets([*self._secrets, *self._environment])
+
+    def open(self, kind: Any, bucket: str, address: Address) -> CloudStore:
+        """Nothing is sent yet: a bucket that is not there shows at the first request."""
+        client = {
+            "timeout": timedelta(seconds=self.seconds("timeout_s", 60)),
+            "connect_timeout": timedelta(seconds=self.seconds("connect_timeout_s", 5)),
+            "allow_http": self.flag("allow_http") or self.config.get("endpoint", "").startswith("http://"),
+        }
+        retry = {
+            "max_retries": RETRIES_MAX,
+            "retry_timeout": timedelta(seconds=self.seconds("retry_timeout_s", 30)),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=50),
+                "max_backoff": timedelta(seconds=2),
+                "base": 2,
+            },
+        }
+        ordered = self.flag("ordered_listing", True)
+        self.done()
+        if not bucket:
+            raise Invalid(f"a {address.scheme} URL names a bucket or container: {address.scheme}://NAME/PREFIX")
+        try:
+            store = kind(bucket, config=self.config, client_options=client, retry_config=retry)
+        except Exception as error:
+            raise Invalid(f"{address.shown} cannot be opened: {self.secrets.scrub(error)}") from None
+        return CloudStore(address.shown, store, address.prefix(), self.secrets, ordered=ordered)
+
+
+async def open_s3(address: Address, settings: Mapping[str, str]) -> CloudStore:
+    address.expect()
+    options = _Settings(address.scheme, settings)
+    options.take(
+        "endpoint", "region", "server_side_encryption", "sse_kms_key_id", "role_arn", "web_identity_token_file"
+    )
+    options.take_secrets("access_key_id", "secret_access_key", "session_token")
+    options.take_flags("virtual_hosted_style_request", "skip_signature", "unsigned_payload", "disable_bulk_delete")
+    return options.open(S3Store, address.host, address)
+
+
+async def open_gcs(address: Address, settings: Mapping[str, str]) -> CloudStore:
+    address.expect()
+    options = _Settings(address.scheme, settings)
+    options.take("service_account", "application_credentials", "base_url")
+    options.take_secrets("service_account_key", "bearer_token")
+    options.take_flags("skip_signature")
+    return options.open(GCSStore, address.host, address)
+
+
+async def open_azure(address: Address, settings: Mapping[str, str]) -> CloudStore:
+    address.expect()
+    options = _Settings(address.scheme, settings)
+    options.take("account_name", "endpoint", "client_id", "tenant_id", "authority_host", "federated_token_file")
+    options.take_secrets("account_key", "sas_key", "client_secret", "token")
+    options.take_flags("use_azure_cli", "skip_signature")
+    return options.open(AzureStore, address.host, address)
