@@ -24,16 +24,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+
+import msgspec
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import END_BYTES, Block, Section, SegmentFooter, decode_footer, read_trailer
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused
 from pydanube.model.limits import KIB, MIB
-from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.objects.opening import open_store
 from pydanube.runtime.tasks import Tasks
 
@@ -110,21 +112,23 @@ class Segments(Openable):
         """
         check_count("topic_id", topic_id, 0, 1 << 63)
         check_count("partition", partition, 0, 1 << 31)
+        wanted = (topic_id, partition)
         found: list[SegmentInfo] = []
         for prefix in (f"segments/{topic_id:016x}/{partition:08x}/", SHARED):
-            waiting: list[Coroutine[Any, Any, None]] = []
+            listed: list[ObjectInfo] = []
             async for stored in self._store.list(prefix):
                 if stored.key.endswith(".seg"):
-                    waiting.append(self._look(stored.key, stored.size, found))
-                if len(waiting) >= FOOTERS_AT_ONCE:
-                    await together(waiting)
-                    waiting = []
-            await together(waiting)
-        return resolved(info for info in found if (info.topic_id, info.partition) == (topic_id, partition))
+                    listed.append(stored)
+                if len(listed) >= FOOTERS_AT_ONCE:
+                    await together(self._look(one, wanted, found) for one in listed)
+                    listed = []
+            await together(self._look(one, wanted, found) for one in listed)
+        return resolved(found)
 
-    async def _look(self, key: str, size: int, found: list[SegmentInfo]) -> None:
+    async def _look(self, stored: ObjectInfo, wanted: tuple[int, int], found: list[SegmentInfo]) -> None:
         with suppress(NotFound):  # replaced by another and deleted since it was listed
-            found.extend(await self.sections(key, size))
+            held = await self.sections(stored.key, stored.size)
+            found.extend(info for info in held if (info.topic_id, info.partition) == wanted)
 
     async def _footer(self, key: str, object_bytes: int) -> tuple[SegmentFooter, int]:
         known = self._footers.get(key)
@@ -137,7 +141,10 @@ class Segments(Openable):
         footer = trailer.footer_in(tail)
         if footer is None:
             footer = await self._store.get(key, trailer.footer_start, trailer.footer_end)
-        self._footers[key] = known = decode_footer(footer, trailer), size
+        decoded = decode_footer(footer, trailer)
+        # Producer tables are for brokers, and the largest part of a footer.
+        sections = [msgspec.structs.replace(section, producers=[]) for section in decoded.sections]
+        self._footers[key] = known = msgspec.structs.replace(decoded, sections=sections), size
         if len(self._footers) > FOOTERS_KEPT:
             self._footers.popitem(last=False)
         return known
@@ -410,4 +417,5 @@ def _rows(batch: Batch, start: int, end: int) -> Batch:
 
 
 def _arrow_rows(batch: Batch, start: int, end: int) -> pyarrow.RecordBatch:
-    return batch.to_arrow().slice(start, end - start)
+    whole = batch.to_arrow()
+    return whole if end - start == batch.count else whole.slice(start, end - start)
