@@ -59,10 +59,7 @@ class Cursor:
         """Settle all of these. Returns how many offsets were not settled before."""
         if len(ranges) == 1:
             return self.ack(*ranges[0])
-        position = self.position
-        if ranges and min(ranges)[0] < position:
-            ranges = [(max(start, position), end) for start, end in ranges if end > position]
-        added = self._ahead.update(ranges)
+        added = self._ahead.update(ranges, lowest=self.position)
         self._close_up()
         return added
 

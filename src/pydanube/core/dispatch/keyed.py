@@ -22,7 +22,7 @@ import numpy as np
 
 from .keys import MASK, SLOTS, KeyTable, hashes_of
 from .members import Dealt, Member, Offered
-from .owners import NOBODY, Int32Array, Owners, UInt32Array
+from .owners import NOBODY, Owners, UInt32Array
 from .ranges import IntArray, Range, RangeSet, runs
 
 MIXED: Final = -2
@@ -70,7 +70,7 @@ class Keyed:
         self._table = KeyTable()
         self._members: dict[int, Member] = {}
         self._owners = Owners(hashed=True)
-        self._on_way: Int32Array = np.zeros(SLOTS, np.int32)
+        self._on_way: IntArray = np.zeros(SLOTS, np.int64)
         self._holder: IntArray = np.full(SLOTS, NOBODY, np.int64)
         self._no_room: dict[int, RangeSet] = {}
         self._moving = Waiting()

@@ -53,6 +53,8 @@ class Offered:
     base: int
     end: int
     ranges: list[Range]
+    following: int = 0
+    """About so many messages are offered right after it."""
 
     @property
     def rows(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .ranges import IntArray, Range, runs, spread
+from .ranges import IntArray, Range, bounds, runs, spread_out
 
 CHUNK_BITS: Final = 10
 CHUNK: Final = 1 << CHUNK_BITS
@@ -32,6 +32,7 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 UInt32Array = np.ndarray[Any, np.dtype[np.uint32]]
 Selection = slice | IntArray
 
+NO_OFFSETS: Final[IntArray] = np.zeros(0, np.int64)
 NO_HASHES: Final[UInt32Array] = np.zeros(0, np.uint32)
 
 
@@ -128,12 +129,13 @@ class Owners:
         """The parts of these in chunks that exist."""
         if not self._chunks:
             return
-        if len(ranges) < _FEW or sum([end - start for start, end in ranges if end > start]) > _ONE_BY_ONE_MAX:
+        starts, ends = bounds(ranges) if len(ranges) >= _FEW else (NO_OFFSETS, NO_OFFSETS)
+        if len(ranges) < _FEW or int((ends - starts).sum()) > _ONE_BY_ONE_MAX:
             for start, end in ranges:
                 for place in self._places(start, end):
                     yield place, _inside(place, start, end)
             return
-        offsets = spread(ranges)
+        offsets = spread_out(starts, ends)
         if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
             offsets = np.unique(offsets)
         for place, first, last in _by_chunk(offsets):

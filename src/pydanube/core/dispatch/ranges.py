@@ -101,11 +101,12 @@ class RangeSet:
         self.count += added
         return added
 
-    def update(self, ranges: Sequence[Range]) -> int:
-        """Add many. Returns how many offsets were not in it before."""
+    def update(self, ranges: Sequence[Range], lowest: int = 0) -> int:
+        """Add many, but nothing below `lowest`. Returns how many offsets were not in it before."""
         if len(ranges) < _MANY:
-            return sum([self.add(start, end) for start, end in ranges])
+            return sum([self.add(max(start, lowest), end) for start, end in ranges])
         starts, ends = bounds(ranges)
+        starts = np.maximum(starts, lowest)
         real = starts < ends
         if not real.all():
             starts, ends = starts[real], ends[real]
@@ -114,7 +115,7 @@ class RangeSet:
         low = bisect_left(self._ends, int(starts.min()), lo=self._first)
         high = bisect_right(self._starts, int(ends.max()), lo=self._first)
         if high - low > _FAR_MORE * len(ranges):
-            return sum([self.add(start, end) for start, end in ranges])
+            return sum([self.add(max(start, lowest), end) for start, end in ranges])
         already = sum(self._ends[low:high]) - sum(self._starts[low:high])
         if low < high:
             starts = np.concatenate((starts, self._starts[low:high]))
@@ -221,11 +222,14 @@ def spread(ranges: Sequence[Range]) -> IntArray:
     """The offsets in these ranges, one by one."""
     if len(ranges) == 1:
         return np.arange(*ranges[0])
-    starts, ends = bounds(ranges)
+    return spread_out(*bounds(ranges))
+
+
+def spread_out(starts: IntArray, ends: IntArray) -> IntArray:
     lengths = np.maximum(ends - starts, 0)
-    before = np.cumsum(lengths)
-    if int(before[-1]) == len(starts) and (lengths == 1).all():
+    if (lengths == 1).all():
         return starts
+    before = np.cumsum(lengths)
     offsets: IntArray = np.arange(int(before[-1])) + np.repeat(starts - (before - lengths), lengths)
     return offsets
 

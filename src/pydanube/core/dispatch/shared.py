@@ -1,11 +1,14 @@
-"""Shared: messages are dealt like cards, one after the other to the consumers that have room.
+"""Shared: everybody with room gets as many messages as the others.
 
-A batch is cut into as many slices as there are consumers, so that small batches spread too; who got one more than the
-others this time gets one less next time. 36 messages make 12 for each of three, however they are batched.
+What there is to deal at a time makes a round: it is cut into as many stretches as there are consumers. A single batch
+is cut into slices, so that small batches spread too; of many batches each consumer gets some that are whole, which
+costs least. Who got one more than the others this time gets one less next time. 36 messages make 12 for each of three,
+however they are batched.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from .members import Dealt, Member, Offered, first_rows
@@ -25,7 +28,9 @@ class Shared:
     def __init__(self, _missing: Callable[[int, int], list[Range]]) -> None:
         self._owners = Owners()
         self._order: list[Member] = []
-        """Whose turn it is, first."""
+        """Who gets one more than the others next time, first."""
+        self._round: deque[tuple[Member, int]] = deque()
+        """Who is still to get how many of what is being dealt."""
 
     @property
     def has_room(self) -> bool:
@@ -33,10 +38,12 @@ class Shared:
 
     def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
         self._order.append(member)
+        self._round.clear()
         return []
 
     def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
         self._order.remove(member)
+        self._round.clear()
         taken, _ = self._owners.take(member.number)
         return taken
 
@@ -46,28 +53,37 @@ class Shared:
     def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
         rest, rows = offered.ranges, offered.rows
         dealt: dict[Member, list[Range]] = {}
-        while rows:
-            open_now = [member for member in self._order if member.has_room]
-            if not open_now:
-                break
-            share, extra = divmod(rows, len(open_now))
-            for place, member in enumerate(open_now):
-                wanted = min(share + (place < extra), member.messages)
-                if not wanted:
-                    break
-                taken, rest = first_rows(rest, wanted)
-                dealt.setdefault(member, []).extend(taken)
-                member.charge(wanted, offered.bytes_of(wanted))
-                rows -= wanted
-            self._next_turn(open_now[:extra])
+        while rows and (turn := self._turn(rows + offered.following)) is not None:
+            member, left = turn
+            wanted = min(rows, left, member.messages)
+            taken, rest = first_rows(rest, wanted)
+            dealt.setdefault(member, []).extend(taken)
+            member.charge(wanted, offered.bytes_of(wanted))
+            rows -= wanted
+            if wanted < left:
+                self._round.appendleft((member, left - wanted))
+        if rest or not offered.following:
+            self._round.clear()
         for member, ranges in dealt.items():
             self._owners.give(member.number, ranges)
         return [Dealt(member, ranges) for member, ranges in dealt.items()], rest
 
-    def _next_turn(self, served: list[Member]) -> None:
-        """Whoever got one more goes to the end."""
-        if served:
-            self._order = [member for member in self._order if member not in served] + served
+    def _turn(self, rows: int) -> tuple[Member, int] | None:
+        """Whose turn it is, and for how many; None when nobody has room. `rows` are left to be dealt."""
+        while self._round:
+            member, left = self._round.popleft()
+            if member.has_room:
+                return member, left
+        open_now = [member for member in self._order if member.has_room]
+        if not open_now:
+            return None
+        share, extra = divmod(rows, len(open_now))
+        self._round.extend((member, share + 1) for member in open_now[:extra])
+        if share:
+            self._round.extend((member, share) for member in open_now[extra:])
+        if extra:  # whoever gets one more goes to the end
+            self._order = [member for member in self._order if member not in open_now[:extra]] + open_now[:extra]
+        return self._round.popleft()
 
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         self._owners.release(ranges)
@@ -87,3 +103,4 @@ class Shared:
 
     def clear(self) -> None:
         self._owners.clear()
+        self._round.clear()

@@ -128,8 +128,11 @@ class Window:
         """A message that is exhausted stops the subscription; on key-shared only its key."""
         return self.failures.blocked > 0 and self.type is not SubscriptionType.KEY_SHARED
 
-    def offer(self, batch: Batch, base: int, end: int, now_us: int) -> list[Dealt]:
-        """A stored batch that holds the wanted offset, or comes after it when that is not stored any more."""
+    def offer(self, batch: Batch, base: int, end: int, now_us: int, following: int = 0) -> list[Dealt]:
+        """A stored batch that holds the wanted offset, or comes after it when that is not stored any more.
+
+        `following`: about so many messages are offered right after it.
+        """
         wanted = self.wanted
         assert wanted is not None
         if base > wanted:
@@ -143,7 +146,7 @@ class Window:
             ranges = self._delay(batch, base, ranges, now_us)
         if not ranges:
             return []
-        dealt, left = self.policy.deal(Offered(batch, base, end, ranges))
+        dealt, left = self.policy.deal(Offered(batch, base, end, ranges, following))
         self._leave(left)
         return dealt
 
