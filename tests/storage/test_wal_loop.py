@@ -10,8 +10,8 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,15 @@ class WatchedDisk(OsDisk):
         self.free.set()
         self.write_seconds = 0.0
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No sync ends."""
+        self.free.clear()
+        try:
+            yield
+        finally:
+            self.free.set()
+
     def create(self, path: Path) -> DiskFile:
         return _WatchedFile(super().create(path), self) if path.suffix == ".log" else super().create(path)
 
@@ -68,9 +77,8 @@ THREAD = "danube-log"
 
 
 async def rest(log: LogWriter) -> None:
-    """Until the thread has nothing to do, and what was written last is a while ago."""
-    await until(lambda: log._baton.is_with_loop)
-    await asyncio.sleep(CLOSE_SECONDS)
+    """Until the loop would write the next record: the thread has nothing to do, and the last write is long enough ago."""
+    await until(lambda: log._baton.is_with_loop and log._monotonic() >= log._thread_only_until)
 
 
 def put(log: LogWriter, entry: int, level: Level, done: Callable[[DanubeError | None], None]) -> None:
@@ -100,14 +108,13 @@ async def test_a_lone_record_that_must_be_synced_is_written_at_once_and_synced_b
         await rest(log)
         disk.writers.clear()
         disk.syncers.clear()
-        disk.free.clear()
         results: list[DanubeError | None] = []
-        put(log, 0, Level.SYNC, results.append)
-        assert log.ledger(1).last_entry == 0  # type: ignore[union-attr]
-        assert log.pending_bytes == 1
-        await until(lambda: disk.syncers == [THREAD])
-        assert results == []
-        disk.free.set()
+        with disk.held():
+            put(log, 0, Level.SYNC, results.append)
+            assert log.ledger(1).last_entry == 0  # type: ignore[union-attr]
+            assert log.pending_bytes == 1
+            await until(lambda: disk.syncers == [THREAD])
+            assert results == []
         await until(lambda: results == [None])
         assert disk.writers == [LOOP]
         assert log.pending_bytes == 0
@@ -118,15 +125,15 @@ async def test_what_comes_while_the_thread_works_goes_to_the_thread_and_keeps_it
     async with opened(disk, tmp_path, LAZY_FOR_EVER) as log:
         await rest(log)
         disk.writers.clear()
-        disk.free.clear()
+        disk.syncers.clear()
         order: list[int] = []
-        put(log, 0, Level.SYNC, lambda _: order.append(0))
-        await asyncio.sleep(CLOSE_SECONDS)
-        for entry in (1, 2, 3):
-            put(log, entry, Level.WRITE, lambda _, entry=entry: order.append(entry))
-            await asyncio.sleep(CLOSE_SECONDS)
-        assert order == []
-        disk.free.set()
+        with disk.held():
+            put(log, 0, Level.SYNC, lambda _: order.append(0))
+            await until(lambda: disk.syncers == [THREAD])
+            for entry in (1, 2, 3):
+                put(log, entry, Level.WRITE, lambda _, entry=entry: order.append(entry))
+                await asyncio.sleep(CLOSE_SECONDS)
+            assert order == []
         await until(lambda: len(order) == 4)
         assert order == [0, 1, 2, 3]
         assert disk.writers == [LOOP, THREAD], "what waited was written together"
@@ -208,7 +215,7 @@ async def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path) -> 
         disk.writers.clear()
         disk.write_seconds = SLOW_WRITE_SECONDS * 2
         await append(log, RecordKind.STATE_DELTA, 1, 0, b"slow", level=Level.WRITE)
-        await rest(log)
+        await asyncio.sleep(CLOSE_SECONDS)
         await append(log, RecordKind.STATE_DELTA, 1, 1, b"next", level=Level.WRITE)
         assert disk.writers == [LOOP, THREAD]
 
