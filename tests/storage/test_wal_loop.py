@@ -77,7 +77,7 @@ THREAD = "danube-log"
 
 
 async def rest(log: LogWriter) -> None:
-    """Until the loop would write the next record: the thread has nothing to do, and the last write is long enough ago."""
+    """Until the loop would write the next record: the thread rests, and the last write is long enough ago."""
     await until(lambda: log._baton.is_with_loop and log._monotonic() >= log._thread_only_until)
 
 
