@@ -243,7 +243,7 @@ class LiveSubscription:
         ahead = self._ahead
         if ahead and offset >= self._ahead_from:
             while ahead and offsets_of(ahead[0])[1] <= offset:
-                ahead.popleft()
+                self._ahead_from = offsets_of(ahead.popleft())[1]  # what is wanted may go back behind it
             if ahead:
                 return ahead[0]
         if self._reading is not None:
@@ -260,8 +260,8 @@ class LiveSubscription:
     def _offer(self, view: memoryview) -> None:
         base, end = offsets_of(view)
         batch = Batch.trust(view)
-        now_us = self._clock.now_us()
-        for dealt in self.core.offer(batch, base, end, now_us):
+        now_us, following = self._clock.now_us(), max(0, offsets_of(self._ahead[-1])[1] - end)
+        for dealt in self.core.offer(batch, base, end, now_us, following):
             self._deliver(batch, base, dealt, now_us)
 
     def _deliver(self, batch: Batch, base: int, dealt: Dealt, now_us: int) -> None:
