@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 from pydanube.codec.batch import Batch, Codec
@@ -37,3 +38,10 @@ def offsets_dealt(base: int, dealt: Dealt) -> Iterable[int]:
     if dealt.scattered is not None:
         return (base + row for row in dealt.scattered.tolist())
     return chain.from_iterable(range(start, end) for start, end in dealt.ranges)
+
+
+def below(ranges: Sequence[tuple[int, int]], end: int) -> Rows:
+    """The part of these offsets below `end`; nearly always all of them, which costs no loop."""
+    if max(map(itemgetter(1), ranges), default=0) <= end:
+        return list(ranges)
+    return [(start, min(stop, end)) for start, stop in ranges if start < end]

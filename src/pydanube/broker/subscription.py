@@ -32,7 +32,7 @@ from pydanube.storage.stream import Stream
 
 from .alarm import Alarm
 from .counting import Counts, describe_member, describe_window
-from .cutting import cut, offsets_dealt
+from .cutting import below, cut, offsets_dealt
 from .dead_letters import DeadLetters
 from .rates import Rate
 from .state import Done, NoState, StateLedger
@@ -341,8 +341,7 @@ class LiveSubscription:
 
     def settle(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
         """These offsets are done, whoever says so. Returns how many were not before."""
-        end = self._stream.end_offset
-        clipped = [(start, min(stop, end)) for start, stop in ranges if start < end]
+        clipped = below(ranges, self._stream.end_offset)
         settled = 0
         for first in range(0, len(clipped), ACKED_RANGES_MAX):
             settled += self.core.ack(clipped[first : first + ACKED_RANGES_MAX])
