@@ -71,6 +71,11 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "metadata.path": "/metadata/one.db",
         "topics.auto_create": "false",
         "topics.ack_level": "written",
+        "storage.url": "s3://bucket/prefix",
+        "storage.options": "region=eu-west-1,endpoint=http://127.0.0.1:9000",
+        "storage.upload_bytes_per_s": "1MiB",
+        "storage.log_bytes_max": "1GiB",
+        "storage.log_keep_bytes": "2GiB",
         "logging.level": "debug",
         "logging.json": "true",
     }
@@ -95,6 +100,18 @@ def test_values_of_a_file_may_have_their_own_types(file: Path) -> None:
     file.write_text("[log]\nfile_bytes = 67108864\n[topics]\nauto_create = false\noffset_block = 10\n")
     settings = Settings.load(file, {}, {})
     assert (settings.log.file_bytes, settings.topics.auto_create, settings.topics.offset_block) == (64 * MIB, False, 10)
+
+
+def test_the_options_of_a_store_are_a_table_and_its_secrets_are_not_shown(file: Path) -> None:
+    file.write_text(
+        '[storage]\nurl = "redis://me:hidden@cache:6379/0"\n'
+        '[storage.options]\nregion = "eu"\nsecret_access_key = "hidden"\nallow_http = true\n'
+    )
+    settings = Settings.load(file, {}, {})
+    assert settings.storage.options == {"region": "eu", "secret_access_key": "hidden", "allow_http": "true"}
+    shown = {one.key: one.value for one in settings.describe()}
+    assert shown["storage.options"] == "region=eu,secret_access_key=***,allow_http=true"
+    assert shown["storage.url"] == "redis://***@cache:6379/0"
 
 
 def test_what_is_left_empty_follows_from_the_rest() -> None:

@@ -20,6 +20,7 @@ import msgspec
 from .broker import Broker, BrokerSettings
 from .broker.ownership import LEDGER_COUNTER
 from .broker.registry import Registry
+from .broker.tiers import TieringSettings
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
@@ -28,6 +29,7 @@ from .metadata.store import Compare, Put, Store
 from .model.errors import Refused
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk, read_whole, replace_whole
+from .runtime.objects.opening import open_store
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
@@ -47,6 +49,9 @@ IDENTITY_KEY: Final = "/identity"
 
 SWITCH_SECONDS: Final = 0.0005
 """How long the log's thread, back from a sync, may have to wait for a busy event loop: a tenth of Python's default."""
+
+UPLOAD_INTERVAL_S: Final = 1.0
+"""How often it is looked at what is due for object storage."""
 
 DRAIN_SECONDS: Final = 10.0
 """How long clients are given to hear the answers to what they have sent."""
@@ -113,11 +118,25 @@ class Server:
         registry = Registry(store, clock)
         await registry.load()
         writer = await self._open_log(directory, store, await registry.needed_ledgers())
+        objects = await open_store(settings.store_url, settings.storage.options)
+        self._parts.push_async_callback(objects.close)
         tasks = Tasks()
         self._parts.push_async_callback(tasks.close)
         broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
-        broker = Broker(store, registry, writer, self._components.authorizer, clock, tasks, broker_settings)
+        broker = Broker(
+            store,
+            registry,
+            writer,
+            self._components.authorizer,
+            clock,
+            tasks,
+            broker_settings,
+            objects,
+            _tiering_settings(settings),
+        )
         self._parts.push_async_callback(broker.close)
+        assert broker.tiers is not None
+        tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
         host, port = await self._native.start(settings.server.host, settings.server.port)
@@ -243,6 +262,21 @@ def _broker_settings(settings: Settings, node: str, cluster: str) -> BrokerSetti
         offset_block=settings.topics.offset_block,
         remembered_max=settings.producers.remembered_max,
         remembered_us=settings.producers.remembered_s * 1_000_000,
+    )
+
+
+def _tiering_settings(settings: Settings) -> TieringSettings:
+    storage = settings.storage
+    return TieringSettings(
+        segment_bytes=storage.segment_bytes,
+        segment_age_s=storage.segment_age_s,
+        shared_below_bytes=storage.shared_below_bytes,
+        upload_interval_s=UPLOAD_INTERVAL_S,
+        upload_bytes_per_s=storage.upload_bytes_per_s,
+        log_keep_bytes=storage.log_keep_bytes,
+        log_bytes_max=storage.log_bytes_max,
+        cache_bytes=storage.cache_bytes,
+        grace_s=storage.grace_s,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -32,8 +32,10 @@ from .settings_kinds import (
     Level,
     Number,
     OptionalPath,
+    Options,
     RequiredPath,
     Size,
+    StoreUrl,
 )
 
 GIB: Final = 1024 * MIB
@@ -127,7 +129,11 @@ class LimitSettings(Section):
         default=5_000, metadata=about(Number(10, 600_000), "Time a new connection has to say who it is.")
     )
     keep_alive_ms: int = field(
-        default=5_000, metadata=about(Number(100, 600_000), "After so much silence, and questions unanswered, a client is gone: what it held is free.")
+        default=5_000,
+        metadata=about(
+            Number(100, 600_000),
+            "After so much silence, and questions unanswered, a client is gone: what it held is free.",
+        ),
     )
     publish_window_bytes: int = field(
         default=32 * MIB, metadata=about(Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered.")
@@ -178,6 +184,42 @@ class ProducerSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class StorageSettings(Section):
+    section: ClassVar[str] = "storage"
+    url: str = field(
+        default="", metadata=about(StoreUrl(), "Where history goes; empty: the directory `objects` in the data_dir.")
+    )
+    options: Mapping[str, str] = field(
+        default_factory=dict, metadata=about(Options(), "What the store needs to know, credentials among it.")
+    )
+    segment_bytes: int = field(
+        default=64 * MIB, metadata=about(Size(64 * KIB, GIB), "A partition that has so much in its log uploads it.")
+    )
+    segment_age_s: int = field(
+        default=600, metadata=about(Number(0, 30 * _DAY_S), "After so long whatever there is is uploaded.")
+    )
+    shared_below_bytes: int = field(
+        default=4 * MIB, metadata=about(Size(0, GIB), "Less than this shares an object with other partitions.")
+    )
+    upload_bytes_per_s: int = field(
+        default=0, metadata=about(Size(0, 1024 * GIB), "How fast uploads may be. 0: as fast as they go.")
+    )
+    log_keep_bytes: int = field(
+        default=GIB, metadata=about(Size(0, 1024 * GIB), "What stays in the log although it is uploaded: a warm cache.")
+    )
+    log_bytes_max: int = field(
+        default=0,
+        metadata=about(Size(0, 1024 * GIB), "Past this publishes are refused until uploads catch up. 0: no limit."),
+    )
+    cache_bytes: int = field(
+        default=64 * MIB, metadata=about(Size(MIB, 1024 * GIB), "What was read from objects and is kept in memory.")
+    )
+    grace_s: int = field(
+        default=3600, metadata=about(Number(0, 30 * _DAY_S), "How long objects stay that nobody needs any more.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
     level: str = field(default="info", metadata=about(Choice(LEVELS), "What is logged: this and everything worse."))
@@ -210,6 +252,7 @@ class Settings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     producers: ProducerSettings = field(default_factory=ProducerSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each value comes from that is not a default, by key."""
@@ -262,7 +305,7 @@ class Settings:
                 key=key,
                 env=environment_name(key),
                 type=_kind(one).allowed,
-                default=_kind(one).show(_kind(one).read(one.default)),
+                default=_kind(one).show(_kind(one).read(_default(one))),
                 value=_kind(one).show(getattr(getattr(self, section.section), one.name)),
                 source=self.sources.get(key, _DEFAULT),
                 help=one.metadata["meaning"],
@@ -274,6 +317,10 @@ class Settings:
     @property
     def log_directory(self) -> Path:
         return self.log.directory or self.server.data_dir / "wal"
+
+    @property
+    def store_url(self) -> str:
+        return self.storage.url or (self.server.data_dir.absolute() / "objects").as_uri()
 
     @property
     def metadata_path(self) -> Path:
@@ -306,12 +353,17 @@ class Settings:
         return _kind(_KNOWN[key]).show(self._value(key))
 
 
+def _default(one: Field[Any]) -> Any:
+    return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
 def environment_name(key: str) -> str:
     """`log.file_bytes` is `DANUBE_LOG_FILE_BYTES`."""
     return _ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
 
 
 _NOT_LARGER: Final = (
+    ("storage.shared_below_bytes", "storage.segment_bytes"),
     ("log.group_bytes_max", "log.file_bytes"),
     ("limits.connections_per_address_max", "limits.connections_max"),
     ("limits.message_bytes_max", "limits.pending_publish_bytes_max"),
@@ -328,6 +380,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     LimitSettings,
     TopicSettings,
     ProducerSettings,
+    StorageSettings,
     LoggingSettings,
 )
 

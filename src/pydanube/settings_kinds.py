@@ -28,6 +28,9 @@ _UNITS: Final = {
 }
 _SIZE: Final = re.compile(r"([0-9]{1,18}) *([a-zA-Z]*)")
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.\-]*://")
+_USER: Final = re.compile(r"(://)[^/@]*@")
+_SECRET: Final = re.compile(r"key|secret|token|password|credential|signature", re.IGNORECASE)
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 
@@ -172,6 +175,43 @@ class OptionalPath:
 
     def show(self, value: Path | None) -> str:
         return "" if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """Where an object store is. Credentials in it are not shown."""
+
+    allowed: str = "a URL such as s3://bucket/prefix, or empty"
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or (value and not _URL.match(value.strip())):
+            raise ValueError
+        return value.strip()
+
+    def show(self, value: str) -> str:
+        return _USER.sub(r"\1***@", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Names and values of text: a table of the file, or `name=value,name=value`. Secrets are not shown."""
+
+    allowed: str = "a table of text, or name=value,name=value"
+
+    def read(self, value: object) -> dict[str, str]:
+        if isinstance(value, str):
+            pairs = [one.partition("=") for one in value.split(",")] if value.strip() else []
+            if not all(equals for _, equals, _ in pairs):
+                raise ValueError
+            value = {name.strip(): text.strip() for name, _, text in pairs}
+        if not isinstance(value, dict) or not all(isinstance(name, str) and name for name in value):
+            raise ValueError
+        if not all(isinstance(one, str | int | bool) for one in value.values()):
+            raise ValueError
+        return {name: str(one).lower() if isinstance(one, bool) else str(one) for name, one in value.items()}
+
+    def show(self, value: dict[str, str]) -> str:
+        return ",".join(f"{name}={'***' if _SECRET.search(name) else one}" for name, one in value.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Broker:
         """Without `objects` the log keeps everything."""
         self.tiers: Tiers | None = None
         if objects is not None and tiering is not None:
-            self.tiers = Tiers(objects, store, writer, clock, tasks, tiering)
+            self.tiers = Tiers(objects, store, writer, clock, tasks, tiering, settings.cluster)
         self._registry = registry
         self._writer = writer
         self._authorizer = authorizer

@@ -12,7 +12,7 @@ from typing import Final
 
 from pydanube.core.tiering import TieringPolicy
 from pydanube.metadata.store import Store
-from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Refused, Unavailable
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
@@ -25,6 +25,9 @@ from pydanube.storage.tiering.uploader import Sealed, Uploader, UploadSettings
 from pydanube.storage.wal import LogWriter
 
 log = get_logger(__name__)
+
+OWNER_KEY: Final = "danube-cluster"
+"""The object that says whose store it is."""
 
 COLLECT_EVERY_S: Final = 60.0
 ORPHANS_EVERY: Final = 60
@@ -61,7 +64,10 @@ class Tiers:
         clock: Clock,
         tasks: Tasks,
         settings: TieringSettings,
+        cluster: str,
     ) -> None:
+        self._cluster = cluster
+        self._claimed = False
         self.objects = objects
         self.settings = settings
         self.catalog = Catalog(store)
@@ -82,12 +88,22 @@ class Tiers:
         collections = 0
         while True:
             await self._clock.sleep(self.uploader.pause_s)
-            if await self.uploader.round():
+            if await self._is_ours() and await self.uploader.round():
                 await self.trim()
             if self._clock.monotonic() >= next_collection:
                 next_collection = self._clock.monotonic() + COLLECT_EVERY_S
                 collections += 1
                 await self._collect(orphans=collections % ORPHANS_EVERY == 0)
+
+    async def _is_ours(self) -> bool:
+        """Whether the store is this cluster's: nothing is put among somebody else's objects."""
+        if not self._claimed:
+            try:
+                await claim(self.objects, self._cluster)
+                self._claimed = True
+            except DanubeError as error:
+                self.uploader.fail(error)
+        return self._claimed
 
     async def _collect(self, orphans: bool) -> None:
         try:
@@ -123,3 +139,16 @@ class Tiers:
         for key in [key for key in self.partitions if key[0] == topic_id]:
             del self.partitions[key]
         await self.catalog.remove_topic(topic_id, self._clock.now_us())
+
+
+async def claim(objects: ObjectStore, cluster: str) -> None:
+    """Write down whose store it is. Raises Refused when it is somebody else's."""
+    try:
+        await objects.put(OWNER_KEY, cluster.encode(), create=True)
+    except AlreadyExists:
+        owner = bytes(await objects.get(OWNER_KEY)).decode(errors="replace")
+        if owner != cluster:
+            raise Refused(
+                f"{objects.url} holds the history of cluster {owner}, and this is {cluster}: use another prefix, or "
+                f"`danube storage restore` to take it over"
+            ) from None

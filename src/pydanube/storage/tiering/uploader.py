@@ -119,12 +119,13 @@ class Uploader:
                 try:
                     made += await self._upload(job, tiers)
                 except DanubeError as error:
-                    self._failed(error)
+                    self.fail(error)
                     break
                 self.failure, self._retry_s = None, RETRY_S_MIN
         return made
 
-    def _failed(self, error: DanubeError) -> None:
+    def fail(self, error: DanubeError) -> None:
+        """Uploads do not work at present."""
         if self.failure is None:
             log.warning("upload.failed", store=self._objects.url, error=error.message)
         else:
