@@ -223,9 +223,11 @@ class Session:
             self.fail(correlation, result, handle)
         else:
             base_offset, owner_epoch, duplicate = result
-            self.connection.send(frames.encode_published(correlation, handle, base_offset, owner_epoch, duplicate))
-            if not self._publishes:
-                self.connection.flush()  # nothing else is on its way that could share the call
+            answer = frames.encode_published(correlation, handle, base_offset, owner_epoch, duplicate)
+            if self._publishes:
+                self.connection.send(answer)
+            else:
+                self.connection.send_now(answer)  # nothing else is on its way that could share the call
 
     def _credit(self, frame: Frame) -> None:
         handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, Kind.CREDIT)
