@@ -67,6 +67,12 @@ async def put_all(store: ObjectStore, keys: Iterable[str]) -> None:
     await asyncio.gather(*map(put, keys))
 
 
+async def put_each(store: ObjectStore, keys: Iterable[str]) -> None:
+    """One after the other: servers that keep directories may lose one of `a` and `a/b` put at the same time."""
+    for key in keys:
+        await store.put(key, key.encode())
+
+
 async def outcome(work: Awaitable[T]) -> T | Exception:
     try:
         return await work
@@ -168,7 +174,7 @@ class Minimum:
 
     async def test_keys_are_listed_in_order_by_any_prefix(self, store: ObjectStore) -> None:
         keys = ["a", "a-b", "a.b/c", "a/b", "a/b/c", "a/b.c", "a0", "aa/x", "A", "b=1/c=2/d.e", "z", "a/b-", "a/B", "_"]
-        await put_all(store, keys)
+        await put_each(store, keys)
         assert await keys_of(store) == sorted(keys)
         for prefix in ("a", "a/", "a/b", "a/b/", "a.", "a-", "b=1/c", "b=1/c=2/d.e", "b=1/c=2/d.e/", "zz", "A", "aa"):
             assert await keys_of(store, prefix) == sorted(key for key in keys if key.startswith(prefix)), prefix
@@ -201,7 +207,7 @@ class Minimum:
 
     async def test_an_object_and_a_directory_may_have_one_name(self, store: ObjectStore) -> None:
         names = ["n/x", "n/x/y", "n/x.seg", "n/x.seg/y", "n/x/y/z.t"]
-        await put_all(store, names)
+        await put_each(store, names)
         assert await keys_of(store) == sorted(names)
         for name in names:
             assert await store.get(name) == name.encode()
@@ -213,7 +219,7 @@ class Minimum:
         long = ["k" * room, "k" * 200, "k" * 201, "k" * 200 + "/x", "k" * 200 + "-", "k" * 400 + "/" + "y" * 50]
         long += ["/".join("ab" * (room // 4))[:room].rstrip("/"), "=", "-", "_", ".a", "a.", "..a", "a..", "..."]
         long = [key for key in long if max(map(len, key.split("/"))) <= place.part_characters_max]
-        await put_all(store, long)
+        await put_each(store, long)
         assert await keys_of(store) == sorted(long)
         for key in long:
             assert await store.get(key) == key.encode()

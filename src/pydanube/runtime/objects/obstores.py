@@ -120,7 +120,7 @@ class CloudStore:
             raise self._explained(error, key) from None
         if etag is None:
             return await self.head(key)
-        return ObjectInfo(key, len(whole), etag, self._clock.now_us())
+        return ObjectInfo(key, len(whole), _quoted(etag), self._clock.now_us())
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
         path = self._path(key)
@@ -157,7 +157,7 @@ class CloudStore:
         """
         self._check_open()
         wanted = self._prefix + prefix
-        last = after
+        last = ""
         if not self._ordered:
             found = [self._info(meta) async for meta in self._list(wanted, "") if meta["path"].startswith(wanted)]
             for info in sorted(found, key=lambda info: info.key):
@@ -173,7 +173,8 @@ class CloudStore:
                         f"set ordered_listing to false"
                     )
                 last = info.key
-                yield info
+                if info.key > after:
+                    yield info
             elif meta["path"] > wanted:
                 return
 
@@ -229,7 +230,7 @@ class CloudStore:
             explained = self._explained(error, key)
             raise (self._changed(key, etag) if isinstance(explained, NotFound) else explained) from None
         version = meta.get("version")
-        if meta["e_tag"] != etag or version is None:
+        if _quoted(meta["e_tag"] or "") != etag or version is None:
             raise self._changed(key, etag)
         return {"e_tag": etag, "version": version}
 
@@ -256,7 +257,7 @@ class CloudStore:
         modified = meta["last_modified"]
         assert isinstance(modified, datetime)
         key = meta["path"][len(self._prefix) :]
-        return ObjectInfo(key, meta["size"], meta["e_tag"] or "", round(modified.timestamp() * 1e6))
+        return ObjectInfo(key, meta["size"], _quoted(meta["e_tag"] or ""), round(modified.timestamp() * 1e6))
 
     def _changed(self, key: str, etag: str) -> Refused:
         return Refused(f"object {key} in {self._url} is not the one with etag {etag}")
@@ -281,6 +282,11 @@ class CloudStore:
         status = _STATUS.search(str(error))
         kind = _BY_STATUS.get(status[1], Unavailable) if status else Unavailable
         return kind(f"{self._url}: {self._secrets.scrub(error)}")
+
+
+def _quoted(etag: str) -> str:
+    """Azure's lists have etags without the quotes that they have everywhere else."""
+    return etag if etag.endswith('"') or not etag else f'"{etag}"'
 
 
 def _before(prefix: str) -> str:
