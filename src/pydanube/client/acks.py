@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import itemgetter, lt
 from typing import NamedTuple
 
 from .unsettled import Unsettled
@@ -101,6 +103,18 @@ class Acks:
         if self.unsettled is not None:
             self.unsettled.settled(start, end)
             self._keep_growing()
+
+    def add_many(self, ranges: Sequence[Range]) -> None:
+        """All of these, which rise, are done."""
+        if len(ranges) == 1 or self.unsettled is not None:
+            for start, end in ranges:
+                self.add(start, end)
+            return
+        if not self.dirty:
+            self.on_dirty()
+        self._keep_growing()
+        self._ranges.extend(ranges)
+        self._high = max(self._high, ranges[-1][1])
 
     def add_below(self, end: int) -> None:
         """Everything below `end` is done."""
@@ -193,7 +207,11 @@ class Acks:
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """The same offsets as sorted ranges that neither overlap nor touch."""
     result: list[Range] = []
-    for start, end in sorted(ranges):
+    given = sorted(ranges)
+    starts, ends = map(itemgetter(0), given), map(itemgetter(1), given)
+    if all(map(lt, ends, islice(starts, 1, None))):
+        return given  # they are already, which is seen without a loop
+    for start, end in given:
         if result and start <= result[-1][1]:
             if end > result[-1][1]:
                 result[-1] = (result[-1][0], end)

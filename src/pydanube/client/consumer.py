@@ -161,8 +161,7 @@ class Consumer(Stream):
 def record_ack(received: Message | ReceivedBatch) -> None:
     """`Consumer.ack`, for code on the loop's thread that is no coroutine."""
     acks, ranges = acks_of(received)
-    for start, end in ranges:
-        acks.add(start, end)
+    acks.add_many(ranges)
 
 
 def record_ack_cumulative(received: Message | ReceivedBatch) -> None:
