@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -406,3 +407,25 @@ async def test_nobody_there_is_unavailable() -> None:
         host, port = unused.getsockname()
         with pytest.raises(Unavailable, match=f"cannot connect to {host}:{port}"):
             await connect(host, port, Recorder, FRAMING, SystemClock(), timeout=5)
+
+
+async def test_a_peer_that_resets_before_the_loop_sees_the_connection_is_a_lost_connection() -> None:
+    recorders: list[Recorder] = []
+
+    def factory(connection: FramedConnection) -> Recorder:
+        recorders.append(Recorder(connection))
+        return recorders[-1]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()  # a reset, not an orderly end
+    with pytest.raises(ConnectionResetError):
+        ours.recv(1)
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: FramedConnection(FRAMING, SystemClock(), factory), sock=ours
+    )
+    async with asyncio.timeout(10):
+        await connection.wait_closed()
+    assert recorders[0].connection is connection

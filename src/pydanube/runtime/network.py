@@ -259,7 +259,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         stream = transport.get_extra_info("socket")
         if stream.family in (socket.AF_INET, socket.AF_INET6):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.peer = transport.get_extra_info("peername")[:2]
+            # None: it went away again before the loop got here, and connection_lost follows.
+            self.peer = (transport.get_extra_info("peername") or self.peer)[:2]
         if hasattr(os, "writev") and transport.get_extra_info("sslcontext") is None:
             self._descriptor = stream.fileno()
         self._handler = self._factory(self)
