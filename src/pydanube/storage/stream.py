@@ -124,28 +124,53 @@ class LoggedStream:
         cached = self.read_cached(offset, bytes_max)
         if cached is not None:
             return cached
+        if self._past is None or offset >= self._past.end:
+            return await self._read_log(offset, bytes_max)
+        if not self._is_in_log(offset):
+            return await self._read_past(self._past, offset, bytes_max)
+        try:
+            views = await self._read_log(offset, bytes_max)
+        except Corrupt:
+            views = []  # what is uploaded can be read there
+        if views and offsets_of(views[0])[0] <= offset:
+            return views
+        return await self._read_past(self._past, offset, bytes_max)  # its file was released meanwhile
+
+    async def _read_past(self, past: Past, offset: int, bytes_max: int) -> list[memoryview]:
+        end = past.end
+        views = await past.read(offset, bytes_max)
+        if views:
+            return views
+        if offset < self.start_offset:  # retention took it meanwhile
+            return await self.read(self.start_offset, bytes_max)
+        raise Corrupt(
+            f"offsets up to {end} were uploaded, and the catalog has none from {offset} on: "
+            f"restore the metadata from a backup"
+        )
+
+    async def _read_log(self, offset: int, bytes_max: int) -> list[memoryview]:
         end = self.end_offset
-        if self._past is not None and offset < self._past.end and not self._is_in_log(offset):
-            return await self._past.read(offset, bytes_max)
         index = max(0, bisect_right(self._firsts, offset) - 1)
         while index < len(self._ids) and offset < end:
             views = await self._log.read(self._ids[index], offset, bytes_max, before_offset=end)
-            if views and self._past is not None and offset < self._past.end and offsets_of(views[0])[0] > offset:
-                return await self._past.read(offset, bytes_max)  # its file was released meanwhile
+            if offset < self.start_offset:  # retention took it meanwhile
+                return await self.read(self.start_offset, bytes_max)
             if views:
-                self._check_gapless(views, max(offset, self._firsts[index]))
+                uploaded_end = self._past.end if self._past is not None else 0
+                if offset >= uploaded_end or offsets_of(views[0])[0] <= offset:
+                    self._check_gapless(views, max(offset, self._firsts[index]))
                 return views
             summary = self._log.ledger(self._ids[index])
-            if summary is not None and offset < min(summary.end_offset, end):
+            if summary is not None and summary.first_offset <= offset < min(summary.end_offset, end):
                 raise Corrupt(f"ledger {self._ids[index]} ends at {summary.end_offset} and has nothing at {offset}")
             index += 1
         return []
 
     def _is_in_log(self, offset: int) -> bool:
-        """Whether the log has, or may have, the batch with this offset."""
+        """Whether the log has the batch with this offset."""
         index = bisect_right(self._firsts, offset) - 1
         summary = self._log.ledger(self._ids[index]) if index >= 0 else None
-        return summary is not None and summary.first_offset <= offset
+        return summary is not None and summary.first_offset <= offset < summary.end_offset
 
     def ledger_of(self, offset: int) -> int:
         """The ledger that holds a visible batch."""
@@ -161,7 +186,7 @@ class LoggedStream:
 
     async def find_time(self, time_us: int) -> int:
         end = self.end_offset
-        if self._past is not None:
+        if self._past is not None and not self._log_begins_before(time_us):
             found = await self._past.find_time(time_us, self.start_offset)
             if found is not None:
                 return found
@@ -173,6 +198,12 @@ class LoggedStream:
             if found is not None:
                 return max(self.start_offset, min(found, end))
         return end
+
+    def _log_begins_before(self, time_us: int) -> bool:
+        """Whether the log has something older: times rise with offsets, so that objects need not be asked."""
+        summaries = (self._log.ledger(ledger_id) for ledger_id in self._ids)
+        oldest = next((one for one in summaries if one is not None and one.first_time), None)
+        return oldest is not None and oldest.first_time < time_us
 
     def trim(self, offset: int) -> None:
         """The log keeps it until its files are released."""

@@ -1,0 +1,101 @@
+"""Brokers with small files and small segments, and stores that fail in every way a store can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from broker_harness import TIERING, Door
+
+from pydanube.broker import Broker
+from pydanube.model.errors import Unavailable
+from pydanube.model.names import TopicName
+from pydanube.runtime.objects import Buffer, ObjectInfo, ObjectStore
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.wal import WalSettings
+
+WAL = WalSettings(file_bytes=1 << 18, fill_bytes=0)
+SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
+PER_BATCH = 100
+
+
+def door_to(broker: Broker, name: str) -> Door:
+    return Door(broker, TopicName.parse(f"/default/{name}"))
+
+
+async def filled(door: Door, batches: int, first: int = 0, size: int = 100, **columns) -> None:
+    """Batches of numbered messages: batch n holds the numbers from n * PER_BATCH on."""
+    producer = await door.producer()
+    for number in range(first, first + batches):
+        numbers = range(number * PER_BATCH, (number + 1) * PER_BATCH)
+        await door.publish(producer, [b"%08d" % n + b"x" * size for n in numbers], **columns)
+
+
+async def everything(door: Door, partition: int = 0) -> list[int]:
+    return numbers_of(await door.read_all(partition))
+
+
+def numbers_of(rows: Sequence[tuple[int, bytes]]) -> list[int]:
+    return [int(payload[:8]) for _, payload in rows]
+
+
+async def keys(objects: ObjectStore, prefix: str = "segments/") -> list[str]:
+    return [info.key async for info in objects.list(prefix)]
+
+
+async def upload_all(broker: Broker, trim: bool = True) -> None:
+    assert broker.tiers is not None
+    while await broker.tiers.uploader.round(everything=True):
+        pass
+    if trim:
+        await broker.tiers.trim()
+
+
+class Moody(MemoryStore):
+    """A store that does what `mood` says at the next puts, and at all gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mood = "fine"
+        self.puts = 0
+        self.waiting = asyncio.Event()
+        """Somebody waits for an answer that does not come."""
+        self.answer = asyncio.Event()
+
+    async def put(
+        self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
+    ) -> ObjectInfo:
+        self.puts += 1
+        match self.mood:
+            case "away":
+                raise Unavailable("no route to the store")
+            case "crashing":
+                raise ConnectionResetError("connection lost")
+            case "hanging":
+                await self._hang()
+            case "late":
+                await self._hang()
+            case "put and failed":
+                await super().put(key, data, create=create, if_match=if_match)
+                raise Unavailable("the answer was lost")
+            case "put twice":
+                await super().put(key, data, create=create, if_match=if_match)
+        return await super().put(key, data, create=create, if_match=if_match)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
+        if self.mood == "unreadable":
+            raise Unavailable("no route to the store")
+        if self.mood == "reads hang":
+            await self._hang()
+        return await super().get(key, start, end)
+
+    async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
+        if self.mood == "stale":
+            return
+        async for info in super().list(prefix, after):
+            yield info
+
+    async def _hang(self) -> None:
+        self.waiting.set()
+        await self.answer.wait()
