@@ -24,6 +24,9 @@ POLICIES = [
     FailurePolicy(redeliveries_max=1, delay_ms=5, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"),
 ]
 
+SMALL = {"HELD_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4}
+"""Limits of a window that are met at once."""
+
 
 class Stored:
     """What was published: batches, and what the tests want to know of every offset."""

@@ -10,7 +10,7 @@ import os
 from typing import ClassVar
 
 import pytest
-from dispatch_harness import FILTERS, KEYS, MS, PLENTY, POLICIES, Desk, accepts, key_hash, offsets_of, ranges_of
+from dispatch_harness import FILTERS, KEYS, MS, PLENTY, POLICIES, SMALL, Desk, accepts, key_hash, offsets_of, ranges_of
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,7 +24,7 @@ from pydanube.model.errors import Refused
 from pydanube.model.failure import Poison
 from pydanube.model.topics import SubscriptionType
 
-EXAMPLES = int(os.environ.get("WINDOW_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("WINDOW_EXAMPLES", "20"))
 PHASES = [one for one in Phase if one is not Phase.explain]
 STEPS = int(os.environ.get("WINDOW_STEPS", "40"))
 
@@ -252,19 +252,20 @@ class WindowMachine(RuleBasedStateMachine):
         idle = [
             offset
             for offset in stored.keys
-            if self._is_open(offset)
+            if offset not in self.settled
+            and (offset not in stored.gone or offset < window.next_read)
             and offset not in self.out
             and not (offset in self.waiting or offset in self.dying or offset in self.blocked)
             and (self.is_single or offset in self.failed or stored.deliver_at[offset] <= self.desk.now_us)
             and (offset < window.next_read or not self.limits)
         ]
         if not self.is_keyed:
-            assert not idle
+            assert not set(idle) - stored.gone
             return
         homeless = [one for one in idle if not any(accepts(each, stored.keys[one]) for each in window.members)]
         assert window.policy.unmatched == len(homeless)
         busy = {key_hash(stored.keys[one]) % SLOTS for one in self.out}
-        for offset in set(idle) - set(homeless):
+        for offset in set(idle) - set(homeless) - stored.gone:
             key = stored.keys[offset]
             takers = [one for one in window.members if accepts(one, key)]
             failed = any(stored.keys[one] == key and one < offset for one in self.failed)
@@ -472,9 +473,6 @@ class WindowMachine(RuleBasedStateMachine):
         finally:
             for name, value in self.normal.items():
                 setattr(window_module, name, value)
-
-
-SMALL = {"HELD_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4}
 
 
 def machine(subscription_type: SubscriptionType, limits: dict[str, int]):
