@@ -6,11 +6,9 @@ memory map would save it, and would stop the event loop at the first touch of ea
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -20,6 +18,7 @@ from pydanube.runtime.clock import Clock, SystemClock
 
 from .address import Address, Options
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range
+from .threads import Threads
 from .tree import Tree, next_page
 
 T = TypeVar("T")
@@ -37,8 +36,7 @@ class LocalStore:
         self._url = Path(os.path.abspath(root)).as_uri()  # noqa: PTH100 - links stay as they were given
         self._tree = Tree(Path(os.path.abspath(root)), clock or SystemClock())  # noqa: PTH100
         self._shared = shared
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
-        self._closed = False
+        self._threads = Threads(THREADS, self._url)
 
     @classmethod
     async def open(cls, root: Path, *, shared: bool = False, clock: Clock | None = None) -> Self:
@@ -89,8 +87,7 @@ class LocalStore:
 
     async def close(self) -> None:
         """Waits for what threads are doing; a put that was cancelled comes to its end here."""
-        self._closed = True
-        await asyncio.to_thread(self._threads.shutdown)
+        await self._threads.close()
         self._tree.close()
 
     async def __aenter__(self) -> Self:
@@ -100,10 +97,8 @@ class LocalStore:
         await self.close()
 
     async def _work(self, work: Callable[[], T]) -> T:
-        if self._closed:
-            raise Unavailable(f"the store {self._url} is closed")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await self._threads.run(work)
         except OSError as error:
             raise self._explained(error) from error
 

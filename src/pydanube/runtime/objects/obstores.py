@@ -5,16 +5,17 @@ streams are slow. Requests are repeated by obstore, for a bounded time: a create
 earlier try, so every object carries a mark of the put that made it, and a create that finds its own mark has won.
 
 Credentials come from the settings or, where they name none, from where the provider's own tools find them (environment,
-instance metadata). Messages of obstore are shown without them.
+instance metadata). Messages of obstore are shown without them. Why its blocking functions: `threads.py`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import obstore
 from obstore import exceptions
@@ -35,11 +36,16 @@ from pydanube.runtime.randomness import identity
 
 from .address import Address, Options, Secrets
 from .store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .threads import Threads
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
+T = TypeVar("T")
 _Store: TypeAlias = S3Store | GCSStore | AzureStore
+
+THREADS: Final = 16
+"""Requests at the same time; each may hold the bytes of one range."""
 
 MARK: Final = "danubeput"
 """The name under which an object carries the mark of its put: letters only, as Azure wants it."""
@@ -86,7 +92,7 @@ class CloudStore:
         self._secrets = secrets
         self._ordered = ordered
         self._clock = SystemClock()
-        self._closed = False
+        self._threads = Threads(THREADS, url)
 
     @property
     def url(self) -> str:
@@ -104,9 +110,7 @@ class CloudStore:
         mode: Any = "create" if create else "overwrite" if if_match is None else await self._expected(key, if_match)
         mark = identity()
         try:
-            result = await obstore.put_async(
-                self._store, path, whole, mode=mode, attributes={MARK: mark}, use_multipart=False
-            )
+            result = await self._run(obstore.put, path, whole, mode=mode, attributes={MARK: mark}, use_multipart=False)
             etag = result["e_tag"]
         except exceptions.AlreadyExistsError:
             etag = await self._own(path, mark)
@@ -127,11 +131,10 @@ class CloudStore:
         check_range(start, end)
         try:
             if end is None and start == 0:
-                answer = await obstore.get_async(self._store, path)
-                return memoryview(await answer.bytes_async())
+                return await self._run(_whole, path)
             end = (await self.head(key)).size if end is None else end
             if start < end:
-                return memoryview(await obstore.get_range_async(self._store, path, start=start, end=end))
+                return memoryview(await self._run(obstore.get_range, path, start=start, end=end))
         except exceptions.GenericError as error:
             # a range that begins at or after the end is an error to the provider
             if (await self.head(key)).size > start:
@@ -145,7 +148,7 @@ class CloudStore:
     async def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         try:
-            return self._info(await obstore.head_async(self._store, path))
+            return self._info(await self._run(obstore.head, path))
         except Exception as error:
             raise self._explained(error, key) from None
 
@@ -155,7 +158,7 @@ class CloudStore:
         Servers that keep directories may list `a/b` before `a-b`. Told so by `ordered_listing`, we sort all of it in
         memory; else such an answer is refused.
         """
-        self._check_open()
+        self._threads.check_open()
         wanted = self._prefix + prefix
         last = ""
         if not self._ordered:
@@ -181,8 +184,8 @@ class CloudStore:
     async def _list(self, wanted: str, offset: str) -> AsyncIterator[ObjectMeta]:
         parts, _, _ = wanted.rpartition("/")
         try:
-            pages = obstore.list(self._store, parts or None, offset=offset or None, chunk_size=LIST_OBJECTS)
-            async for page in pages:
+            pages = await self._run(obstore.list, parts or None, offset=offset or None, chunk_size=LIST_OBJECTS)
+            while page := await self._threads.run(lambda: next(pages, None)):
                 for meta in page:
                     yield meta
         except Exception as error:
@@ -194,8 +197,8 @@ class CloudStore:
             await self._delete(paths[first : first + DELETE_OBJECTS])
 
     async def close(self) -> None:
-        """obstore ends its connections when nobody refers to them any more."""
-        self._closed = True
+        """Waits for requests under way. obstore ends its connections when nobody refers to them any more."""
+        await self._threads.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -206,7 +209,7 @@ class CloudStore:
     async def _delete(self, paths: Sequence[str]) -> None:
         """All at once; where one was not there, which some providers mind, one by one."""
         try:
-            await obstore.delete_async(self._store, list(paths))
+            await self._run(obstore.delete, list(paths))
             return
         except _NOT_FOUND:
             pass
@@ -214,7 +217,7 @@ class CloudStore:
             raise self._explained(error, paths[0]) from None
         for path in paths:
             try:
-                await obstore.delete_async(self._store, path)
+                await self._run(obstore.delete, path)
             except _NOT_FOUND:
                 continue
             except Exception as error:
@@ -225,7 +228,7 @@ class CloudStore:
         if not isinstance(self._store, GCSStore):
             return {"e_tag": etag}
         try:
-            meta = await obstore.head_async(self._store, self._path(key))
+            meta = await self._run(obstore.head, self._path(key))
         except Exception as error:
             explained = self._explained(error, key)
             raise (self._changed(key, etag) if isinstance(explained, NotFound) else explained) from None
@@ -237,21 +240,20 @@ class CloudStore:
     async def _own(self, path: str, mark: str) -> str | None:
         """The etag of what is there, if this very put made it."""
         try:
-            answer = await obstore.get_async(self._store, path, options={"head": True})
+            answer = await self._run(obstore.get, path, options={"head": True})
         except Exception:
             return None  # it cannot be told; the caller looks at what is there
         return answer.meta["e_tag"] if answer.attributes.get(MARK) == mark else None
 
     def _path(self, key: str) -> str:
-        self._check_open()
+        self._threads.check_open()
         path = self._prefix + check_key(key)
         if len(path) > KEY_CHARACTERS_MAX:
             raise Invalid(f"object key {key[:80]!r} is too long with the prefix of {self._url}")
         return path
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Unavailable(f"the store {self._url} is closed")
+    async def _run(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        return await self._threads.run(partial(work, self._store, *arguments, **options))
 
     def _info(self, meta: ObjectMeta) -> ObjectInfo:
         modified = meta["last_modified"]
@@ -282,6 +284,10 @@ class CloudStore:
         status = _STATUS.search(str(error))
         kind = _BY_STATUS.get(status[1], Unavailable) if status else Unavailable
         return kind(f"{self._url}: {self._secrets.scrub(error)}")
+
+
+def _whole(store: _Store, path: str) -> memoryview:
+    return memoryview(obstore.get(store, path).bytes())
 
 
 def _quoted(etag: str) -> str:

@@ -5,24 +5,30 @@ needs, is refused when it is opened. So are two whose answers would not be true:
 gives no etag.
 
 opendal answers less than the other stores: the result of a put is asked for separately, and lists come in no order, so
-they are sorted in memory. Nothing is repeated here; whoever asked repeats what was Unavailable.
+they are sorted in memory. Nothing is repeated here; whoever asked repeats what was Unavailable. Why its
+blocking functions: `threads.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 import opendal.config
-from opendal import AsyncOperator, exceptions
+from opendal import Operator, exceptions
 from opendal.layers import TimeoutLayer
 
 from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, Refused, Unavailable
 
 from .address import Address, Secrets
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
+from .threads import Threads
 
+T = TypeVar("T")
+
+THREADS: Final = 16
 REQUEST_SECONDS: Final = 60.0
 IO_SECONDS: Final = 30.0
 
@@ -43,12 +49,12 @@ _UNTRUE: Final = {
 class OpendalStore:
     """A service of opendal, or one root of it."""
 
-    def __init__(self, url: str, operator: AsyncOperator, secrets: Secrets) -> None:
+    def __init__(self, url: str, operator: Operator, secrets: Secrets) -> None:
         self._url = url
         self._operator = operator
         self._secrets = secrets
         self._if_match = bool(operator.capability().write_with_if_match)
-        self._closed = False
+        self._threads = Threads(THREADS, url)
 
     @property
     def url(self) -> str:
@@ -69,7 +75,7 @@ class OpendalStore:
                 raise Refused(f"{self._url} cannot compare etags")
             condition["if_match"] = if_match
         try:
-            await self._operator.write(key, bytes(joined(data)), **condition)
+            await self._run(self._operator.write, key, bytes(joined(data)), **condition)
         except (exceptions.ConditionNotMatch, exceptions.AlreadyExists, exceptions.Conflict):
             if create:
                 raise AlreadyExists(f"object {key} exists already in {self._url}") from None
@@ -88,7 +94,7 @@ class OpendalStore:
         failed: Exception | None = None
         try:
             if end is not None and start < end:
-                return memoryview(await self._operator.read(key, offset=start, size=end - start))
+                return memoryview(await self._run(self._operator.read, key, offset=start, size=end - start))
         except (exceptions.RangeNotSatisfied, exceptions.Unexpected) as error:
             failed = error  # what it says of a range that ends after the object, and of other things
         except exceptions_of_opendal as error:
@@ -100,21 +106,21 @@ class OpendalStore:
         if start >= end:
             return memoryview(b"")
         try:
-            return memoryview(await self._operator.read(key, offset=start, size=end - start))
+            return memoryview(await self._run(self._operator.read, key, offset=start, size=end - start))
         except exceptions_of_opendal as error:
             raise self._explained(error, key) from None
 
     async def head(self, key: str) -> ObjectInfo:
         self._check(key)
         try:
-            return _info(key, await self._operator.stat(key))
+            return _info(key, await self._run(self._operator.stat, key))
         except exceptions_of_opendal as error:
             raise self._explained(error, key) from None
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
         directory = prefix[: prefix.rfind("/") + 1]
         try:
-            entries = [entry async for entry in await self._operator.list(directory, recursive=True)]
+            entries = await self._run(lambda: list(self._operator.list(directory, recursive=True)))
         except exceptions.NotFound:
             return
         except exceptions_of_opendal as error:
@@ -134,15 +140,15 @@ class OpendalStore:
             self._check(key)
         for key in keys:
             try:
-                await self._operator.delete(key)
+                await self._run(self._operator.delete, key)
             except exceptions.NotFound:
                 continue
             except exceptions_of_opendal as error:
                 raise self._explained(error, key) from None
 
     async def close(self) -> None:
-        """opendal ends its connections when nobody refers to them any more."""
-        self._closed = True
+        """Waits for requests under way. opendal ends its connections when nobody refers to them any more."""
+        await self._threads.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -152,8 +158,10 @@ class OpendalStore:
 
     def _check(self, key: str) -> None:
         check_key(key)
-        if self._closed:
-            raise Unavailable(f"the store {self._url} is closed")
+        self._threads.check_open()
+
+    async def _run(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        return await self._threads.run(partial(work, *arguments, **options))
 
     def _changed(self, key: str, etag: str | None) -> Refused:
         return Refused(f"object {key} in {self._url} is not the one with etag {etag}")
@@ -217,7 +225,7 @@ async def open_opendal(address: Address, settings: Mapping[str, str]) -> Opendal
     options = {**_from_address(address, service, known), **settings}
     secrets = Secrets(value for name, value in settings.items() if name not in ("region", "endpoint", "root"))
     try:
-        operator = AsyncOperator(service, **options).layer(TimeoutLayer(timeout=REQUEST_SECONDS, io_timeout=IO_SECONDS))
+        operator = Operator(service, **options).layer(TimeoutLayer(timeout=REQUEST_SECONDS, io_timeout=IO_SECONDS))
     except Exception as error:
         raise Invalid(f"{address.shown} cannot be opened: {secrets.scrub(error)}") from None
     can = operator.capability()

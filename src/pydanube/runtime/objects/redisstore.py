@@ -190,12 +190,11 @@ class RedisStore:
 
     def _explained(self, error: Exception) -> DanubeError:
         message = f"{self._url}: {self._secrets.scrub(error)}"
-        match error:
-            case exceptions.NoPermissionError():
-                return Denied(message)
-            case exceptions.AuthenticationError():
-                return Unauthenticated(message)
-        return Unauthenticated(message) if "NOAUTH" in str(error) or "WRONGPASS" in str(error) else Unavailable(message)
+        if isinstance(error, exceptions.NoPermissionError) or "can't run this command" in str(error):
+            return Denied(message)  # the second is what a script says
+        if isinstance(error, exceptions.AuthenticationError) or str(error).startswith(("NOAUTH", "WRONGPASS")):
+            return Unauthenticated(message)
+        return Unavailable(message)
 
 
 def _info(key: str, text: bytes) -> ObjectInfo:
