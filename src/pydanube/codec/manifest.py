@@ -1,0 +1,226 @@
+"""The manifest: all metadata of a cluster in one object, from which a broker that lost everything begins again.
+
+Numbers are little-endian; times are microseconds since 1970.
+
+```
+ 0         64
+ +---------+------+------+-----+-----+
+ | header  | page | page | ... | END |
+ +---------+------+------+-----+-----+
+
+ header     0  4 magic "DMAN"     4  1 version = 1     5  1 zero     6  2 flags     8  8 created at    16  8 number
+           24 36 zero            60  4 CRC32C of bytes 0..60
+ page       0  1 kind             1  3 zero            4  4 stored length           8  4 plain length
+           12  4 CRC32C of bytes 0..12 and of the stored bytes        16  the stored bytes: zlib over MessagePack
+
+ 1 ABOUT    [format = 1, cluster, writer]
+ 2 KEYS     [[key, value], ...]                                        the metadata, in the order of its keys
+ 3 PLACES   [[topic id, partition, end offset, [cursor, ...]], ...]    as the running broker knew them
+   cursor   [subscription id, position, [[start, end], ...]]           acked: all below the position, and these
+ 4 END      [pages before this one, keys, places]
+```
+
+A manifest counts only whole: every page is checked, and END says how many there are.
+
+Invariants of a manifest that `Manifest.open` returned
+    every page can be read, none is missing, nothing follows END
+    keys rise
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, Final, Self, TypeAlias
+
+import msgspec
+from crc32c import crc32c
+
+from pydanube.model.errors import Corrupt
+from pydanube.model.ledgers import CursorEntry
+from pydanube.model.limits import MIB
+
+MAGIC: Final = b"DMAN"
+VERSION: Final = 1
+FORMAT: Final = 1
+HEADER_BYTES: Final = 64
+
+PAGE_BYTES: Final = 1 * MIB
+"""A page is closed when its rows have come to about this, before they are compressed."""
+
+PAGE_BYTES_MAX: Final = 16 * MIB
+"""What a page may come to with its last row, a value of the metadata or all cursors of a partition."""
+
+_HEADER: Final = struct.Struct("<4sBBHqQ36s")
+_PAGE: Final = struct.Struct("<B3sII")
+_CRC: Final = struct.Struct("<I")
+_PAGE_HEAD_BYTES: Final = _PAGE.size + _CRC.size
+
+ByteBuffer: TypeAlias = bytes | bytearray | memoryview
+Pair: TypeAlias = tuple[str, bytes]
+
+assert _HEADER.size + _CRC.size == HEADER_BYTES
+
+
+class Kind(IntEnum):
+    ABOUT = 1
+    KEYS = 2
+    PLACES = 3
+    END = 4
+
+
+class About(msgspec.Struct, array_like=True, frozen=True):
+    format: int
+    cluster: str
+    writer: str
+
+
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """Where a partition ended, and where its subscriptions stood."""
+
+    topic_id: int
+    index: int
+    end_offset: int
+    cursors: list[CursorEntry]
+
+
+class End(msgspec.Struct, array_like=True, frozen=True):
+    pages: int
+    keys: int
+    places: int
+
+
+class ManifestBuilder:
+    """One manifest, page by page. Only pages as they are stored are kept."""
+
+    def __init__(self, cluster: str, writer: str, number: int, created_at_us: int) -> None:
+        checked = _HEADER.pack(MAGIC, VERSION, 0, 0, created_at_us, number, bytes(36))
+        self._pieces: list[bytes] = [checked + _CRC.pack(crc32c(checked))]
+        self._keys = self._places = 0
+        self._add(Kind.ABOUT, About(FORMAT, cluster, writer))
+
+    def add_keys(self, pairs: Sequence[Pair]) -> None:
+        """The next ones. As many as come to PAGE_BYTES make a good page."""
+        if pairs:
+            self._add(Kind.KEYS, pairs)
+            self._keys += len(pairs)
+
+    def add_places(self, places: Sequence[Place]) -> None:
+        if places:
+            self._add(Kind.PLACES, places)
+            self._places += len(places)
+
+    def finish(self) -> list[bytes]:
+        """The object in pieces, in order."""
+        self._add(Kind.END, End(len(self._pieces) - 1, self._keys, self._places))
+        return self._pieces
+
+    def _add(self, kind: Kind, content: Any) -> None:
+        plain = msgspec.msgpack.encode(content)
+        assert len(plain) <= PAGE_BYTES_MAX
+        stored = zlib.compress(plain, 1)
+        head = _PAGE.pack(kind, bytes(3), len(stored), len(plain))
+        self._pieces.append(head + _CRC.pack(crc32c(stored, crc32c(head))) + stored)
+
+
+class Manifest:
+    """A manifest that is whole. Its pages are unpacked when they are asked for."""
+
+    def __init__(self, name: str, number: int, created_at_us: int, about: About) -> None:
+        self.name = name
+        self.number = number
+        """Of two manifests of a cluster, the one with the higher number is newer."""
+        self.created_at_us = created_at_us
+        self.cluster = about.cluster
+        self.writer = about.writer
+        self._pages: list[tuple[Kind, memoryview, int]] = []
+        self.keys = self.places = 0
+
+    @classmethod
+    def open(cls, data: ByteBuffer, name: str = "manifest") -> Self:
+        """Raises Corrupt, and nothing else, unless all of it can be read."""
+        number, created_at_us = _read_header(data, name)
+        pages = list(_pages(memoryview(data), name))
+        if len(pages) < 2 or pages[0][0] is not Kind.ABOUT or pages[-1][0] is not Kind.END:
+            raise Corrupt(f"{name}: does not begin and end as a manifest does: it is cut short")
+        about = _unpack(pages[0], About, name)
+        if about.format != FORMAT:
+            raise Corrupt(f"{name}: has format {about.format}, and this release reads format {FORMAT}")
+        manifest = cls(name, number, created_at_us, about)
+        manifest._pages = pages[1:-1]
+        manifest._check(_unpack(pages[-1], End, name), len(pages) - 1)
+        return manifest
+
+    def pairs(self) -> Iterator[list[Pair]]:
+        """The metadata, in the order of its keys, page by page."""
+        for page in self._pages:
+            if page[0] is Kind.KEYS:
+                yield _unpack(page, list[Pair], self.name)
+
+    def all_places(self) -> Iterator[Place]:
+        for page in self._pages:
+            if page[0] is Kind.PLACES:
+                yield from _unpack(page, list[Place], self.name)
+
+    def _check(self, end: End, pages: int) -> None:
+        last = ""
+        for pairs in self.pairs():
+            for key, _ in pairs:
+                if key <= last:
+                    raise Corrupt(f"{self.name}: key {key!r} comes after {last!r}")
+                last = key
+            self.keys += len(pairs)
+        self.places = sum(1 for _ in self.all_places())
+        if (end.pages, end.keys, end.places) != (pages, self.keys, self.places):
+            raise Corrupt(f"{self.name}: has {pages} pages, {self.keys} keys and {self.places} places instead of {end}")
+
+
+def _read_header(data: ByteBuffer, name: str) -> tuple[int, int]:
+    if len(data) < HEADER_BYTES:
+        raise Corrupt(f"{name}: header is cut short at {len(data)} bytes")
+    magic, version, zero, flags, created_at_us, number, zeros = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise Corrupt(f"{name}: does not begin with {MAGIC!r} but with {magic!r}: it is no manifest")
+    if crc32c(memoryview(data)[: _HEADER.size]) != _CRC.unpack_from(data, _HEADER.size)[0]:
+        raise Corrupt(f"{name}: header does not match its checksum")
+    if version != VERSION:
+        raise Corrupt(f"{name}: manifest version {version} is unknown to this release, which reads version {VERSION}")
+    if flags or zero or any(zeros):
+        raise Corrupt(f"{name}: uses flags or bytes of the header that this release does not know of")
+    return number, created_at_us
+
+
+def _pages(data: memoryview, name: str) -> Iterator[tuple[Kind, memoryview, int]]:
+    """Every page as it is stored, checked, and how long it is when unpacked."""
+    at = HEADER_BYTES
+    while at < len(data):
+        if at + _PAGE_HEAD_BYTES > len(data):
+            raise Corrupt(f"{name}: page at byte {at} is cut short")
+        kind, zeros, stored_length, plain_length = _PAGE.unpack_from(data, at)
+        start, end = at + _PAGE_HEAD_BYTES, at + _PAGE_HEAD_BYTES + stored_length
+        if end > len(data):
+            raise Corrupt(f"{name}: page at byte {at} is cut short")
+        stored = data[start:end]
+        if crc32c(stored, crc32c(data[at : at + _PAGE.size])) != _CRC.unpack_from(data, at + _PAGE.size)[0]:
+            raise Corrupt(f"{name}: page at byte {at} does not match its checksum")
+        if plain_length > PAGE_BYTES_MAX or any(zeros):
+            raise Corrupt(f"{name}: page at byte {at} is nothing that this release knows")
+        try:
+            yield Kind(kind), stored, plain_length
+        except ValueError:
+            raise Corrupt(f"{name}: page at byte {at} is of kind {kind}, unknown to this release") from None
+        at = end
+
+
+def _unpack(page: tuple[Kind, memoryview, int], kind: Any, name: str) -> Any:
+    what, stored, plain_length = page
+    try:
+        unpacking = zlib.decompressobj()
+        plain = unpacking.decompress(stored, plain_length + 1)
+        if len(plain) != plain_length or not unpacking.eof or unpacking.unused_data:
+            raise Corrupt(f"{name}: a page of {what.name} does not unpack to its {plain_length} bytes")
+        return msgspec.msgpack.decode(plain, type=kind)
+    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"{name}: a page of {what.name} cannot be read ({error})") from None
