@@ -71,8 +71,9 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Instal
     assert installed.wheel.name == f"pydanube-{__version__}-py3-none-any.whl"
     names = ZipFile(installed.wheel).namelist()
     shipped = {name for name in names if name.startswith("pydanube/")}
-    source = {f"pydanube/{path.relative_to(ROOT / 'src/pydanube')}" for path in (ROOT / "src/pydanube").rglob("*.py")}
-    assert shipped == source | {"pydanube/py.typed"}
+    package = ROOT / "src/pydanube"
+    files = [path for kind in ("*.py", "*.proto") for path in package.rglob(kind)]
+    assert shipped == {f"pydanube/{path.relative_to(package)}" for path in files} | {"pydanube/py.typed"}
     assert any(name.endswith("LICENSE") for name in names)
     assert all(name.startswith(("pydanube/", f"pydanube-{__version__}.dist-info/")) for name in names)
 

@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "top": ("top:top", "Watch topics and subscriptions: rates, backlogs, redeliveries."),
     "namespaces": ("namespaces:namespaces", "Create, list, describe and delete namespaces."),
     "brokers": ("brokers:brokers", "List and describe brokers."),
+    "storage": ("storage:storage", "Serve and look after object stores."),
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),
     "config": ("config:config", "Show and check the configuration."),
     "doctor": ("doctor:doctor", "Check whether this machine is ready for a broker."),

@@ -1,0 +1,141 @@
+"""`danube storage`: object stores. `serve` puts one behind gRPC, for brokers elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tomllib
+from ipaddress import ip_address
+from pathlib import Path
+
+import click
+
+from pydanube.model.errors import Invalid
+
+from .options import Parsed, examples
+from .output import fail
+
+PORT = click.IntRange(0, 65_535)
+DEFAULT_PORT = 6680
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise Invalid("an option of the store is written as NAME=VALUE, for example --option region=eu-central-1")
+    return name, value
+
+
+OPTION = Parsed("name=value", _option)
+
+
+@click.group(
+    epilog=examples(
+        """
+danube storage serve --store file:///var/lib/danube-objects
+danube storage serve --store s3://bucket/prefix --options-file s3.toml --host 0.0.0.0
+"""
+    )
+)
+def storage() -> None:
+    """Serve and look after object stores."""
+
+
+@storage.command(
+    "serve",
+    epilog=examples(
+        """
+danube storage serve --store file:///var/lib/danube-objects
+danube storage serve --store memory:// --port 0         any free port; the readiness line says which
+danube storage serve --store s3://bucket/prefix --option region=eu-central-1 --options-file secrets.toml
+DANUBE_STORAGE_TOKEN=... danube storage serve --store file:///data --host 0.0.0.0 --tls-key k.pem --tls-cert c.pem
+"""
+    ),
+)
+@click.option("--store", "url", required=True, metavar="URL", help="The store: file:///DIR, s3://BUCKET/PREFIX, ...")
+@click.option("--option", "options", type=OPTION, multiple=True, metavar="NAME=VALUE", help="A setting of the store.")
+@click.option(
+    "--options-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Settings of the store, a TOML table of text: the place for credentials.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=PORT, default=DEFAULT_PORT, show_default=True, help="0 chooses one.")
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Private key, PEM.")
+@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Certificates, PEM.")
+@click.option(
+    "--token", envvar="DANUBE_STORAGE_TOKEN", default="", help="Asked of clients; better given by DANUBE_STORAGE_TOKEN."
+)
+def serve(
+    url: str,
+    options: tuple[tuple[str, str], ...],
+    options_file: Path | None,
+    host: str,
+    port: int,
+    tls_key: Path | None,
+    tls_cert: Path | None,
+    token: str,
+) -> None:
+    """Put a store behind gRPC: the storage plug-in.
+
+    Brokers use it as grpc://HOST:PORT (grpcs:// with a certificate). Prints one line on stdout when they may come:
+    "danube storage ready grpc=H:P store=URL"; logs go to stderr. SIGTERM and Ctrl-C end it in order.
+    """
+    from pydanube.runtime import telemetry
+
+    if (tls_key is None) != (tls_cert is None):
+        raise click.UsageError("--tls-key and --tls-cert are given together")
+    settings = {**_read_options(options_file), **dict(options)}
+    certificate = (tls_key.read_bytes(), tls_cert.read_bytes()) if tls_key and tls_cert else None
+    telemetry.configure("info")
+    try:
+        asyncio.run(_serve(url, settings, host, port, certificate, token))
+    except OSError as error:
+        fail(str(error))
+
+
+def _read_options(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        fail(f"{path} is not TOML")
+    wrong = [name for name, value in table.items() if not isinstance(value, str)]
+    if wrong:
+        fail(f"{path}: {wrong[0]} is not text")
+    return table
+
+
+async def _serve(
+    url: str, settings: dict[str, str], host: str, port: int, certificate: tuple[bytes, bytes] | None, token: str
+) -> None:
+    from pydanube.runtime.objects import open_store
+    from pydanube.runtime.telemetry import get_logger
+
+    try:
+        from pydanube.runtime.objects.plugin_server import PluginServer
+    except ModuleNotFoundError as error:
+        fail(f"the plug-in needs {error.name}, which is not installed: pip install 'pydanube[grpc]'")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with await open_store(url, settings) as store:
+        server = PluginServer(store, token=token)
+        bound = await server.start(host, port, certificate=certificate)
+        try:
+            if not token and not _is_loopback(host):
+                advice = "anyone who reaches this address may read and delete every object: set DANUBE_STORAGE_TOKEN"
+                get_logger(__name__).warning("storage.unprotected", host=host, advice=advice)
+            shown = f"[{host}]" if ":" in host else host
+            click.echo(f"danube storage ready grpc={shown}:{bound} store={store.url}")
+            await stop.wait()
+        finally:
+            await server.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
