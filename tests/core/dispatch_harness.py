@@ -140,7 +140,7 @@ class Desk:
                 window.skip_to(self.stored.end)
                 continue
             base, end, batch = found
-            for dealt in window.offer(batch, base, end, self.now_us):
+            for dealt in window.offer(batch, base, end, self.now_us, self.stored.end - end):
                 delivered.setdefault(dealt.member.consumer, []).extend(offsets_of(dealt, base))
         raise AssertionError("the pump does not come to an end")
 

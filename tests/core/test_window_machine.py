@@ -177,7 +177,7 @@ class WindowMachine(RuleBasedStateMachine):
                 continue
             base, end, batch = found
             room = {member: member.messages if member.has_room else 0 for member in window.members}
-            dealt = window.offer(batch, base, end, self.desk.now_us)
+            dealt = window.offer(batch, base, end, self.desk.now_us, stored.end - end)
             self._skipped()
             for one in dealt:
                 offsets = offsets_of(one, base)
