@@ -12,6 +12,7 @@ async def test_a_partition_of_which_the_log_has_nothing_any_more_is_read_whole(t
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=SMALL, tail_bytes=1) as broker:
         quiet, busy = Door(broker), door_to(broker, "busy")
         await quiet.create()
+        await busy.create()
         await filled(quiet, 5)
         await upload_all(broker)
         await filled(busy, 60)

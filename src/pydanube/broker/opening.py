@@ -18,7 +18,7 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.log import PartitionLog
 from pydanube.core.producers import ProducerTable
 from pydanube.model.errors import Corrupt
-from pydanube.model.ledgers import ProducerEntry
+from pydanube.model.ledgers import CursorEntry, ProducerEntry
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
@@ -80,22 +80,33 @@ class Opening:
         self._refuse_damaged(ledgers, ownership.uploaded_end)
         data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]
         state = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
-        written = [one for ledger_id in data if (one := self._writer.ledger(ledger_id)) and one.last_entry >= 0]
+        written = self._written(data)
         snapshot, changes = await self._state(state)
         producers, end = await self._producers(written, snapshot, past)
-        if ack_level is not AckLevel.DURABLE and ownership.reserved_end > end:
+        end = max(end, ownership.start_offset)  # what retention took may have been the last
+        if ownership.reserved_end > end:  # of a durable topic, only after a restore
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
             end = ownership.reserved_end
+            producers.may_have_lost()
         filled = [(one.first_offset, one.ledger_id) for one in written if one.end_offset > one.first_offset]
         stream = LoggedStream(self._writer, self._cache, filled, end, past)
         stream.trim(ownership.start_offset)
         kept = {one.ledger_id for one in written}
+        if past is not None:
+            for ledger_id in data:
+                self._writer.release(ledger_id, past.end)
         await self._drop_unwritten(ownership, [ledger_id for ledger_id in data if ledger_id not in kept])
         last_time = max((one.last_time for one in written), default=0)
         if past is not None:
             last_time = max(last_time, await past.last_time())
         decided = PartitionLog(end, producers, last_time)
-        return Recovered(decided, stream, _cursors(starts, snapshot, changes), state, past)
+        known = snapshot.cursors if snapshot is not None else await ownership.restored_cursors()
+        return Recovered(decided, stream, _cursors(starts, known, changes), state, past)
+
+    def _written(self, data: list[int]) -> list[LedgerSummary]:
+        """The data ledgers that the log has something of. What is damaged is uploaded, and read there."""
+        summaries = [self._writer.ledger(one) for one in data if one not in self._writer.recovered.damaged]
+        return [one for one in summaries if one is not None and one.last_entry >= 0]
 
     async def _past(self, ownership: Ownership) -> PartitionHistory | None:
         """What of the partition is in object storage."""
@@ -120,14 +131,19 @@ class Opening:
         """What was known of producers at some offset: where the last ledger began, where the last snapshot was taken,
         where the uploaded part ends. What the log trimmed, one of the others has."""
         bases: list[tuple[int, list[ProducerEntry]]] = []
+        replayed_from = last.first_offset if last is not None else 0
         if last is not None and last.first_entry == 0:
             entries = await self._writer.read_entries(last.ledger_id)
             body = next(body for _, kind, body in entries if kind == RecordKind.LEDGER_START)
             began = decode(body, LedgerStart)
             bases.append((began.next_offset, began.producers))
+            replayed_from = began.next_offset
         if snapshot is not None:
             bases.append((snapshot.next_offset, snapshot.producers))
-        if past is not None and past.end:
+        known = max((offset for offset, _ in bases), default=-1)
+        end = max(known, last.end_offset if last is not None else 0)
+        # Only where the log cannot tell it objects are asked: their store may be away, and publishes go on.
+        if past is not None and past.end and (known < replayed_from or end < past.end):
             bases.append((past.end, await past.producers()))
         return bases
 
@@ -148,7 +164,7 @@ class Opening:
         """The table and the next offset. The last ledger is enough: it begins with all that was known before it."""
         table = ProducerTable(self._remembered_max)
         last = written[-1] if written else None
-        bases = await self._bases(last, snapshot if written else None, past)
+        bases = await self._bases(last, snapshot, past)
         if not bases:
             if last is not None:
                 raise Corrupt(
@@ -170,10 +186,10 @@ class Opening:
             await ownership.drop_ledgers(unwritten)
 
 
-def _cursors(starts: Mapping[int, int], snapshot: Snapshot | None, changes: list[CursorChange]) -> dict[int, Cursor]:
+def _cursors(starts: Mapping[int, int], known: list[CursorEntry], changes: list[CursorChange]) -> dict[int, Cursor]:
     """Where every subscription that still exists stands."""
     cursors = {subscription_id: Cursor(start) for subscription_id, start in starts.items()}
-    for entry in snapshot.cursors if snapshot is not None else ():
+    for entry in known:
         if entry.subscription_id in cursors:
             cursors[entry.subscription_id] = Cursor(entry.position, entry.acked)
     for change in changes:

@@ -89,6 +89,13 @@ class StateLedger:
         self._deltas = 0
         self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.LAZY, _nobody_waits)
 
+    def carry_forward(self) -> bool:
+        """Supersede what former owners left, where nothing has yet. False when there is nothing to do."""
+        if self.ledger_id is not None or not self._former or self._opening:
+            return False
+        self.barrier(_nobody_waits)
+        return True
+
     def flush(self) -> None:
         """Hand everything to the log; at the end of a loop iteration, so that what came together goes together."""
         self._flush_scheduled = False
@@ -179,6 +186,9 @@ class NoState:
     def abandoned(self, ledger_ids: set[int]) -> None: ...
 
     def snapshot(self) -> None: ...
+
+    def carry_forward(self) -> bool:
+        return False
 
     def flush(self) -> None: ...
 

@@ -7,6 +7,7 @@ from typing import Final
 from pydanube.codec.batch import read_header
 from pydanube.core.producers import ProducerTable
 from pydanube.core.tiering import Waiting
+from pydanube.model.errors import DanubeError, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import Clock
 from pydanube.storage.stream import LoggedStream
@@ -62,11 +63,12 @@ class TieredPartition:
         self._remembered_max = remembered_max
         self._oldest_us = 0
         self._known: list[ProducerEntry] | None = None
+        self._fenced = False
         self._epochs: dict[int, int] = {}
 
     def waiting(self) -> Waiting | None:
         first, end = max(self._past.end, self._stream.start_offset), self._stream.end_offset
-        if first >= end:
+        if first >= end or self._fenced:
             self._oldest_us = 0
             return None
         self._oldest_us = self._oldest_us or self._clock.now_us()
@@ -88,18 +90,27 @@ class TieredPartition:
 
     async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
         """Cancelled: it is in the catalog, or not."""
+        self._known = None  # until all of it is there; the last segment's footer knows it too
         for first in range(0, len(segments), SEGMENTS_PER_COMMIT):
             part = segments[first : first + SEGMENTS_PER_COMMIT]
-            await self._ownership.upload([write for one in part for write in entries(one)], part[-1].end_offset)
+            try:
+                await self._ownership.upload([write for one in part for write in entries(one)], part[-1].end_offset)
+            except StaleEpoch:
+                self._fenced = True  # nothing that this owner uploads counts any more
+                raise
             if self._past.end == 0:
                 self._past.start = part[0].first_offset
             self._past.end = part[-1].end_offset
+            for one in part:
+                self._writer.release(one.record.ledger_id, one.end_offset)
         self._known, self._oldest_us = producers, 0
-        for one in segments:
-            self._writer.release(one.record.ledger_id, one.end_offset)
+        self._remember()
 
     async def forget_below(self, offset: int) -> None:
-        """The partition begins at `offset` now: segments that end before it leave the catalog."""
+        """The partition begins at `offset` now: segments that end before it leave the catalog, and what never became
+        one the log."""
+        if offset > self._past.end:
+            self._release_expired(offset)
         gone: list[Segment] = []
         async for page in self._catalog.pages(self.topic_id, self.index):
             gone += [one for one in page if one.end_offset <= offset]
@@ -108,3 +119,27 @@ class TieredPartition:
         if gone:
             await self._catalog.remove(gone, self._clock.now_us())
             self._past.start = max(self._past.start, gone[-1].end_offset)
+
+    def _remember(self) -> None:
+        """What batches taught the partition goes with them when the log lets go: the state ledger keeps it, so that a
+        start needs no object store."""
+        state = self._partition.state
+        if state.ledger_id is None:
+            state.barrier(_nobody_waits)  # opens one, with a snapshot
+        else:
+            state.snapshot()
+
+    def _release_expired(self, offset: int) -> None:
+        """What retention took before it was uploaded: files go once a newer snapshot has what these batches taught."""
+        state_ledger = self._partition.state.ledger_id
+        self._remember()
+        if state_ledger is not None:
+            for ledger_id in self._stream.ledger_ids:
+                self._writer.release(ledger_id, offset, state_ledger)
+
+    def carry_forward(self) -> bool:
+        """Move what former owners left in the log to its end, so that it pins no file. False when there is nothing."""
+        return self._partition.state.carry_forward()
+
+
+def _nobody_waits(_: DanubeError | None) -> None: ...

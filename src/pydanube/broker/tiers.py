@@ -6,12 +6,13 @@ Nothing of it is on the way of a publish.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from pydanube.core.tiering import TieringPolicy
-from pydanube.metadata.store import Store
+from pydanube.metadata.store import Store, list_all
 from pydanube.model.errors import AlreadyExists, DanubeError, Refused, Unavailable
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
@@ -21,15 +22,26 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
 from pydanube.storage.tiering.collecting import Collector
 from pydanube.storage.tiering.history import History
+from pydanube.storage.tiering.manifest import Manifests
+from pydanube.storage.tiering.patience import PatientStore
 from pydanube.storage.tiering.uploader import Sealed, Uploader, UploadSettings
 from pydanube.storage.wal import LogWriter
+
+from .records import TOPICS, TopicRecord, unpack
+from .tiering import TieredPartition
 
 log = get_logger(__name__)
 
 OWNER_KEY: Final = "danube-cluster"
 """The object that says whose store it is."""
 
+LAST_MANIFEST_S: Final = 5.0
+"""How long the end of a broker waits for it."""
+
 COLLECT_EVERY_S: Final = 60.0
+CARRIED_AT_ONCE: Final = 100
+"""Each is a transaction or two."""
+
 ORPHANS_EVERY: Final = 60
 """The listing of the store is read whole to find orphans: once in so many collections."""
 
@@ -47,6 +59,8 @@ class TieringSettings:
     log_bytes_max: int
     cache_bytes: int
     grace_s: int
+    store_timeout_s: float = 60.0
+    """A call to the store that takes longer has failed; those with many bytes have more time."""
 
     def uploads(self) -> UploadSettings:
         policy = TieringPolicy(self.segment_bytes, self.segment_age_s * MICROSECONDS, self.shared_below_bytes)
@@ -68,15 +82,18 @@ class Tiers:
     ) -> None:
         self._cluster = cluster
         self._claimed = False
-        self.objects = objects
+        self._store = store
+        self.objects = objects = PatientStore(objects, settings.store_timeout_s)
         self.settings = settings
         self.catalog = Catalog(store)
         self.history = History(objects, self.catalog, tasks, settings.cache_bytes)
-        self.partitions: dict[tuple[int, int], Sealed] = {}
+        self.partitions: dict[tuple[int, int], TieredPartition] = {}
         """Every open partition that has something to upload, now or later."""
         self._writer = writer
         self._clock = clock
-        self.uploader = Uploader(objects, self._sealed, identity(), clock, settings.uploads())
+        process = identity()
+        self.uploader = Uploader(objects, self._sealed, process, clock, settings.uploads())
+        self.manifests = Manifests(objects, store, clock, cluster, process)
         self.collector = Collector(objects, self.catalog, clock, settings.grace_s * MICROSECONDS)
 
     def _sealed(self) -> Iterable[Sealed]:
@@ -85,15 +102,35 @@ class Tiers:
     async def run(self) -> None:
         """Until it is cancelled."""
         next_collection = self._clock.monotonic() + COLLECT_EVERY_S
-        collections = 0
+        collections = made = 0
         while True:
-            await self._clock.sleep(self.uploader.pause_s)
-            if await self._is_ours() and await self.uploader.round():
+            await self._clock.sleep(0 if made and self.uploader.is_behind else self.uploader.pause_s)
+            made = await self.uploader.round(everything=self._is_nearly_full) if await self._is_ours() else 0
+            if made:
                 await self.trim()
+            if self._claimed:
+                await self.manifests.keep()
             if self._clock.monotonic() >= next_collection:
                 next_collection = self._clock.monotonic() + COLLECT_EVERY_S
                 collections += 1
-                await self._collect(orphans=collections % ORPHANS_EVERY == 0)
+                await self._collect(orphans=collections % ORPHANS_EVERY == 1)
+
+    async def upload(self, only: Collection[tuple[int, int]]) -> int:
+        """Whatever these partitions have, however little: a round of it. How many objects were made; when none was,
+        the uploader knows why. Cancelled: what was uploaded counts."""
+        made = await self.uploader.round(everything=True, only=only) if await self._is_ours() else 0
+        if made:
+            await self.trim()
+        return made
+
+    async def close(self) -> None:
+        """A last manifest, if the store takes it soon. Cancelled: the one before counts."""
+        if self._claimed:
+            try:
+                async with asyncio.timeout(LAST_MANIFEST_S):
+                    await self.manifests.write()
+            except (DanubeError, TimeoutError) as error:
+                log.warning("manifest.failed", store=self.objects.url, error=str(error))
 
     async def _is_ours(self) -> bool:
         """Whether the store is this cluster's: nothing is put among somebody else's objects."""
@@ -109,19 +146,47 @@ class Tiers:
         try:
             await self.collector.collect_garbage()
             if orphans:
+                await self._forget_deleted_topics()
                 await self.collector.collect_orphans()
         except DanubeError as error:
             log.warning("collection.postponed", store=self.objects.url, error=error.message)
 
+    async def _forget_deleted_topics(self) -> None:
+        """Topics whose deletion was cut short. The catalog is read first: what it has then existed before."""
+        listed = await self.catalog.topics()
+        pairs = [one async for one in list_all(self._store, TOPICS)] if listed else []
+        existing = {unpack(one.value, TopicRecord).topic_id for one in pairs}
+        for topic_id in listed:
+            if topic_id not in existing:
+                await self.forget_topic(topic_id)
+
     async def trim(self) -> None:
         """Give back the files of the log that are uploaded, but for the newest: they are a warm cache."""
+        keep, limit = self.settings.log_keep_bytes, self.settings.log_bytes_max
+        if limit:
+            keep = min(keep, limit // 2)  # or the cache would stand in the way of publishes
+        if self._writer.stored_bytes > keep:
+            self._carry_forward()
         try:
-            released = await self._writer.trim(self.settings.log_keep_bytes)
+            released = await self._writer.trim(keep)
         except OSError as error:
             log.warning("log.trim_failed", error=str(error))
             return
         if released:
             log.info("log.trimmed", generations=released)
+
+    def _carry_forward(self) -> None:
+        carried = 0
+        for one in self.partitions.values():
+            carried += one.carry_forward()
+            if carried >= CARRIED_AT_ONCE:
+                break
+
+    @property
+    def _is_nearly_full(self) -> bool:
+        """Whether the log comes close to its limit: then whatever can go goes, however little of a partition it is."""
+        limit = self.settings.log_bytes_max
+        return bool(limit) and self._writer.stored_bytes >= limit * 3 // 4
 
     def refusal(self) -> Unavailable | None:
         """Why nothing is taken now: the log is as large as it may be, because uploads do not keep up."""

@@ -11,13 +11,14 @@ released that the catalog does not list.
 Invariants
     a range is released from the log only after its catalog entry is durable
     one object is in the making at a time; its bytes are the memory this takes
-    a store that fails stops uploads for a while, never publishes
+    a store that fails stops uploads for a while, never publishes; a partition that cannot be read stops its own only
+    no key is used for two tries: a try whose answer was lost leaves an orphan, and the next one is not in its way
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
@@ -25,7 +26,7 @@ from typing import Final, Protocol
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter
 from pydanube.core.tiering import Job, TieringPolicy, Waiting, plan
-from pydanube.model.errors import AlreadyExists, DanubeError, StaleEpoch, Unavailable
+from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoch, Unavailable
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import Buffer, ObjectStore
@@ -38,6 +39,8 @@ log = get_logger(__name__)
 READ_BYTES: Final = 4 * 1024 * 1024
 RETRY_S_MIN: Final = 1.0
 RETRY_S_MAX: Final = 60.0
+UNREADABLE_S: Final = 60.0
+"""A partition whose log is damaged is looked at again after so long."""
 
 
 class Sealed(Protocol):
@@ -100,6 +103,10 @@ class Uploader:
         self._uploading = asyncio.Lock()
         self.failure: DanubeError | None = None
         """Why the last upload did not work; None while they do."""
+        self.failing_since_us = 0
+        """When that began."""
+        self.unreadable: dict[tuple[int, int], tuple[Corrupt, float]] = {}
+        """Partitions that cannot be uploaded, why, and when they are tried again."""
         self.uploaded_bytes = 0
         self.objects_made = 0
 
@@ -108,13 +115,16 @@ class Uploader:
         """How long to wait before the next round."""
         return self._settings.interval_s if self.failure is None else self._retry_s
 
-    async def round(self, everything: bool = False) -> int:
-        """Upload what is due. Returns how many objects were made. What fails is tried again in the next round.
+    async def round(self, everything: bool = False, only: Collection[tuple[int, int]] | None = None) -> int:
+        """Upload what is due; `everything`: whatever there is; `only`: of these partitions. Returns how many objects
+        were made. What fails is tried again in the next round.
         Cancelled: an object may be left behind that nobody lists."""
         made = 0
         async with self._uploading:
             tiers = {(one.topic_id, one.index): one for one in self._partitions()}
-            waiting = [found for one in tiers.values() if (found := one.waiting()) is not None]
+            if only is not None:
+                tiers = {key: one for key, one in tiers.items() if key in only}
+            waiting = self._waiting(tiers.values())
             for job in plan(waiting, self._clock.now_us(), self._settings.policy, everything):
                 try:
                     made += await self._upload(job, tiers)
@@ -124,9 +134,22 @@ class Uploader:
                 self.failure, self._retry_s = None, RETRY_S_MIN
         return made
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a segment's worth of bytes is waiting somewhere."""
+        waiting = self._waiting(self._partitions())
+        return any(one.bytes >= self._settings.policy.segment_bytes for one in waiting)
+
+    def _waiting(self, tiers: Iterable[Sealed]) -> list[Waiting]:
+        now = self._clock.monotonic()
+        self.unreadable = {key: one for key, one in self.unreadable.items() if one[1] > now}
+        readable = [one for one in tiers if (one.topic_id, one.index) not in self.unreadable]
+        return [found for one in readable if (found := one.waiting()) is not None]
+
     def fail(self, error: DanubeError) -> None:
         """Uploads do not work at present."""
         if self.failure is None:
+            self.failing_since_us = self._clock.now_us()
             log.warning("upload.failed", store=self._objects.url, error=error.message)
         else:
             self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
@@ -137,7 +160,12 @@ class Uploader:
         histories: list[tuple[Sealed, int]] = []
         for part in job.parts:
             tier = tiers[part.topic_id, part.index]
-            sections = await self._gather(builder, tier, part)
+            try:
+                sections = await self._gather(builder, tier, part)
+            except Corrupt as error:
+                self._set_aside(part, error)
+                rest = Job(tuple(one for one in job.parts if one is not part))
+                return await self._upload(rest, tiers)  # without what was gathered of it
             if sections:
                 histories.append((tier, sections))
         if not histories:
@@ -151,6 +179,10 @@ class Uploader:
         self.objects_made += 1
         log.info("segment.uploaded", object=key, bytes=size, sections=len(footer.sections))
         return True
+
+    def _set_aside(self, part: Waiting, error: Corrupt) -> None:
+        log.error("upload.unreadable", topic=part.topic_id, partition=part.index, error=error.message)
+        self.unreadable[part.topic_id, part.index] = (error, self._clock.monotonic() + UNREADABLE_S)
 
     async def _gather(self, builder: SegmentBuilder, tier: Sealed, part: Waiting) -> int:
         """Add a partition's batches, a section for each ledger. Returns how many sections."""
@@ -169,7 +201,7 @@ class Uploader:
         if len(job.parts) > 1:
             return f"segments/shared/{footer.created_at_us >> 32:08x}/{self._writer}-{number:08x}.seg"
         place = f"segments/{first.topic_id:016x}/{first.partition:08x}"
-        origin = f"{first.ledger_id:016x}-{first.owner_epoch:08x}-{self._writer}"
+        origin = f"{first.ledger_id:016x}-{first.owner_epoch:08x}-{self._writer}-{number:08x}"
         return f"{place}/{first.first_offset:020d}-{origin}.seg"
 
     async def _put(self, key: str, pieces: Sequence[Buffer], size: int) -> None:
@@ -177,7 +209,7 @@ class Uploader:
         try:
             await self._objects.put(key, pieces, create=True)
         except AlreadyExists:
-            # The key has our writer's id in it, so it is an earlier try of ours whose answer was lost.
+            # The key is of this try alone, so the store itself tried again after an answer was lost.
             if (await self._objects.head(key)).size != size:
                 raise Unavailable(f"object {key} exists with another size: it is left alone") from None
         if self._settings.bytes_per_s:
@@ -187,7 +219,7 @@ class Uploader:
     async def _commit(self, key: str, size: int, footer: SegmentFooter, tiers: list[tuple[Sealed, int]]) -> None:
         place = 0
         for tier, sections in tiers:
-            segments = [_segment(key, size, footer, number) for number in range(place, place + sections)]
+            segments = [segment_of(key, size, footer, number) for number in range(place, place + sections)]
             place += sections
             try:
                 await tier.commit(segments, footer.sections[place - 1].producers)
@@ -233,7 +265,7 @@ class Gathering:
             self._ledger_id = -1
 
 
-def _segment(key: str, size: int, footer: SegmentFooter, number: int) -> Segment:
+def segment_of(key: str, size: int, footer: SegmentFooter, number: int) -> Segment:
     section = footer.sections[number]
     record = SegmentRecord(
         object=key,

@@ -2,7 +2,8 @@
 
 A file goes when everything in it does, and files go strictly from the oldest on:
     a batch         when its ledger was forgotten, or everything up to its end was released
-    a control entry when its ledger was forgotten, or the batch after it was released
+    a control entry when its ledger was forgotten, or the batch after it was released; where no batch followed, when
+                    its ledger was released at all: it says what lies before it, and that is gone before its file
     a state record  when its ledger was forgotten, or a newer snapshot is synced in a later file
 and where a data ledger is bound to a state ledger, that one has a synced snapshot in a later file too: what the file's
 batches taught the partition (producers, cursors) is in it.
@@ -47,7 +48,9 @@ def _pins(table: Table, durable: int, span: Span) -> bool:
             return True
     if span.first_offset < 0:
         following = [later for later in ledger.spans if later.generation > span.generation and later.first_offset >= 0]
-        return not following or ledger.released_below <= following[0].first_offset
+        if not following:
+            return ledger.released_below < 0
+        return ledger.released_below <= following[0].first_offset
     return ledger.released_below < span.end_offset
 
 

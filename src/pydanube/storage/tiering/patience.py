@@ -1,0 +1,92 @@
+"""An object store with limits on its answers, whoever wrote it: a call that hangs ends, its mistakes are our errors.
+
+Invariants
+    every call but `close` ends within `seconds` and what its bytes take at SLOWEST_BYTES_PER_S
+    whatever a store raises that is no error of ours comes as Unavailable: it may work later
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, Self
+
+from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.runtime.objects import Buffer, Capabilities, ObjectInfo, ObjectStore
+
+SLOWEST_BYTES_PER_S: Final = 256 * 1024
+"""A store that is slower than this is taken for one that hangs."""
+
+
+class PatientStore:
+    """One store, seen with limits. It is closed by whoever opened it."""
+
+    def __init__(self, store: ObjectStore, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._store.capabilities
+
+    async def put(
+        self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
+    ) -> ObjectInfo:
+        pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+        async with self._limited(f"put of {key}", sum(map(len, pieces))):
+            return await self._store.put(key, data, create=create, if_match=if_match)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
+        async with self._limited(f"read of {key}", 0 if end is None else end - start):
+            return await self._store.get(key, start, end)
+
+    async def head(self, key: str) -> ObjectInfo:
+        async with self._limited(f"look at {key}"):
+            return await self._store.head(key)
+
+    async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Each object by itself comes within the time."""
+        found = aiter(self._store.list(prefix, after))
+        while True:
+            async with self._limited(f"listing of {prefix}"):
+                info = await anext(found, None)
+            if info is None:
+                return
+            yield info
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        async with self._limited(f"deletion of {len(keys)} objects"):
+            await self._store.delete(keys)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def _limited(self, what: str, size: int = 0) -> AsyncIterator[None]:
+        seconds = self._seconds + size / SLOWEST_BYTES_PER_S
+        try:
+            async with asyncio.timeout(seconds):
+                with self._explained(what):
+                    yield
+        except TimeoutError:
+            raise Unavailable(f"{self.url}: no answer to the {what} within {seconds:.0f} s") from None
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except DanubeError:
+            raise
+        except Exception as error:
+            raise Unavailable(f"{self.url}: the {what} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,188 @@
+"""Stores that fail, hang, lose connections, answer late or lie: uploads recover, publishes go on, nothing is lost."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from broker_harness import Door, open_broker
+from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
+
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Corrupt, Unavailable
+from pydanube.runtime.clock import ManualClock
+
+IMPATIENT = replace(SMALL, store_timeout_s=0.1, upload_interval_s=0.01)
+
+
+async def catalog_covers(broker, end: int) -> None:
+    """The segments follow each other without a gap or an overlap."""
+    offset = 0
+    (tier,) = broker.tiers.partitions.values()
+    async for page in broker.tiers.catalog.pages(tier.topic_id, 0):
+        for segment in page:
+            assert segment.first_offset == offset
+            offset = segment.end_offset
+    assert offset == end
+
+
+@pytest.mark.parametrize("mood", ["away", "crashing", "put and failed", "put twice", "hanging"])
+async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Path, mood: str):
+    objects = Moody()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 20)
+        objects.mood = mood
+        await broker.tiers.uploader.round(everything=True)
+        if mood != "put twice":
+            assert broker.tiers.uploader.failure is not None
+        await filled(door, 25, first=20)  # what is tried again is more than what was tried
+        await broker.tiers.uploader.round(everything=True)
+        objects.mood = "fine"
+        await upload_all(broker)
+        assert broker.tiers.uploader.failure is None
+        await catalog_covers(broker, 4500)
+        assert await everything(door) == list(range(4500))
+
+
+async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("pydanube.storage.tiering.uploader.RETRY_S_MIN", 0.01)
+    objects = Moody()
+    objects.mood = "hanging"
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT) as broker:
+        running = asyncio.create_task(broker.tiers.run())
+        door = Door(broker)
+        await door.create()
+        await filled(door, 20)
+        await objects.waiting.wait()
+        objects.mood = "fine"
+        async with asyncio.timeout(10):
+            while not await keys(objects):  # noqa: ASYNC110 - a store tells nobody
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+
+async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_path: Path):
+    objects, clock = Moody(), ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 10)
+        objects.mood = "put and failed"
+        for _ in range(3):
+            await broker.tiers.uploader.round(everything=True)
+        objects.mood = "fine"
+        await upload_all(broker)
+        assert len(await keys(objects)) == 4
+        clock.advance(3590)
+        await broker.tiers.collector.collect_orphans()
+        clock.advance(10**9)
+        objects.mood = "stale"
+        assert (await broker.tiers.collector.collect_orphans()).deleted == 0
+        objects.mood = "fine"
+        assert (await broker.tiers.collector.collect_orphans()).deleted == 3
+        assert await everything(door) == list(range(1000))
+
+
+async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
+    objects = Moody()
+    async with asyncio.timeout(10), open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 10)
+        objects.mood = "hanging"
+        uploading = broker._partitions._tasks.spawn(broker.tiers.uploader.round(everything=True), "upload")
+        await objects.waiting.wait()
+        await filled(door, 10, first=10)
+        assert not uploading.done()
+    assert uploading.cancelled()
+
+
+async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_path: Path):
+    objects = Moody()
+    settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
+    async with open_broker(tmp_path, **settings) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 60)
+        await upload_all(broker)
+        await filled(door, 20, first=60)
+    objects.mood = "unreadable"
+    async with open_broker(tmp_path, **settings) as broker:
+        door = Door(broker)
+        await filled(door, 10, first=80)
+        with pytest.raises(Unavailable, match="no route"):
+            await everything(door)
+        objects.mood = "fine"
+        assert await everything(door) == list(range(9000))
+
+
+async def test_a_read_that_hangs_ends_and_works_once_the_store_is_back(tmp_path: Path):
+    objects = Moody()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 30)
+        await upload_all(broker)
+        objects.mood = "reads hang"
+        with pytest.raises(Unavailable, match="no answer"):
+            await everything(door)
+        objects.mood = "fine"
+        assert await everything(door) == list(range(3000))
+
+
+async def test_a_late_answer_counts_once(tmp_path: Path):
+    objects = Moody()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 20)
+        objects.mood = "late"
+        uploading = asyncio.create_task(broker.tiers.uploader.round(everything=True))
+        await objects.waiting.wait()
+        await filled(door, 20, first=20)
+        objects.mood = "fine"
+        objects.answer.set()
+        assert await uploading == 1
+        await upload_all(broker)
+        await catalog_covers(broker, 4000)
+
+
+async def test_a_partition_whose_log_is_damaged_keeps_no_other_from_uploading(tmp_path: Path, monkeypatch):
+    objects = Moody()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
+        damaged, fine, quiet = door_to(broker, "damaged"), door_to(broker, "fine"), door_to(broker, "quiet")
+        for door, batches in ((damaged, 5), (fine, 5), (quiet, 1)):
+            await door.create()
+            await filled(door, batches, size=0 if door is quiet else 100)
+        (first, *_) = broker.tiers.partitions.values()
+
+        async def read(*_):
+            raise Corrupt("ledger 1 is damaged")
+
+        monkeypatch.setattr(first, "read", read)
+        await upload_all(broker)
+        waiting = [tier.waiting() for tier in broker.tiers.partitions.values()]
+        assert [one is None for one in waiting] == [False, True, True]
+        assert "damaged" in broker.tiers.uploader.unreadable[first.topic_id, 0][0].message
+
+
+async def test_a_full_log_empties_although_its_warm_cache_would_be_larger(tmp_path: Path):
+    objects = Moody()
+    tiering = replace(SMALL, log_bytes_max=1 << 20, log_keep_bytes=1 << 30, segment_bytes=1 << 30, segment_age_s=10**6)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
+        running = asyncio.create_task(broker.tiers.run())
+        door = Door(broker)
+        await door.create()
+        stored = 0
+        async with asyncio.timeout(60):
+            while stored < 200:
+                try:
+                    await filled(door, 1, first=stored)
+                    stored += 1
+                except Unavailable:  # it is full, and will be emptied
+                    await asyncio.sleep(0.05)
+        assert await everything(door) == list(range(20_000))
+        assert broker.describe(ANONYMOUS).state == "ok"
+        running.cancel()
