@@ -1,4 +1,6 @@
-"""The conformance suite against any store, by URL: `DANUBE_TEST_STORE_URL=gs://bucket/tests make test-stores`.
+"""The conformance suite against any store, by URL.
+
+    DANUBE_TEST_STORE_URL=gs://bucket/tests python -m pytest -m stores tests/runtime/test_objects_by_url.py
 
 Settings come as a JSON table of text in DANUBE_TEST_STORE_OPTIONS. Everything below the URL's prefix is deleted. This
 is how Google Cloud Storage is tested, for which no emulator does what the client library asks of it.
