@@ -412,3 +412,20 @@ async def test_dead_letters_go_only_where_they_are_kept(tmp_path: Path):
             policy = FailurePolicy(redeliveries_max=1, poison=Poison.DEAD_LETTER, dead_letter_topic=target)
             with pytest.raises(Refused, match=why):
                 await broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST, policy)
+
+
+async def test_key_shared_orders_a_key_by_delivery_time_also_what_falls_due_together(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("s", kind=KEY_SHARED)
+        now = clock.now_us()
+        await published(
+            door, numbered(4), keys=["k"] * 4, deliver_at=[now + 4_000_000, now + 2_000_000, 0, now + 3_000_000]
+        )
+        assert offsets(consumer) == [2]
+        await asyncio.sleep(0)
+        clock.advance(10)
+        await consumer.wait_for(4)
+        assert offsets(consumer) == [2, 1, 3, 0]

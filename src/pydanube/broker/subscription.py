@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
@@ -21,7 +21,7 @@ from pydanube.core.dispatch.members import Dealt, Member
 from pydanube.core.dispatch.ranges import RangeSet
 from pydanube.core.dispatch.window import Window
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused
-from pydanube.model.failure import ACK_TIMEOUT, REASON_CHARACTERS_MAX, FailurePolicy, Poison
+from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_MAX, ACKED_RANGES_REFUSED
 from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionPartition, SubscriptionType
@@ -31,6 +31,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.stream import Stream
 
 from .alarm import Alarm
+from .consumer import Consumer, Sink
 from .counting import Counts, describe_member, describe_window
 from .cutting import below, cut, offsets_dealt
 from .dead_letters import DeadLetters
@@ -44,26 +45,6 @@ READ_BYTES: Final = 2 * 1024 * 1024
 
 FEW_AGAIN: Final = 1_000
 """Neighbours to be delivered again, up to which only the batch that holds them is read."""
-
-
-class Sink(Protocol):
-    """Where deliveries go: a door's end of one consumer."""
-
-    def deliver(
-        self,
-        batch: memoryview,
-        epoch: int,
-        ranges: list[tuple[int, int]],
-        redeliveries: Sequence[int],
-        reasons: Sequence[str | None],
-    ) -> None:
-        """`ranges` are rows of the batch, none meaning all of them."""
-
-    def changed(self, ack_timeout_ms: int) -> None:
-        """The subscription's ack timeout is another one from now on."""
-
-    def closed(self, error: DanubeError) -> None:
-        """The broker took the subscription away."""
 
 
 class Seat(NamedTuple):
@@ -84,52 +65,6 @@ class Place(NamedTuple):
     clock: Clock
     epoch: Callable[[], int]
     dead_letters: DeadLetters
-
-
-class Consumer:
-    """One consumer's hold on a subscription of one partition."""
-
-    def __init__(self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int) -> None:
-        self._subscription = subscription
-        self._member = member
-        self.subscription_id = subscription.subscription_id
-        self.position = subscription.core.cursor.position
-        self.ack_timeout_ms = subscription.core.failures.policy.ack_timeout_ms
-        self.created = created
-        self.owner_epoch = owner_epoch
-
-    def credit(self, messages: int, size_bytes: int) -> None:
-        """The consumer has room for this much more."""
-        self._member.messages += messages
-        self._member.bytes += size_bytes
-        self._subscription.refresh(self._member)
-
-    def pause(self) -> None:
-        """The way to the consumer is full: deliver nothing until `resume`."""
-        self._member.paused = True
-        self._subscription.forget_ahead()
-
-    def resume(self) -> None:
-        self._member.paused = False
-        self._subscription.refresh(self._member)
-
-    def ack(self, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None = None) -> None:
-        """Settle these offsets; `done` is called once that is synced. Late and repeated acks are no error."""
-        self._subscription.ack(self._member, ranges, cumulative, done)
-
-    def nack(
-        self,
-        ranges: Sequence[tuple[int, int]],
-        delay_ms: int | None = None,
-        reason: str = "",
-        timeout: bool = False,
-    ) -> None:
-        """These were not managed. Late and repeated nacks are no error."""
-        self._subscription.nack(self._member, ranges, delay_ms, ACK_TIMEOUT if timeout else reason)
-
-    def close(self) -> None:
-        """Let go. What was delivered and not acked goes to the next consumer."""
-        self._subscription.detach(self._member)
 
 
 class LiveSubscription:
@@ -215,12 +150,16 @@ class LiveSubscription:
 
     def pump(self) -> None:
         """Deliver what there is and what there is room for."""
-        core = self.core
+        core, now_us = self.core, self._clock.now_us()
+        while True:
+            if core.has_due(now_us):
+                self._end(core.due(now_us))
+            resume_us = self._deliver_wanted()
+            if resume_us is not None or self._reading is not None or not core.has_due(now_us):
+                break
         due_us = core.next_due_us
-        if due_us is not None and due_us <= self._clock.now_us():
-            self._end(core.due(self._clock.now_us()))
-        resume_us = self._deliver_wanted()
-        due_us = core.next_due_us
+        if due_us is not None and due_us <= now_us:
+            due_us = None  # it waits for what is ready before it, and that for room
         self._alarm.set(resume_us if due_us is None else due_us if resume_us is None else min(due_us, resume_us))
 
     def _deliver_wanted(self) -> int | None:
@@ -300,7 +239,7 @@ class LiveSubscription:
             self._reading = None
             if views:
                 self._ahead, self._ahead_from = deque(views), offset
-            else:
+            elif self.core.wanted == offset:
                 self.core.skip_to(end)
             self.pump()
 
@@ -427,8 +366,11 @@ class LiveSubscription:
             self._burying = None
 
     async def _bury_one(self, one: Exhausted) -> None:
-        policy = self.core.failures.policy
+        policy, failure = self.core.failures.policy, self.core.failures.at(one.offset)
         place = self._place
+        if policy.poison is not Poison.DEAD_LETTER:  # changed meanwhile: it ends as the policy says now
+            self.core.try_again(one.offset, self._clock.now_us())
+            return
         try:
             await place.dead_letters.publish(place, self.name, one, policy)
         except DanubeError as error:
@@ -436,7 +378,8 @@ class LiveSubscription:
             log.warning("dead_letter.failed", topic=place.topic, offset=one.offset, error=error.message)
             self.core.try_again(one.offset, due_us)
         else:
-            self.counts.dead_lettered += self.settle([(one.offset, one.offset + 1)], None)
+            if self.core.failures.at(one.offset) is failure:  # a seek forgets what failed: it is delivered anew
+                self.counts.dead_lettered += self.settle([(one.offset, one.offset + 1)], None)
         self.pump()
 
     # -- moving --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionDescription, SubscriptionType
 from pydanube.runtime.telemetry import get_logger
 
+from .consumer import Consumer, Sink
 from .dead_letters import check_dead_letters
 from .partition import Partition
 from .partitions import Partitions
@@ -22,7 +23,7 @@ from .policies import check_consumer
 from .records import SubscriptionRecord
 from .registry import Registry
 from .state import settle
-from .subscription import Consumer, LiveSubscription, Sink
+from .subscription import LiveSubscription
 
 log = get_logger(__name__)
 

@@ -261,8 +261,17 @@ class Window:
         retry, delay = self.failures.next_due_us, self._delays[0][0] if self._delays else None
         return min((one for one in (retry, delay) if one is not None), default=None)
 
+    def has_due(self, now_us: int) -> bool:
+        """Whether something waited long enough. What is ready before it goes first: the order is that of time."""
+        due_us = self.next_due_us
+        return due_us is not None and due_us <= now_us and not self._ready
+
     def due(self, now_us: int) -> list[Exhausted]:
-        """What waited long enough is ready. Returns what is exhausted under the policy of now."""
+        """What waited long enough is ready. Returns what is exhausted under the policy of now.
+
+        On key-shared, of messages that were delayed only as many as come by time as they come by offset: the others
+        are due again at once.
+        """
         exhausted: list[Exhausted] = []
         for offset in self.failures.due(now_us):
             failure = self.failures.at(offset)
@@ -271,8 +280,10 @@ class Window:
                 exhausted += [one for one in (self.failures.exhausted(offset, failure.reason),) if one is not None]
             else:
                 self._ready.add(offset, offset + 1)
-        while self._delays and self._delays[0][0] <= now_us:
+        in_order, last = self.type is SubscriptionType.KEY_SHARED, -1
+        while self._delays and self._delays[0][0] <= now_us and not (in_order and self._delays[0][1] < last):
             _, offset = heappop(self._delays)
+            last = offset
             if self._delayed.remove(offset, offset + 1):
                 self._ready.add(offset, offset + 1)
         return exhausted

@@ -1,0 +1,81 @@
+"""A consumer's hold on a subscription of one partition, and the door's end of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from pydanube.core.dispatch.members import Member
+from pydanube.model.errors import DanubeError
+from pydanube.model.failure import ACK_TIMEOUT
+
+from .state import Done
+
+if TYPE_CHECKING:
+    from .subscription import LiveSubscription
+
+
+class Sink(Protocol):
+    """Where deliveries go: a door's end of one consumer."""
+
+    def deliver(
+        self,
+        batch: memoryview,
+        epoch: int,
+        ranges: list[tuple[int, int]],
+        redeliveries: Sequence[int],
+        reasons: Sequence[str | None],
+    ) -> None:
+        """`ranges` are rows of the batch, none meaning all of them."""
+
+    def changed(self, ack_timeout_ms: int) -> None:
+        """The subscription's ack timeout is another one from now on."""
+
+    def closed(self, error: DanubeError) -> None:
+        """The broker took the subscription away."""
+
+
+class Consumer:
+    """One consumer's hold on a subscription of one partition."""
+
+    def __init__(self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int) -> None:
+        self._subscription = subscription
+        self._member = member
+        self.subscription_id = subscription.subscription_id
+        self.position = subscription.core.cursor.position
+        self.ack_timeout_ms = subscription.core.failures.policy.ack_timeout_ms
+        self.created = created
+        self.owner_epoch = owner_epoch
+
+    def credit(self, messages: int, size_bytes: int) -> None:
+        """The consumer has room for this much more."""
+        self._member.messages += messages
+        self._member.bytes += size_bytes
+        self._subscription.refresh(self._member)
+
+    def pause(self) -> None:
+        """The way to the consumer is full: deliver nothing until `resume`."""
+        self._member.paused = True
+        self._subscription.forget_ahead()
+
+    def resume(self) -> None:
+        self._member.paused = False
+        self._subscription.refresh(self._member)
+
+    def ack(self, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None = None) -> None:
+        """Settle these offsets; `done` is called once that is synced. Late and repeated acks are no error."""
+        self._subscription.ack(self._member, ranges, cumulative, done)
+
+    def nack(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        delay_ms: int | None = None,
+        reason: str = "",
+        timeout: bool = False,
+    ) -> None:
+        """These were not managed. Late and repeated nacks are no error."""
+        self._subscription.nack(self._member, ranges, delay_ms, ACK_TIMEOUT if timeout else reason)
+
+    def close(self) -> None:
+        """Let go. What was delivered and not acked goes to the next consumer."""
+        self._subscription.detach(self._member)
