@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from native_samples import GOLDEN, HEADS
+from native_storage_samples import STORAGE_HEADS
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
@@ -90,11 +91,16 @@ def test_requests_keep_their_names() -> None:
         "topic.grow",
         "topic.statistics",
         "offset.find",
+        "storage.usage",
+        "storage.segments",
+        "storage.upload",
+        "storage.verify",
+        "storage.collect",
         "broker.describe",
     }
 
 
-@pytest.mark.parametrize(("value", "golden"), HEADS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("value", "golden"), [*HEADS, *STORAGE_HEADS], ids=lambda one: type(one).__name__)
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(
     value: msgspec.Struct, golden: bytes
 ) -> None:

@@ -36,6 +36,7 @@ from .records import TopicRecord
 from .registry import Registry
 from .removal import Removal
 from .statistics import Statistics
+from .storage import Storage
 from .subscriptions import Subscriptions
 from .tiers import TieringSettings, Tiers
 
@@ -106,6 +107,7 @@ class Broker:
         self.policies = PolicyBook(registry, self._partitions, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
+        self.storage = Storage(registry, self._partitions, authorizer, store, writer, clock, tasks, self.tiers)
         self._removal = Removal(registry, self._partitions, writer, self.tiers)
         self.lifetimes = Lifetimes(registry, self._partitions, self.subscriptions, self._removal, clock)
         self._started_at = clock.now_us()

@@ -146,12 +146,12 @@ class Tiers:
         try:
             await self.collector.collect_garbage()
             if orphans:
-                await self._forget_deleted_topics()
+                await self.forget_deleted_topics()
                 await self.collector.collect_orphans()
         except DanubeError as error:
             log.warning("collection.postponed", store=self.objects.url, error=error.message)
 
-    async def _forget_deleted_topics(self) -> None:
+    async def forget_deleted_topics(self) -> None:
         """Topics whose deletion was cut short. The catalog is read first: what it has then existed before."""
         listed = await self.catalog.topics()
         pairs = [one async for one in list_all(self._store, TOPICS)] if listed else []

@@ -30,20 +30,17 @@ from pydanube.model.topics import (
 )
 
 from .acks import Range, merged
-from .lifecycle import Openable
 from .message import Message
 from .peeking import peek
-from .routing import Brokers
 from .settings import check_count
+from .storage import StorageAdmin
 from .wire import AnyPosition, broker_description, subscription_description, topic_description, wire_start
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
-class Admin(Openable):
+class Admin(StorageAdmin):
     """What a client can do besides publishing and receiving."""
-
-    _brokers: Brokers
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

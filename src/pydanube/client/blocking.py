@@ -224,6 +224,11 @@ class BlockingClient(Blocking[Client]):
     peek = blocking(Client.peek)
     find_offset = blocking(Client.find_offset)
     describe_broker = blocking(Client.describe_broker)
+    storage_usage = blocking(Client.storage_usage)
+    storage_segments = blocking(Client.storage_segments)
+    upload_storage = blocking(Client.upload_storage)
+    verify_storage = blocking(Client.verify_storage)
+    collect_garbage = blocking(Client.collect_garbage)
 
 
 def connect_blocking(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> BlockingClient:

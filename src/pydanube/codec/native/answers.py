@@ -7,6 +7,15 @@ import msgspec
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.policies import Policies
 from pydanube.model.statistics import TopicStatistics
+from pydanube.model.storage import (
+    PartitionUsage,
+    SegmentDescription,
+    StorageCollected,
+    StoragePlace,
+    StorageStatus,
+    StorageUpload,
+    StorageVerified,
+)
 
 
 class Done(msgspec.Struct):
@@ -126,3 +135,39 @@ class PolicyReport(msgspec.Struct):
 
 class Statistics(msgspec.Struct):
     topic: TopicStatistics
+
+
+class StorageUsed(msgspec.Struct, omit_defaults=True):
+    """`model.storage.StorageUsage`, or a part of it: with `next`, more is to be asked for from there.
+
+    A partition may come in several parts, whose segments, bytes and messages are added up.
+    """
+
+    status: StorageStatus
+    partitions: list[PartitionUsage] = []
+    next: StoragePlace | None = None
+
+
+class Segments(msgspec.Struct, omit_defaults=True):
+    """In order. With `next_offset`, more is to be asked for from there; -1 is the end."""
+
+    segments: list[SegmentDescription] = []
+    next_offset: int = -1
+
+
+class StorageUploading(msgspec.Struct):
+    upload: StorageUpload
+
+
+class StorageStep(msgspec.Struct, omit_defaults=True):
+    """What one step of a verification found; with `next`, it goes on there."""
+
+    verified: StorageVerified
+    next: StoragePlace | None = None
+
+
+class GarbageCollected(msgspec.Struct, omit_defaults=True):
+    """What one step of a collection did; with `next`, it goes on after that object."""
+
+    collected: StorageCollected
+    next: str = ""

@@ -14,10 +14,12 @@ import msgspec
 
 from pydanube.model.errors import DanubeError, Invalid, NotOwner, from_code
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.storage import StoragePlace
 
 from .answers import Broker as Broker
 from .answers import ConsumerOpened as ConsumerOpened
 from .answers import Done as Done
+from .answers import GarbageCollected as GarbageCollected
 from .answers import Names as Names
 from .answers import Offset as Offset
 from .answers import OffsetRanges as OffsetRanges
@@ -26,7 +28,11 @@ from .answers import PartitionRoute as PartitionRoute
 from .answers import PolicyReport as PolicyReport
 from .answers import ProducerOpened as ProducerOpened
 from .answers import Route as Route
+from .answers import Segments as Segments
 from .answers import Statistics as Statistics
+from .answers import StorageStep as StorageStep
+from .answers import StorageUploading as StorageUploading
+from .answers import StorageUsed as StorageUsed
 from .answers import Subscription as Subscription
 from .answers import SubscriptionPlace as SubscriptionPlace
 from .answers import Topic as Topic
@@ -343,6 +349,45 @@ class FindOffset(Request, tag="offset.find"):
     position: Start
 
 
+class DescribeStorage(Request, tag="storage.usage"):
+    """What is in the log and in object storage, of one topic or (empty) of all -> StorageUsed"""
+
+    topic: str = ""
+    place: StoragePlace = StoragePlace()
+
+
+class ListSegments(Request, tag="storage.segments"):
+    """The segments of a partition, from the one that holds `start` on -> Segments"""
+
+    topic: str
+    partition: int = 0
+    start: Start = msgspec.field(default_factory=lambda: Start("earliest"))
+    count: int = 1000
+
+
+class UploadStorage(Request, tag="storage.upload"):
+    """Begin to upload all that waits, of one topic or of all; with `run`, how that one stands -> StorageUploading"""
+
+    topic: str = ""
+    run: int = 0
+
+
+class VerifyStorage(Request, tag="storage.verify"):
+    """Read some of what is stored, from `place` on, and tell what is damaged -> StorageStep"""
+
+    topic: str = ""
+    place: StoragePlace = StoragePlace()
+    bytes_max: int = 8 * 1024 * 1024
+
+
+class CollectGarbage(Request, tag="storage.collect"):
+    """Delete some of the objects that nobody needs, or (`dry_run`) count them -> GarbageCollected"""
+
+    orphans: bool = False
+    dry_run: bool = False
+    after: str = ""
+
+
 class DescribeBroker(Request, tag="broker.describe"):
     """-> Broker"""
 
@@ -374,6 +419,11 @@ AnyRequest = (
     | GrowTopic
     | TopicStatistics
     | FindOffset
+    | DescribeStorage
+    | ListSegments
+    | UploadStorage
+    | VerifyStorage
+    | CollectGarbage
     | DescribeBroker
 )
 

@@ -23,6 +23,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 
+from . import storage
 from .delivery import DeliverySink
 
 log = get_logger(__name__)
@@ -342,5 +343,10 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.SetFailurePolicy: _set_failure_policy,
     wire.FindOffset: _find_offset,
     wire.TopicStatistics: _topic_statistics,
+    wire.DescribeStorage: storage.usage,
+    wire.ListSegments: storage.segments,
+    wire.UploadStorage: storage.upload,
+    wire.VerifyStorage: storage.verify,
+    wire.CollectGarbage: storage.collect,
     wire.DescribeBroker: _describe_broker,
 }

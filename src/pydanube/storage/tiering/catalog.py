@@ -21,13 +21,15 @@ from typing import Final
 
 import msgspec
 
-from pydanube.metadata.store import Compare, Delete, KeyValue, Put, Store, list_all
+from pydanube.metadata.store import Compare, Delete, KeyValue, Put, Store
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 
 GARBAGE: Final = "/garbage/"
 OBJECTS: Final = "/objects/"
 SEGMENTS: Final = "/segments/"
+
+GARBAGE_AT_ONCE: Final = 1000
 
 
 class SegmentRecord(msgspec.Struct, omit_defaults=True):
@@ -129,9 +131,8 @@ class Catalog:
                 start = segment.end_offset
         return best
 
-    async def pages(self, topic_id: int, index: int, size: int = 1000) -> AsyncIterator[list[Segment]]:
-        """All segments of a partition, oldest first."""
-        offset = 0
+    async def pages(self, topic_id: int, index: int, offset: int = 0, size: int = 1000) -> AsyncIterator[list[Segment]]:
+        """The segments of a partition from the one that holds `offset` on, oldest first."""
         while page := await self._after(topic_id, index, offset, size):
             yield page
             offset = page[-1].end_offset
@@ -178,10 +179,15 @@ class Catalog:
     async def is_used(self, object_key: str) -> bool:
         return bool(await self._store.list(users_of(object_key), limit=1))
 
-    async def garbage(self) -> AsyncIterator[tuple[str, int]]:
-        """Object keys that nobody needs, and since when."""
-        async for one in list_all(self._store, GARBAGE):
-            yield one.key.removeprefix(GARBAGE), msgspec.msgpack.decode(one.value, type=GarbageRecord).since
+    async def garbage(self, after: str = "") -> AsyncIterator[tuple[str, int]]:
+        """Object keys that nobody needs, from the first one after `after`, and since when."""
+        while pairs := await self._store.list(GARBAGE, start_after=f"{GARBAGE}{after}", limit=GARBAGE_AT_ONCE):
+            for one in pairs:
+                yield one.key.removeprefix(GARBAGE), msgspec.msgpack.decode(one.value, type=GarbageRecord).since
+            after = pairs[-1].key.removeprefix(GARBAGE)
+
+    async def is_garbage(self, object_key: str) -> bool:
+        return await self._store.get(garbage_key(object_key)) is not None
 
     async def forget_garbage(self, object_key: str) -> None:
         await self._store.transact([], [Delete(garbage_key(object_key))])

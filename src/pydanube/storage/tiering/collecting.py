@@ -2,14 +2,17 @@
 
 An object goes only after a grace period, so that whoever planned to read it has finished. What is in the catalog again,
 or is younger than that, stays.
+
+Both ways can be gone in steps: a `Step` says where to begin and when to stop, and the answer where to go on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
-from pydanube.runtime.clock import Clock
+from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.telemetry import get_logger
 
@@ -20,16 +23,30 @@ log = get_logger(__name__)
 OBJECTS_PREFIX: Final = "segments/"
 DELETED_AT_ONCE: Final = 100
 
+ORPHAN_US_MIN: Final = 600 * MICROSECONDS
+"""What is not in the catalog may be on its way there: younger than this it is no orphan, whatever the grace period."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far to go. `after` is an object's key, where the step before it ended."""
+
+    after: str = ""
+    deadline: float = inf
+    dry_run: bool = False
+
 
 @dataclass(slots=True)
 class Collected:
-    """What a round did."""
+    """What a round did; with a dry run, what it would have done."""
 
     looked_at: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
     waiting: int = 0
     """Not needed, and within the grace period."""
+    stopped_at: str = ""
+    """Where the next step begins; empty when nothing is left."""
 
 
 class Collector:
@@ -41,40 +58,53 @@ class Collector:
         self._clock = clock
         self._grace_us = grace_us
 
-    async def collect_garbage(self) -> Collected:
+    async def collect_garbage(self, step: Step | None = None) -> Collected:
         """Objects whose last segment left the catalog. Cancelled: some are deleted, the rest are still known."""
-        result, now_us = Collected(), self._clock.now_us()
-        async for key, since_us in self._catalog.garbage():
+        step, result = step or Step(), Collected()
+        async for key, since_us in self._catalog.garbage(step.after):
             result.looked_at += 1
             if await self._catalog.is_used(key):
-                await self._catalog.forget_garbage(key)
-            elif now_us - since_us < self._grace_us:
+                if not step.dry_run:
+                    await self._catalog.forget_garbage(key)
+            elif self._clock.now_us() - since_us < self._grace_us:
                 result.waiting += 1
             else:
-                await self._objects.delete([key])
-                await self._catalog.forget_garbage(key)
                 result.deleted += 1
-        if result.deleted:
+                if not step.dry_run:
+                    await self._objects.delete([key])
+                    await self._catalog.forget_garbage(key)
+            if self._clock.monotonic() >= step.deadline:
+                result.stopped_at = key
+                break
+        if result.deleted and not step.dry_run:
             log.info("objects.deleted", count=result.deleted)
         return result
 
-    async def collect_orphans(self) -> Collected:
+    async def collect_orphans(self, step: Step | None = None) -> Collected:
         """Objects that no segment refers to and none will: their upload was cut short. Reads the whole listing."""
-        result, now_us = Collected(), self._clock.now_us()
-        orphans: list[tuple[str, int]] = []
-        async for info in self._objects.list(OBJECTS_PREFIX):
+        step, result = step or Step(), Collected()
+        found: list[str] = []
+        async for info in self._objects.list(OBJECTS_PREFIX, step.after):
             result.looked_at += 1
-            if await self._catalog.is_used(info.key):
-                continue
-            if now_us - info.modified_us < self._grace_us:
-                result.waiting += 1
-            else:
-                orphans.append((info.key, info.size))
-        for start in range(0, len(orphans), DELETED_AT_ONCE):
-            part = orphans[start : start + DELETED_AT_ONCE]
-            await self._objects.delete([key for key, _ in part])
-            result.deleted += len(part)
-            result.deleted_bytes += sum(size for _, size in part)
-        if result.deleted:
+            # What is known as garbage has a grace period of its own, which begins when it left the catalog.
+            if not await self._catalog.is_used(info.key) and not await self._catalog.is_garbage(info.key):
+                if self._clock.now_us() - info.modified_us < max(self._grace_us, ORPHAN_US_MIN):
+                    result.waiting += 1
+                else:
+                    result.deleted += 1
+                    result.deleted_bytes += info.size
+                    found.append(info.key)
+            if len(found) >= DELETED_AT_ONCE:
+                await self._delete(found, step)
+                found = []
+            if self._clock.monotonic() >= step.deadline:
+                result.stopped_at = info.key
+                break
+        await self._delete(found, step)
+        if result.deleted and not step.dry_run:
             log.info("orphans.deleted", count=result.deleted, bytes=result.deleted_bytes)
         return result
+
+    async def _delete(self, keys: list[str], step: Step) -> None:
+        if keys and not step.dry_run:
+            await self._objects.delete(keys)

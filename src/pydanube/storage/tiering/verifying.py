@@ -1,0 +1,221 @@
+"""Reads what is in object storage and says what is not as it should be. Changes nothing.
+
+```
+ catalog: next segment --> object: size, header, footer, agreement --> stretch by stretch: every batch, the checksum
+```
+
+It goes in steps of bounded size and time. Where a step ends is a `StoragePlace`, with which any later step goes on,
+also in the middle of an object: nothing is remembered in between, and whoever stops asking leaves nothing running.
+
+Invariants
+    one stretch is in memory at a time, and nothing of it goes into the caches of readers
+    an object that cannot be read now (Unavailable) is no damage: the step fails, and can be tried again
+    what left the catalog while it was read is no damage either
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from pydanube.codec.segment import HEADER_BYTES, TRAILER_BYTES, Section, check_header, read_trailer
+from pydanube.model.errors import Corrupt, NotFound
+from pydanube.model.storage import StorageDamage, StoragePlace, StorageVerified
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.objects import ObjectStore
+
+from .catalog import Catalog, Segment
+from .history import Stretch, read_footer, stretches_of
+
+DAMAGES_MAX: Final = 1000
+"""So many are told in one step: an answer has its limits."""
+
+
+class Bounds(NamedTuple):
+    """What the metadata says of a partition's segments: they hold everything in [start, uploaded_end)."""
+
+    start: int
+    uploaded_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A partition to verify."""
+
+    topic: str
+    topic_id: int
+    index: int
+    is_dense: bool
+    """Whether every offset must be there: `durable` topics have no gaps."""
+    bounds: Callable[[], Awaitable[Bounds]]
+
+
+@dataclass(slots=True)
+class Step:
+    """One step: what it may still read, and what it found."""
+
+    bytes_left: int
+    deadline: float
+    segments: int = 0
+    messages: int = 0
+    bytes: int = 0
+    stretches: int = 0
+    damages: list[StorageDamage] = field(default_factory=list)
+
+    def is_over(self, now: float) -> bool:
+        return self.bytes_left <= 0 or now >= self.deadline or len(self.damages) >= DAMAGES_MAX
+
+    def take(self, size: int) -> None:
+        self.bytes += size
+        self.bytes_left -= size
+
+    def result(self) -> StorageVerified:
+        return StorageVerified(self.segments, self.messages, self.bytes, self.damages)
+
+
+class Verifier:
+    """One for each broker."""
+
+    def __init__(self, objects: ObjectStore, catalog: Catalog, clock: Clock) -> None:
+        self._objects = objects
+        self._catalog = catalog
+        self._clock = clock
+
+    async def partition(self, sought: Sought, place: StoragePlace, step: Step) -> StoragePlace | None:
+        """Go on at `place`. Returns where the next step goes on; None when the partition is done."""
+        offset = place.offset
+        while True:
+            bounds = await sought.bounds()
+            segment = await self._catalog.find(sought.topic_id, sought.index, offset)
+            await self._check_gap(sought, offset, segment, bounds, step)
+            if segment is None:
+                return None
+            inside = place if place.object == segment.record.object else StoragePlace()
+            stopped = await self._segment(sought, segment, inside, step)
+            if stopped is not None:
+                return StoragePlace(sought.topic, sought.index, offset, segment.record.object, *stopped)
+            offset, place = segment.end_offset, StoragePlace()
+            if step.is_over(self._clock.monotonic()):
+                return StoragePlace(sought.topic, sought.index, offset)
+
+    async def _check_gap(
+        self, sought: Sought, offset: int, segment: Segment | None, bounds: Bounds, step: Step
+    ) -> None:
+        """Between `offset`, where the last segment ended, and this one nothing may be missing."""
+        end = bounds.uploaded_end if segment is None else segment.first_offset if sought.is_dense else 0
+        if end <= max(offset, bounds.start):
+            return
+        first = max(offset, (await sought.bounds()).start)  # retention may have passed since
+        if first < end:
+            detail = f"the catalog lists no object for offsets {first}..{end - 1}"
+            step.damages.append(StorageDamage(sought.topic, sought.index, first, end, "missing", detail))
+
+    async def _segment(
+        self, sought: Sought, segment: Segment, place: StoragePlace, step: Step
+    ) -> tuple[int, int] | None:
+        """Where in the object the step ended, and the checksum so far; None when the segment is done."""
+        kind = "damaged"
+        try:
+            section = await self._section(segment, step)
+            stopped = await self._content(segment, section, place, step)
+            if stopped is not None:
+                return stopped
+        except (Corrupt, NotFound) as error:
+            if not await self._is_listed(segment):
+                return None
+            kind = "missing" if isinstance(error, NotFound) else kind
+            detail = f"object {segment.record.object} is missing" if kind == "missing" else error.message
+            damage = StorageDamage(
+                sought.topic,
+                sought.index,
+                segment.first_offset,
+                segment.end_offset,
+                kind,
+                detail,
+                segment.record.object,
+            )
+            step.damages.append(damage)
+        step.segments += 1
+        step.messages += segment.record.messages
+        return None
+
+    async def _is_listed(self, segment: Segment) -> bool:
+        """Whether the catalog still says so: what was merged or deleted meanwhile is not missed."""
+        found = await self._catalog.find(segment.topic_id, segment.index, segment.end_offset - 1)
+        return found == segment
+
+    async def _section(self, segment: Segment, step: Step) -> Section:
+        """From the object's own footer, once everything around the batches was checked."""
+        record, name = segment.record, f"object {segment.record.object}"
+        info = await self._objects.head(record.object)
+        if info.size != record.object_bytes:
+            raise Corrupt(f"{name} is {info.size} bytes long and the catalog says {record.object_bytes}")
+        check_header(await self._get(segment, 0, HEADER_BYTES, step), name)
+        tail = await self._get(segment, record.footer_start, record.object_bytes, step)
+        footer = await asyncio.to_thread(read_footer, tail, record.object_bytes, record.object)
+        if any(tail[read_trailer(tail, record.object_bytes).footer_length : -TRAILER_BYTES]):
+            raise Corrupt(f"{name}: what lies between its footer and its end is not zero")
+        if record.section >= len(footer.sections):
+            raise Corrupt(
+                f"{name} has {len(footer.sections)} sections and the catalog speaks of number {record.section}"
+            )
+        section = footer.sections[record.section]
+        for what, found, listed in _facts(section, segment):
+            if found != listed:
+                raise Corrupt(f"{name}: its {what} is {found} and the catalog says {listed}")
+        return section
+
+    async def _content(
+        self, segment: Segment, section: Section, place: StoragePlace, step: Step
+    ) -> tuple[int, int] | None:
+        crc = place.crc if place.byte else 0
+        for stretch in stretches_of(section):
+            if stretch.start < place.byte:
+                continue
+            if step.stretches and step.is_over(self._clock.monotonic()):  # each step gets somewhere
+                return stretch.start, crc
+            step.stretches += 1
+            crc = await self._stretch(segment, section, stretch, crc, step)
+        if crc != section.crc:
+            raise Corrupt(
+                f"object {segment.record.object}: bytes {section.start}..{section.end} do not match their checksum"
+            )
+        return None
+
+    async def _stretch(self, segment: Segment, section: Section, stretch: Stretch, crc: int, step: Step) -> int:
+        block = await self._get(segment, stretch.start, stretch.end, step)
+
+        def check() -> int:
+            section.split(block, stretch.start, f"object {segment.record.object}")
+            return crc32c(block, crc)
+
+        return await asyncio.to_thread(check)
+
+    async def _get(self, segment: Segment, start: int, end: int, step: Step) -> memoryview:
+        data = await self._objects.get(segment.record.object, start, end)
+        step.take(len(data))
+        if len(data) != end - start:
+            raise Corrupt(f"object {segment.record.object} ends at {start + len(data)} instead of {end}")
+        return data
+
+
+def _facts(section: Section, segment: Segment) -> list[tuple[str, int, int]]:
+    """What footer and catalog both know."""
+    record = segment.record
+    return [
+        ("topic id", section.topic_id, segment.topic_id),
+        ("partition", section.partition, segment.index),
+        ("first offset", section.first_offset, record.first_offset),
+        ("end offset", section.end_offset, segment.end_offset),
+        ("first byte", section.start, record.start),
+        ("end byte", section.end, record.end),
+        ("ledger", section.ledger_id, record.ledger_id),
+        ("epoch", section.owner_epoch, record.epoch),
+        ("number of messages", section.messages, record.messages),
+        ("first time", section.append_time_min, record.first_time),
+        ("last time", section.append_time_max, record.last_time),
+    ]

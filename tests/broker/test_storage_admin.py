@@ -1,0 +1,404 @@
+"""Object storage as an administrator sees it: usage, segments, uploads on demand, verification, collection."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from broker_harness import TIERING, TOPIC, Door, open_broker
+
+from pydanube.broker import Broker
+from pydanube.broker import storage as storage_room
+from pydanube.core.access import ANONYMOUS, Action, Principal
+from pydanube.metadata.store import Delete
+from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.storage import StorageCollected, StoragePlace, StorageUpload, StorageVerified, added_up
+from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.catalog import segment_key
+from pydanube.storage.wal import WalSettings
+
+WAL = WalSettings(file_bytes=1 << 18, fill_bytes=0)
+SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
+OTHER = TopicName.parse("/default/other")
+
+
+class Away(MemoryStore):
+    """A store that can be away."""
+
+    away: Exception | None = None
+
+    async def put(self, *arguments, **options):
+        if self.away is not None:
+            raise self.away
+        return await super().put(*arguments, **options)
+
+
+@pytest.fixture
+def objects() -> Away:
+    return Away()
+
+
+async def filled(door: Door, batches: int, partition: int = 0) -> None:
+    producer = await door.producer(partition=partition)
+    for _ in range(batches):
+        await door.publish(producer, [b"x" * 100] * 100)
+
+
+async def usage(broker: Broker, topic: TopicName | None = None):
+    found, place = [], StoragePlace()
+    while place is not None:
+        status, some, place = await broker.storage.usage(ANONYMOUS, topic, place)
+        found += some
+    return status, found
+
+
+async def uploaded(broker: Broker, topic: TopicName | None = None) -> StorageUpload:
+    state = await broker.storage.upload(ANONYMOUS, topic)
+    async with asyncio.timeout(20):
+        while not state.done:
+            state = await broker.storage.upload_state(ANONYMOUS, state.run)
+    return state
+
+
+async def verified(broker: Broker, topic: TopicName | None = None, bytes_max: int = 1 << 30) -> StorageVerified:
+    found, place = StorageVerified(), StoragePlace()
+    async with asyncio.timeout(20):
+        while place is not None:
+            step, place = await broker.storage.verify(ANONYMOUS, topic, place, bytes_max)
+            found = found.plus(step)
+    return found
+
+
+async def collected(broker: Broker, orphans: bool = False, dry_run: bool = False) -> StorageCollected:
+    found, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, "")
+    while after:
+        more, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, after)
+        found = found.plus(more)
+    return found
+
+
+async def keys(objects: MemoryStore) -> list[str]:
+    return [info.key async for info in objects.list("segments/")]
+
+
+async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create(partitions=2)
+        await filled(door, 40)
+        assert (await uploaded(broker)).failure == ""
+        await filled(door, 1, partition=1)
+        clock.advance(90)
+        status, (first, second) = await usage(broker)
+        assert (status.url, status.uploads, status.refusing, status.garbage) == (objects.url, "ok", "", 0)
+        assert status.objects_made == first.segments >= 2
+        assert (first.topic, first.partition, first.messages, first.uploaded_end) == (str(TOPIC), 0, 4000, 4000)
+        assert (first.waiting_messages, first.waiting_bytes, first.waiting_s) == (0, 0, 0)
+        assert first.uploaded_bytes > 400_000
+        assert (second.segments, second.waiting_messages, second.waiting_s) == (0, 100, 90)
+        assert second.waiting_bytes > 10_000
+        total = added_up("", [first, second])
+        assert (total.messages, total.waiting_messages, total.waiting_s) == (4000, 100, 90)
+        assert await usage(broker, TOPIC) == (status, [first, second])
+        assert await usage(broker, TopicName.parse("/default/orders")) == (status, [first, second])
+
+
+async def test_a_long_history_is_counted_in_parts(tmp_path: Path, objects: Away, monkeypatch: pytest.MonkeyPatch):
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        for door in (Door(broker), Door(broker, OTHER)):
+            await door.create()
+            for _ in range(4):
+                await filled(door, 1)
+                await uploaded(broker)
+        _, whole = await usage(broker)
+        assert [one.segments for one in whole] == [4, 4]
+        monkeypatch.setattr(storage_room, "COUNTED_MAX", 1)
+        pages = broker.tiers.catalog.pages
+        monkeypatch.setattr(broker.tiers.catalog, "pages", lambda *place: pages(*place, size=1))
+        _, parts = await usage(broker)
+        assert len(parts) > 8
+        for one in whole:
+            mine = [part for part in parts if part.topic == one.topic]
+            assert sum(part.segments for part in mine) == 4
+            assert sum(part.messages for part in mine) == one.messages
+
+
+async def test_usage_says_since_when_uploads_fail_and_whether_publishes_are_refused(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    tiering = replace(SMALL, log_bytes_max=1 << 18)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 10)
+        objects.away = Unavailable("no route to the store")
+        began = clock.now_us()
+        state = await uploaded(broker)
+        assert ("no route" in state.failure, state.partitions_left, state.left_bytes > 0) == (True, 1, True)
+        with pytest.raises(Unavailable):
+            await filled(door, 100)
+        clock.advance(60)
+        await uploaded(broker)
+        status, (about,) = await usage(broker)
+        assert (status.uploads, status.failing_since) == ("failing", began)
+        assert "no route" in status.failure
+        assert "log_bytes_max" in status.refusing
+        assert about.waiting_s == 60
+        objects.away = Refused("it is somebody else's")
+        await uploaded(broker)
+        assert (await usage(broker))[0].uploads == "refused"
+        objects.away = None
+        assert (await uploaded(broker)).failure == ""
+        assert (await usage(broker))[0].uploads == "ok"
+
+
+async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, objects: Away):
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        for door in (Door(broker), Door(broker, OTHER)):
+            await door.create()
+            await filled(door, 3)
+        state = await uploaded(broker, OTHER)
+        assert (state.done, state.left_bytes, state.partitions_left) == (True, 0, 0)
+        assert state.total_bytes > 30_000
+        mine, other = (await usage(broker))[1]
+        assert (mine.messages, other.messages) == (0, 300)
+        with pytest.raises(NotFound):
+            await broker.storage.upload_state(ANONYMOUS, state.run + 1)
+        with pytest.raises(NotFound):
+            await broker.storage.upload(ANONYMOUS, TopicName.parse("/default/nowhere"))
+
+
+async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        times = []
+        for _ in range(5):
+            clock.advance(10)
+            times.append(clock.now_us())
+            await filled(door, 1)
+            await uploaded(broker)
+
+        async def firsts(start: Position, most: int = 1000) -> tuple[list[int], int]:
+            found, following = await broker.storage.segments(ANONYMOUS, TOPIC, 0, start, most)
+            return [one.first_offset for one in found], following
+
+        assert await firsts(EARLIEST) == ([0, 100, 200, 300, 400], -1)
+        assert await firsts(EARLIEST, 2) == ([0, 100], 200)
+        assert await firsts(Position("offset", 200), 2) == ([200, 300], 400)
+        assert await firsts(Position("offset", 350)) == ([300, 400], -1)
+        assert await firsts(Position("time", times[3])) == ([300, 400], -1)
+        assert await firsts(Position("time", times[4] + 1)) == ([], -1)
+        assert await firsts(Position("latest")) == ([], -1)
+        (one,), _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, Position("offset", 450), 1)
+        assert (one.end_offset, one.messages, one.first_time, one.object in await keys(objects)) == (
+            500,
+            100,
+            times[4],
+            True,
+        )
+        with pytest.raises(NotFound, match="no partition 1"):
+            await broker.storage.segments(ANONYMOUS, TOPIC, 1, EARLIEST, 1)
+
+
+@pytest.mark.parametrize("bytes_max", [1, 10_000, 1 << 30])
+async def test_what_is_sound_is_read_whole_in_steps_of_any_size(tmp_path: Path, objects: Away, bytes_max: int):
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=replace(SMALL, segment_bytes=1 << 22)) as broker:
+        for door in (Door(broker), Door(broker, OTHER)):
+            await door.create(partitions=2)
+            await filled(door, 200)
+        await uploaded(broker)
+        found = await verified(broker, bytes_max=bytes_max)
+        assert (found.segments, found.messages, found.damages) == (2, 40_000, [])
+        assert found.bytes >= sum([one.size async for one in objects.list("segments/")]) - 1000
+        assert (await verified(broker, OTHER, bytes_max)).messages == 20_000
+
+
+async def test_each_damage_is_told_by_object_and_offsets_and_nothing_is_changed(tmp_path: Path, objects: Away):
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        door = Door(broker)
+        await door.create()
+        for _ in range(6):
+            await filled(door, 2)
+            await uploaded(broker)
+        batch, head, footer, short, gone, sound = await keys(objects)
+        for key, at in ((batch, 5000), (head, 20), (footer, -70)):
+            whole = bytearray(await objects.get(key))
+            whole[at] ^= 1
+            await objects.put(key, whole)
+        await objects.put(short, bytes(await objects.get(short))[:-64])
+        await objects.delete([gone])
+        before = {key: bytes(await objects.get(key)) for key in await keys(objects)}
+        found = await verified(broker)
+        assert [(one.object, one.first_offset, one.end_offset, one.kind) for one in found.damages] == [
+            (batch, 0, 200, "damaged"),
+            (head, 200, 400, "damaged"),
+            (footer, 400, 600, "damaged"),
+            (short, 600, 800, "damaged"),
+            (gone, 800, 1000, "missing"),
+        ]
+        assert "batch of offset" in found.damages[0].detail
+        assert all(one.object in one.detail for one in found.damages)
+        assert (found.segments, {key: bytes(await objects.get(key)) for key in await keys(objects)}) == (6, before)
+        assert sound in before
+
+
+async def test_bytes_between_batches_count_too(tmp_path: Path, objects: Away):
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 2)
+        await uploaded(broker)
+        (segment,), _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1)
+        whole = bytearray(await objects.get(segment.object))
+        assert whole[64 + segment.bytes - 1] == 0
+        whole[64 + segment.bytes - 1] = 1
+        await objects.put(segment.object, whole)
+        (damage,) = (await verified(broker)).damages
+        assert "checksum" in damage.detail
+
+
+@pytest.mark.parametrize("lost", [100, 200, 300])
+async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: Away, lost: int):
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        door = Door(broker)
+        await door.create()
+        for _ in range(3):
+            await filled(door, 1)
+            await uploaded(broker)
+        topic_id = (await broker.describe_topic(ANONYMOUS, TOPIC)).topic_id
+        await broker.storage._store.transact([], [Delete(segment_key(topic_id, 0, lost))])
+        (damage,) = (await verified(broker)).damages
+        assert (damage.first_offset, damage.end_offset, damage.kind, damage.object) == (lost - 100, lost, "missing", "")
+
+
+async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        for _ in range(3):
+            await filled(door, 1)
+            await uploaded(broker)
+            clock.advance(100)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 150})
+        await broker.lifetimes.round()
+        found = await verified(broker)
+        assert (found.segments, found.damages) == (1, [])
+        status, _ = await usage(broker)
+        assert status.garbage == 2
+        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 0})
+        await broker.lifetimes.round()
+        assert await verified(broker) == StorageVerified()
+
+
+async def test_garbage_is_counted_first_and_goes_after_the_grace(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 3)
+        await uploaded(broker)
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        assert await collected(broker) == StorageCollected(looked_at=1, waiting=1)
+        clock.advance(3601)
+        assert await collected(broker, dry_run=True) == StorageCollected(looked_at=1, deleted=1)
+        assert len(await keys(objects)) == 1
+        assert (await collected(broker)).deleted == 1
+        assert await keys(objects) == []
+        assert await collected(broker) == StorageCollected()
+
+
+async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
+    tmp_path: Path, objects: Away, monkeypatch: pytest.MonkeyPatch
+):
+    clock = ManualClock()
+    tiering = replace(SMALL, grace_s=60)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, clock=clock) as broker:
+        for door in (Door(broker), Door(broker, OTHER)):
+            await door.create()
+            await filled(door, 3)
+            await uploaded(broker, door.topic)
+        needed, leaving = await keys(objects)
+        for number in range(3):
+            await objects.put(f"segments/shared/00000000/orphan-{number}.seg", b"x" * 10)
+        assert (await collected(broker, orphans=True)).deleted == 0
+        modified = {info.key: info.modified_us async for info in objects.list("segments/")}
+        clock.set_wall(max(modified.values()) + 599_000_000)
+        assert (await collected(broker, orphans=True)).waiting == 3
+        clock.set_wall(max(modified.values()) + 601_000_000)
+        await broker.delete_topic(ANONYMOUS, OTHER)
+        assert await collected(broker, orphans=True, dry_run=True) == StorageCollected(5, 3, 30)
+        monkeypatch.setattr(storage_room, "STEP_S", 0.0)  # every step ends after its first object
+        assert await collected(broker, orphans=True) == StorageCollected(5, 3, 30)
+        assert await keys(objects) == [needed, leaving]
+
+
+async def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 3)
+        await uploaded(broker)
+        await broker._registry.delete_topic(TOPIC)
+        assert (await collected(broker)).waiting == 1
+        clock.advance(3601)
+        assert (await collected(broker)).deleted == 1
+
+
+class AskedFor:
+    """Refuses everything, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Action, str]] = []
+        self.on = False
+
+    def check(self, principal: Principal, action: Action, resource: str) -> None:
+        if self.on:
+            self.asked.append((action, resource))
+            raise Denied(f"{principal} may not {action} {resource}")
+
+
+async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, objects: Away):
+    authorizer = AskedFor()
+    async with open_broker(tmp_path, objects=objects, tiering=SMALL, authorizer=authorizer) as broker:
+        authorizer.on = True
+        storage, place = broker.storage, StoragePlace()
+        calls = [
+            lambda topic: storage.usage(ANONYMOUS, topic, place),
+            lambda topic: storage.upload(ANONYMOUS, topic),
+            lambda topic: storage.verify(ANONYMOUS, topic, place, 1),
+        ]
+        for call in calls:
+            for topic in (None, TOPIC):
+                with pytest.raises(Denied):
+                    await call(topic)
+        for call in (
+            storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1),
+            storage.upload_state(ANONYMOUS, 1),
+            storage.collect(ANONYMOUS, False, False, ""),
+        ):
+            with pytest.raises(Denied):
+                await call
+        assert [resource for _, resource in authorizer.asked] == ["/", str(TOPIC)] * 3 + [str(TOPIC), "/", "/"]
+        assert {action for action, _ in authorizer.asked} == {Action.DESCRIBE, Action.ADMINISTER}
+
+
+@pytest.mark.parametrize(
+    "place", [StoragePlace(partition=-1), StoragePlace(offset=-1), StoragePlace(byte=-1), StoragePlace(crc=1 << 32)]
+)
+async def test_a_place_that_nobody_gave_is_refused(tmp_path: Path, objects: Away, place: StoragePlace):
+    async with open_broker(tmp_path, objects=objects, tiering=SMALL) as broker:
+        with pytest.raises(Invalid):
+            await broker.storage.usage(ANONYMOUS, None, place)
+
+
+async def test_a_broker_without_object_storage_says_so(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        with pytest.raises(Refused, match="no object storage"):
+            await broker.storage.usage(ANONYMOUS, None, StoragePlace())

@@ -1,0 +1,127 @@
+"""Object storage over the client: usage, segments, uploads on demand, verification, collection; also without await."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import pydanube
+from pydanube import Client, Invalid, NotFound, Unavailable
+from pydanube.model.storage import StorageCollected, StorageUpload, StorageVerified
+from pydanube.runtime.objects import open_store
+
+TOPIC = "/default/orders"
+
+
+async def publish(client: Client, count: int, topic: str = TOPIC) -> None:
+    async with client.producer(topic) as producer:
+        await producer.send_many([b"x" * 1000] * count)
+
+
+def stored(data: Path) -> list[Path]:
+    return sorted((data / "objects").rglob("*.seg"))
+
+
+@pytest.fixture
+async def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def url(data: Path) -> AsyncIterator[str]:
+    async with pydanube.testing.broker(data, storage_grace_s=0) as url:
+        yield url
+
+
+async def test_what_waits_is_uploaded_counted_listed_and_verified(client: Client, data: Path) -> None:
+    await publish(client, 2000)
+    before = await client.storage_usage()
+    assert (before.total.waiting_messages, before.total.segments, before.status.uploads) == (2000, 0, "ok")
+    states: list[StorageUpload] = []
+    done = await client.upload_storage(progress=states.append)
+    assert (done.left_bytes, done.done, states[-1]) == (0, True, done)
+    assert done.total_bytes > 2_000_000
+    usage = await client.storage_usage(TOPIC)
+    assert (usage.total.messages, usage.total.waiting_messages) == (2000, 0)
+    assert [one.topic for one in usage.topics] == [TOPIC]
+    assert usage.status.url.startswith("file:///")
+    segments = await client.storage_segments(TOPIC)
+    assert sum(one.messages for one in segments) == 2000
+    assert len(segments) == len(stored(data))
+    assert await client.storage_segments(TOPIC, start=segments[-1].first_offset) == segments[-1:]
+    assert await client.storage_segments(TOPIC, count=1) == segments[:1]
+    seen: list[StorageVerified] = []
+    found = await client.verify_storage(progress=seen.append)
+    assert (found.messages, found.damages, seen[-1]) == (2000, [], found)
+
+
+async def test_a_verification_can_be_slowed_down(client: Client) -> None:
+    await publish(client, 300)
+    await client.upload_storage()
+    assert (await client.verify_storage(TOPIC, rate=1_000_000)).damages == []
+    with pytest.raises(Invalid, match="rate"):
+        await client.verify_storage(TOPIC, rate=0)
+
+
+async def test_damage_is_told_by_name(client: Client, data: Path) -> None:
+    await publish(client, 100)
+    await client.upload_storage()
+    (file,) = stored(data)
+    file.chmod(0o600)
+    content = bytearray(file.read_bytes())
+    content[1000] ^= 1
+    file.write_bytes(content)
+    (damage,) = (await client.verify_storage()).damages
+    assert (damage.topic, damage.partition, damage.first_offset, damage.end_offset) == (TOPIC, 0, 0, 100)
+    assert damage.object.endswith(file.name)
+    file.unlink()
+    (damage,) = (await client.verify_storage(TOPIC)).damages
+    assert damage.kind == "missing"
+
+
+async def test_what_nobody_needs_is_collected(client: Client, data: Path) -> None:
+    await publish(client, 100)
+    await client.upload_storage()
+    await client.delete_topic(TOPIC)
+    assert (await client.storage_usage()).status.garbage == 1
+    assert (await client.collect_garbage(dry_run=True)).deleted == 1
+    assert len(stored(data)) == 1
+    steps: list[StorageCollected] = []
+    done = await client.collect_garbage(orphans=True, progress=steps.append)
+    assert (done.deleted, steps[-1], stored(data)) == (1, done, [])
+
+
+async def test_an_upload_that_the_store_refuses_says_so(tmp_path: Path) -> None:
+    store_url = (tmp_path / "objects").as_uri()
+    async with await open_store(store_url) as store:
+        await store.put("danube-cluster", b"somebody else")
+    async with (
+        pydanube.testing.broker(tmp_path / "data", storage_url=store_url) as url,
+        pydanube.connect(url) as client,
+    ):
+        await publish(client, 10)
+        with pytest.raises(Unavailable, match="holds the history of cluster"):
+            await client.upload_storage()
+        assert (await client.storage_usage()).status.uploads == "refused"
+
+
+async def test_an_unknown_topic_is_refused_by_name(client: Client) -> None:
+    for call in (client.storage_usage, client.storage_segments, client.upload_storage, client.verify_storage):
+        with pytest.raises(NotFound, match="nowhere"):
+            await call("/default/nowhere")
+    await client.create_topic(TOPIC)
+    with pytest.raises(NotFound, match="partition 7"):
+        await client.storage_segments(TOPIC, 7)
+
+
+def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
+    with pydanube.testing.broker_thread(tmp_path / "data") as url, pydanube.connect_blocking(url) as client:
+        with client.producer(TOPIC) as producer:
+            producer.send_many([b"x"] * 10)
+        assert client.upload_storage().left_bytes == 0
+        assert client.storage_usage().total.messages == 10
+        assert len(client.storage_segments(TOPIC)) == 1
+        assert client.verify_storage().damages == []
+        assert client.collect_garbage() == StorageCollected()
