@@ -19,8 +19,11 @@ import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from pydanube.codec.batch import read_header
 from pydanube.codec.batch.peek import offsets_of
@@ -35,7 +38,7 @@ from .catalog import Catalog, Segment
 STRETCH_BYTES: Final = 1024 * 1024
 """What is read at a time; a batch that is larger is read whole."""
 
-AHEAD: Final = 2
+AHEAD: Final = 3
 """Stretches that are read before they are asked for."""
 
 FOOTERS_MAX: Final = 256
@@ -105,7 +108,9 @@ class Shared(Generic[T]):
 
 
 class Footer(NamedTuple):
-    footer: SegmentFooter
+    """What is kept of an object's footer: producer tables, which can be large, are not."""
+
+    sections: list[Section]
     stretches: list[list[Stretch]]
     """Of each section."""
 
@@ -116,21 +121,21 @@ class History:
     def __init__(self, objects: ObjectStore, catalog: Catalog, tasks: Tasks, cache_bytes: int) -> None:
         self.objects = objects
         self.catalog = catalog
+        self._tasks = tasks
         self._footers: Shared[Footer] = Shared(tasks, FOOTERS_MAX, lambda _: 1)
         self._blocks: Shared[list[memoryview]] = Shared(tasks, cache_bytes, lambda views: sum(map(len, views)))
+        self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
+        """Sections behind which was read ahead already."""
 
-    async def read(self, topic_id: int, index: int, offset: int, bytes_max: int) -> list[memoryview]:
-        """Batches from the first one that ends after `offset`; none when no segment holds or follows it."""
-        segment = await self.catalog.find(topic_id, index, offset)
-        if segment is None:
-            return []
+    async def read(self, segment: Segment, offset: int, bytes_max: int) -> list[memoryview]:
+        """Batches of a segment from the first one that ends after `offset`."""
         stretches = await self._stretches(segment)
         place = max(0, bisect_right(stretches, offset, key=lambda one: one.first_offset) - 1)
+        if bytes_max > STRETCH_BYTES // 4:
+            self._read_ahead(segment, stretches, place)
         views: list[memoryview] = []
         while place < len(stretches) and (bytes_max > 0 or not views):
             found = await self._block(segment, stretches[place])
-            for ahead in stretches[place + 1 : place + 1 + AHEAD] if bytes_max > STRETCH_BYTES // 2 else ():
-                self._read_ahead(segment, ahead)
             for view in found:
                 if (views and bytes_max <= 0) or offsets_of(view)[1] <= offset:
                     continue
@@ -157,36 +162,58 @@ class History:
 
     async def producers(self, segment: Segment) -> list[ProducerEntry]:
         """What the partition knew of its producers where the segment ends."""
-        return (await self._section(segment)).producers
+        return (await self._read_footer(segment)).sections[segment.record.section].producers
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
     async def _section(self, segment: Segment) -> Section:
-        return (await self._footer(segment)).footer.sections[segment.record.section]
+        footer = await self._footer(segment)
+        check_section(footer.sections, segment)
+        return footer.sections[segment.record.section]
 
     async def _stretches(self, segment: Segment) -> list[Stretch]:
-        return (await self._footer(segment)).stretches[segment.record.section]
+        footer = await self._footer(segment)
+        check_section(footer.sections, segment)
+        return footer.stretches[segment.record.section]
 
     async def _footer(self, segment: Segment) -> Footer:
         return await self._footers.get(segment.record.object, partial(self._load_footer, segment))
 
     async def _load_footer(self, segment: Segment) -> Footer:
+        sections = (await self._read_footer(segment)).sections
+        lean = [msgspec.structs.replace(one, producers=[]) for one in sections]
+        return Footer(lean, [stretches_of(one) for one in lean])
+
+    async def _read_footer(self, segment: Segment) -> SegmentFooter:
         record = segment.record
         tail = await self._get(segment, record.footer_start, record.object_bytes)
         footer = read_footer(tail, record.object_bytes, record.object)
-        section = footer.sections[record.section] if record.section < len(footer.sections) else None
-        if section is None or (section.first_offset, section.end_offset) != (segment.first_offset, segment.end_offset):
-            raise Corrupt(f"object {record.object} does not hold what the catalog says: put back a copy of it")
-        return Footer(footer, [stretches_of(one) for one in footer.sections])
+        check_section(footer.sections, segment)
+        return footer
 
     async def _block(self, segment: Segment, stretch: Stretch) -> list[memoryview]:
         key = (segment.record.object, stretch.start)
         return await self._blocks.get(key, partial(self._load_block, segment, stretch))
 
-    def _read_ahead(self, segment: Segment, stretch: Stretch) -> None:
-        key = (segment.record.object, stretch.start)
-        if key not in self._blocks:
-            self._blocks.begin(key, partial(self._load_block, segment, stretch))
+    def _read_ahead(self, segment: Segment, stretches: list[Stretch], place: int) -> None:
+        """This stretch and those after it, side by side."""
+        for stretch in stretches[place : place + 1 + AHEAD]:
+            key = (segment.record.object, stretch.start)
+            if key not in self._blocks:
+                self._blocks.begin(key, partial(self._load_block, segment, stretch))
+        section = (segment.record.object, segment.record.section)
+        if place + AHEAD >= len(stretches) and section not in self._followed:
+            self._followed[section] = None
+            self._tasks.spawn(self._read_on(segment), f"read ahead behind {segment.record.object}")
+        while len(self._followed) > FOOTERS_MAX:
+            self._followed.popitem(last=False)
+
+    async def _read_on(self, segment: Segment) -> None:
+        """The beginning of the next segment. What fails is tried again by whoever needs it."""
+        with suppress(DanubeError):
+            following = await self.catalog.find(segment.topic_id, segment.index, segment.end_offset)
+            if following is not None:
+                await self._block(following, (await self._stretches(following))[0])
 
     async def _load_block(self, segment: Segment, stretch: Stretch) -> list[memoryview]:
         section = await self._section(segment)
@@ -202,6 +229,22 @@ class History:
         if len(data) != end - start:
             raise Corrupt(f"object {key} ends at {start + len(data)} instead of {end}: put back a copy of it")
         return data
+
+
+def check_section(sections: list[Section], segment: Segment) -> None:
+    """Corrupt unless the object holds what the catalog says."""
+    record = segment.record
+    section = sections[record.section] if record.section < len(sections) else None
+    said = (segment.topic_id, segment.index, segment.first_offset, segment.end_offset, record.start, record.end)
+    if section is None or said != (
+        section.topic_id,
+        section.partition,
+        section.first_offset,
+        section.end_offset,
+        section.start,
+        section.end,
+    ):
+        raise Corrupt(f"object {record.object} does not hold what the catalog says: put back a copy of it")
 
 
 def read_footer(tail: memoryview, object_bytes: int, key: str) -> SegmentFooter:
@@ -235,9 +278,18 @@ class PartitionHistory:
         self._index = index
         self.start = start
         self.end = end
+        self._latest: Segment | None = None
+        """The one that was read last: most readers go on in it."""
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
-        return await self._history.read(self._topic_id, self._index, offset, bytes_max)
+        segment = self._latest
+        if segment is not None and segment.first_offset <= offset < segment.end_offset:
+            try:
+                return await self._history.read(segment, offset, bytes_max)
+            except Corrupt:
+                pass  # it may have left the catalog meanwhile, and its object the store
+        segment = self._latest = await self._history.catalog.find(self._topic_id, self._index, offset)
+        return await self._history.read(segment, offset, bytes_max) if segment is not None else []
 
     async def find_time(self, time_us: int, start: int) -> int | None:
         return await self._history.find_time(self._topic_id, self._index, time_us, start, self.end)
