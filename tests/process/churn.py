@@ -59,7 +59,10 @@ class Process:
     async def start(cls, url: str, topic: str, name: str, record: Record) -> Process:
         record.starts.append(time.monotonic())
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(WORKER), url, topic, name, stdout=asyncio.subprocess.PIPE, limit=16 << 20
+            *(sys.executable, str(WORKER), url, topic, name),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=16 << 20,
         )
         return cls(name, process, record)
 

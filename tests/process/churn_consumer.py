@@ -3,7 +3,7 @@
     python churn_consumer.py URL TOPIC NAME
 
 One JSON object a line on stdout. A line is written before the ack of what it tells leaves, so whatever this process
-could have acked is known to whoever reads, also after kill -9.
+could have acked is known to whoever reads, also after kill -9. Whoever started it holds its stdin: it ends with that.
 
     {"attached": session, "type": "shared"}
     {"took": session, "at": seconds, "partition": 0, "offsets": [...], "keys": [...], "payloads": [...]}
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -70,10 +71,16 @@ async def take(consumer: pydanube.Consumer, kind: str, session: int) -> None:
         raise
 
 
+def exit_without_parent() -> None:
+    if not os.read(0, 1):
+        os._exit(1)
+
+
 async def main(url: str, topic: str, name: str) -> None:
-    task = asyncio.current_task()
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_reader(0, exit_without_parent)
     sessions = count()
     with suppress(asyncio.CancelledError):
         async with pydanube.connect(url) as client, asyncio.TaskGroup() as tasks:
