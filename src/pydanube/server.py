@@ -112,7 +112,8 @@ class Server:
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
-        directory = DataDirectory.open(disk, settings.server.data_dir, node=settings.server.name or DEFAULT_NODE)
+        node = settings.server.name or DEFAULT_NODE
+        directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
         self._parts.callback(directory.close)
         store = await self._open_metadata(directory)
         registry = Registry(store, clock)

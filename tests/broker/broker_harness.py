@@ -148,7 +148,9 @@ class Door:
 
         found, offset = [], 0
         while True:
-            fetched = await self.fetch(Position("offset", max(offset, (await self.fetch()).start_offset)), partition)
+            fetched = await self.fetch(
+                Position("offset", max(offset, (await self.fetch(partition=partition)).start_offset)), partition
+            )
             if not fetched.batches:
                 return found
             for view in fetched.batches:

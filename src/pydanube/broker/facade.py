@@ -30,6 +30,7 @@ from .lifetimes import Lifetimes
 from .opening import Opening
 from .partition import Fetched, PartitionSettings, PublishDone
 from .partitions import Partitions
+from .places import Places
 from .policies import PolicyBook, broker_policies
 from .producers import Access, Producer, Producers
 from .records import TopicRecord
@@ -103,6 +104,8 @@ class Broker:
             lambda: self.address,
             self.tiers,
         )
+        if self.tiers is not None:
+            self.tiers.manifests.living = Places(registry, self._partitions)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyBook(registry, self._partitions, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
@@ -136,6 +139,8 @@ class Broker:
     async def close(self) -> None:
         """Partitions end cleanly; the log and the store are closed by whoever opened them."""
         await self._partitions.close()
+        if self.tiers is not None:
+            await self.tiers.close()
 
     # -- namespaces ----------------------------------------------------------------------------------------------------
 

@@ -15,16 +15,19 @@ import msgspec
 from pydanube.metadata.counters import last_id, take_ids
 from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
 from pydanube.model.errors import StaleEpoch
+from pydanube.model.ledgers import CursorEntry
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 
 from .records import (
     LedgerRecord,
     PartitionRecord,
+    RestoredRecord,
     ledger_key,
     ledger_of_key,
     ledgers_of,
     pack,
     partition_key,
+    restored_of,
     unpack,
 )
 
@@ -103,6 +106,12 @@ class Ownership:
         return [
             (ledger_of_key(one.key)[1], unpack(one.value, LedgerRecord)) async for one in list_all(self._store, prefix)
         ]
+
+    async def restored_cursors(self) -> list[CursorEntry]:
+        """Where subscriptions stood when the partition was restored: it counts until the log says otherwise."""
+        prefix = restored_of(self.topic_id, self.index)
+        found = [unpack(one.value, RestoredRecord) async for one in list_all(self._store, prefix)]
+        return [CursorEntry(one.subscription_id, one.position, one.acked) for one in found]
 
     async def open_ledger(self, kind: Literal["data", "state"]) -> int:
         """A new ledger under this epoch; durable on return."""

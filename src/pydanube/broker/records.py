@@ -8,6 +8,7 @@
 /subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
 /access/<topic id>                            AccessRecord        who last had the topic to itself
+/restored/<topic id>/<index>/<subscription>   RestoredRecord      where it stood, until the log says; after a restore
 ```
 
 Ids are numbers from the store's counters, written in 16 hexadecimal digits so that keys sort as the numbers do.
@@ -103,6 +104,14 @@ class AccessRecord(msgspec.Struct, omit_defaults=True):
         return self.epoch > 0 and (self.producer_id, self.producer_epoch) == (identity.producer_id, identity.epoch)
 
 
+class RestoredRecord(msgspec.Struct, omit_defaults=True):
+    """See model.ledgers.CursorEntry."""
+
+    subscription_id: int
+    position: int = 0
+    acked: list[tuple[int, int]] = []
+
+
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 NAMESPACES = "/namespaces/"
@@ -166,6 +175,14 @@ def producer_key(topic_id: int, name: str) -> str:
 
 def access_key(topic_id: int) -> str:
     return f"/access/{topic_id:016x}"
+
+
+def restored_of(topic_id: int, index: int | None = None) -> str:
+    return f"/restored/{topic_id:016x}/" if index is None else f"/restored/{topic_id:016x}/{index:08x}/"
+
+
+def restored_key(topic_id: int, index: int, subscription_id: int) -> str:
+    return f"{restored_of(topic_id, index)}{subscription_id:016x}"
 
 
 def pack(record: msgspec.Struct) -> bytes:

@@ -198,6 +198,7 @@ class Registry:
             records.subscriptions_of,
             records.producers_of,
             records.access_key,
+            records.restored_of,
         )
         for prefix in prefixes:
             await self._delete_keys([one.key async for one in list_all(self._store, prefix(topic_id))])

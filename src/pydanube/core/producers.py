@@ -23,7 +23,7 @@ from .appends import Append, Stored
 
 
 class _Producer:
-    __slots__ = ("epoch", "in_flight", "last_time", "next_sequence", "runs")
+    __slots__ = ("epoch", "in_flight", "last_time", "lost", "next_sequence", "runs")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -31,6 +31,8 @@ class _Producer:
         self.last_time = 0
         self.runs: deque[tuple[int, int, int]] = deque(maxlen=PRODUCER_BATCHES_IN_FLIGHT_MAX)
         self.in_flight: deque[Append] = deque()
+        self.lost = False
+        """Whether something of it may have been stored that is gone."""
 
     @property
     def expected(self) -> int:
@@ -80,6 +82,11 @@ class ProducerTable:
             raise StaleEpoch(f"producer {header.producer_id} was fenced: epoch {producer.epoch} has taken over")
         if header.first_sequence >= producer.expected:
             if header.first_sequence > producer.expected:
+                if producer.lost:
+                    raise Refused(
+                        f"producer {header.producer_id} goes on at sequence {header.first_sequence}, and what came "
+                        f"before, from {producer.expected} on, is lost: open the producer again"
+                    )
                 raise Unavailable(
                     f"producer {header.producer_id} sent sequence {header.first_sequence} where {producer.expected} "
                     f"comes next: send the batches before it first"
@@ -111,6 +118,7 @@ class ProducerTable:
             del self._producers[append.producer_id]
         self._producers[append.producer_id] = producer
         producer.in_flight.append(append)
+        producer.lost = False
 
     def ended(self, append: Append) -> None:
         """The batch reached the ack level. An older epoch's last batches may arrive after a newer epoch's first."""
@@ -157,6 +165,11 @@ class ProducerTable:
             producer.runs.extend(entry.runs)
             self._evict()
             self._producers[entry.producer_id] = producer
+
+    def may_have_lost(self) -> None:
+        """The end of the log is gone: nobody can send again what was stored there."""
+        for producer in self._producers.values():
+            producer.lost = True
 
     def forget_idle(self, not_before_us: int) -> None:
         idle = [key for key, one in self._producers.items() if not one.in_flight and one.last_time < not_before_us]

@@ -58,7 +58,7 @@ class DataDirectory:
         disk: Disk,
         path: Path,
         *,
-        cluster: str = "danube",
+        cluster: str | None = "danube",
         node: str = "broker-1",
         expected: Identity | None = None,
         incarnation: Callable[[], str] = new_identity,
@@ -66,6 +66,7 @@ class DataDirectory:
         """Lock the directory and check whose it is; make it when it is empty.
 
         `expected`: whoever keeps the metadata knows this node already, so an empty directory is refused too.
+        `cluster` None: whichever it is; a new directory begins a cluster of its own.
         """
         disk.make_directory(path)
         lock = disk.lock(path / LOCK)
@@ -78,10 +79,27 @@ class DataDirectory:
                         f"{path} is empty, but node {expected.node!r} of cluster {expected.cluster!r} had data in it: "
                         "mount the right disk, or put back a copy"
                     )
-                written = _Written(FORMAT, cluster, node, incarnation(), [])
+                started = incarnation()
+                written = _Written(FORMAT, cluster or f"danube-{started[:12]}", node, started, [])
                 _write(disk, path, written)
-            _refuse_foreign(path, written, expected or Identity(cluster, node, written.incarnation))
+            wanted = expected or Identity(cluster or written.cluster, node, written.incarnation)
+            _refuse_foreign(path, written, wanted)
             return cls(disk, path, lock, written, is_new)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def begin(cls, disk: Disk, path: Path, *, cluster: str, node: str, beside: frozenset[str] = frozenset()) -> Self:
+        """Lock an empty directory, for whoever fills it before it becomes a data directory: that is with its first
+        part, and until then no start takes it for one. Raises Refused unless it is empty but for `beside`."""
+        disk.make_directory(path)
+        lock = disk.lock(path / LOCK)
+        try:
+            others = [name for name in disk.list(path) if name not in _IGNORED | beside]
+            if others or disk.exists(path / IDENTITY):
+                raise Refused(f"{path} is not empty: it holds {[*others, IDENTITY][0]!r}; choose an empty directory")
+            return cls(disk, path, lock, _Written(FORMAT, cluster, node, new_identity(), []), True)
         except BaseException:
             lock.release()
             raise

@@ -1,0 +1,384 @@
+"""A broker that lost everything but its object store begins again from the manifests there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from broker_harness import TIERING, TOPIC, Door, open_broker
+
+from pydanube.broker.restoring import IDS_SKIPPED, rebuild
+from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.counters import last_id
+from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.runtime.clock import Clock, ManualClock, SystemClock
+from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.manifest import KEPT
+from pydanube.storage.tiering.restoring import Restored
+
+SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
+
+
+@pytest.fixture
+def objects() -> ObjectStore:
+    return MemoryStore()
+
+
+def opened(path: Path, objects: ObjectStore, **changes):
+    path.mkdir(exist_ok=True)
+    return open_broker(path, objects=objects, tiering=SMALL, **changes)
+
+
+async def restored(path: Path, objects: ObjectStore, clock: Clock | None = None) -> Restored:
+    clock = clock or SystemClock()
+    async with await EmbeddedStore.open(path / "metadata.db", clock) as store:
+        return await rebuild(objects, store, clock, "cluster")
+
+
+async def upload(broker) -> None:
+    while await broker.tiers.uploader.round(everything=True):
+        pass
+
+
+async def keys(objects: ObjectStore, prefix: str) -> list[str]:
+    return [info.key async for info in objects.list(prefix)]
+
+
+async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objects: ObjectStore):
+    other = TopicName.parse("/shop/events")
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer("meter")
+        for n in range(30):
+            await door.publish(producer, [b"%d" % n], sequence=n)
+        await broker.create_namespace(ANONYMOUS, "shop")
+        await broker.policies.set(ANONYMOUS, "shop", {"ttl_s": 600})
+        await Door(broker, other).create(partitions=3)
+        await Door(broker, other).publish(await Door(broker, other).producer(partition=2), [b"event"])
+        await broker.policies.set(ANONYMOUS, other, {"producers_max": 5})
+        await upload(broker)
+        await broker.tiers.manifests.write()
+    report = await restored(tmp_path / "after", objects)
+    assert (report.topics, report.partitions, report.missing, report.left_out) == (2, 4, [], [])
+    assert (report.messages, report.cluster) == (31, "cluster")
+    async with opened(tmp_path / "after", objects) as broker:
+        door = Door(broker)
+        assert await door.read_all() == [(n, b"%d" % n) for n in range(30)]
+        assert await Door(broker, other).read_all(2) == [(0, b"event")]
+        assert await broker.list_namespaces(ANONYMOUS) == ["default", "shop"]
+        effective = (await broker.policies.get(ANONYMOUS, other)).effective
+        assert (effective.ttl_s, effective.producers_max) == (600, 5)
+
+
+async def test_a_producer_goes_on_and_what_it_repeats_is_not_stored_twice(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer("meter")
+        for n in range(30):
+            await door.publish(producer, [b"x"], sequence=n)
+        await upload(broker)
+        await broker.tiers.manifests.write()
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects) as broker:
+        door = Door(broker)
+        again = await door.come_back(producer, "meter")
+        answer = await door.publish(again, [b"x"], sequence=29)
+        assert (answer.base_offset, answer.duplicate) == (29, True)
+        assert (await door.publish(again, [b"y"], sequence=30)).base_offset > 30
+
+
+async def test_no_offset_is_used_again_and_the_gap_counts_as_consumed(tmp_path: Path, objects: ObjectStore):
+    clock = ManualClock()
+    async with opened(tmp_path / "before", objects, crash=True, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        await door.publish(producer, [b"kept"])
+        await door.subscribe("behind")
+        done = await door.subscribe("done")
+        await upload(broker)
+        await broker.tiers.manifests.write()
+        await door.publish(producer, [b"lost"] * 9)
+        await done.ack((0, 1))
+    clock.advance(100)
+    await restored(tmp_path / "after", objects, clock)
+    async with opened(tmp_path / "after", objects, clock=clock) as broker:
+        door = Door(broker)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 3})
+        answer = await door.publish(await door.producer(), [b"new"])
+        assert answer.base_offset == 1 + 101 * 1_000_000
+        assert await door.read_all() == [(0, b"kept"), (answer.base_offset, b"new")]
+        consumer = await door.subscribe("behind")
+        assert await consumer.wait_for(2) == [(0, b"kept"), (answer.base_offset, b"new")]
+        await upload(broker)
+        assert await door.read_all() == [(0, b"kept"), (answer.base_offset, b"new")]
+
+
+async def test_a_producer_whose_last_messages_are_lost_is_told_to_open_again(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer("meter")
+        await door.publish(producer, [b"kept"], sequence=0)
+        await upload(broker)
+        await broker.tiers.manifests.write()
+        await door.publish(producer, [b"lost"], sequence=1)
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects) as broker:
+        door = Door(broker)
+        with pytest.raises(Refused, match="is lost: open the producer again"):
+            await door.publish(await door.come_back(producer, "meter"), [b"next"], sequence=2)
+        anew = await door.producer("meter")
+        await door.publish(anew, [b"next"], sequence=0)
+
+
+async def test_subscriptions_stand_where_they_stood(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"%d" % n for n in range(20)])
+        consumer = await door.subscribe("billing", kind=SubscriptionType.SHARED)
+        await consumer.wait_for(20)
+        await consumer.ack((0, 5), (7, 9), (15, 20))
+        await upload(broker)
+        await broker.tiers.manifests.write()
+    assert (await restored(tmp_path / "after", objects)).subscriptions == 1
+    for _ in range(2):
+        async with opened(tmp_path / "after", objects) as broker:
+            consumer = await Door(broker).subscribe("billing", kind=SubscriptionType.SHARED)
+            waiting = [5, 6, *range(9, 15)]
+            assert [offset for offset, _ in await consumer.wait_for(8)] == waiting
+            place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
+            assert place.position == 5
+
+
+async def test_positions_of_partitions_that_are_not_open_are_kept_from_manifest_to_manifest(
+    tmp_path: Path, objects: ObjectStore
+):
+    async with opened(tmp_path / "before", objects) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"%d" % n for n in range(20)])
+        consumer = await door.subscribe()
+        await consumer.ack((0, 5))
+        await upload(broker)
+        await broker.tiers.manifests.write()
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        await Door(broker, TopicName.parse("/default/other")).create()
+        await broker.tiers.manifests.write()
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects) as broker:
+        consumer = await Door(broker).subscribe()
+        assert [offset for offset, _ in await consumer.wait_for(15)] == list(range(5, 20))
+
+
+async def test_ids_are_never_used_again(tmp_path: Path, objects: ObjectStore):
+    names = ("topic", "subscription", "producer", "ledger")
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.subscribe()
+        await door.publish(await door.producer(), [b"x"])
+        await upload(broker)
+        await broker.tiers.manifests.write()
+        before = {name: await last_id(broker._registry._store, name) for name in names}
+        topic_id = broker._registry.topic(TOPIC).topic_id
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects) as broker:
+        assert broker._registry.topic(TOPIC).topic_id == topic_id
+        for name in names:
+            assert await last_id(broker._registry._store, name) >= before[name] + IDS_SKIPPED
+        other = Door(broker, TopicName.parse("/default/other"))
+        await other.create()
+        assert broker._registry.topic(other.topic).topic_id > topic_id + IDS_SKIPPED
+
+
+async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        await door.publish(producer, [b"0"], sequence=0)
+        await upload(broker)
+        await broker.tiers.manifests.write()
+        for n in range(1, 5):
+            await door.publish(producer, [b"%d" % n], sequence=n)
+            await upload(broker)
+        later = (await keys(objects, "segments/"))[1:]
+        gap = later.pop(2)
+    await objects.delete([gap])
+    report = await restored(tmp_path / "after", objects)
+    assert report.added == later[:2]
+    assert report.left_out == later[2:]
+    async with opened(tmp_path / "after", objects) as broker:
+        door = Door(broker)
+        assert await door.read_all() == [(n, b"%d" % n) for n in range(3)]
+        again = await door.come_back(producer)
+        assert (await door.publish(again, [b"2"], sequence=2)).duplicate
+
+
+async def test_a_damaged_later_segment_ends_what_is_added(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.tiers.manifests.write()
+        for n in range(3):
+            await door.publish(await door.producer(), [b"%d" % n])
+            await upload(broker)
+    _, second, third = await keys(objects, "segments/")
+    whole = bytearray(await objects.get(second))
+    whole[-10] ^= 1
+    await objects.put(second, whole)
+    report = await restored(tmp_path / "after", objects)
+    assert (len(report.added), sorted(report.left_out)) == (1, [second, third])
+
+
+async def test_a_damaged_newest_manifest_is_passed_over_and_named(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"0"])
+        await upload(broker)
+        former = await broker.tiers.manifests.write()
+        await Door(broker, TopicName.parse("/default/later")).create()
+        newest = await broker.tiers.manifests.write()
+    await objects.put(newest, bytes(await objects.get(newest))[:-1])
+    report = await restored(tmp_path / "after", objects)
+    assert (report.manifest, report.damaged_manifests, report.topics) == (former, [newest], 1)
+    await objects.put(former, b"nothing")
+    with pytest.raises(Corrupt, match="none of the manifests"):
+        await restored(tmp_path / "never", objects)
+
+
+async def test_a_store_without_manifests_is_no_store_to_restore_from(tmp_path: Path, objects: ObjectStore):
+    with pytest.raises(NotFound, match="there is no manifest"):
+        await restored(tmp_path / "after", objects)
+
+
+async def test_a_missing_object_is_reported_and_read_as_damage(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"0"])
+        await upload(broker)
+        await broker.tiers.manifests.write()
+    (key,) = await keys(objects, "segments/")
+    await objects.delete([key])
+    assert (await restored(tmp_path / "after", objects)).missing == [key]
+    async with opened(tmp_path / "after", objects) as broker:
+        with pytest.raises(Corrupt, match=key):
+            await Door(broker).read_all()
+
+
+async def test_a_restored_broker_can_be_restored_again(tmp_path: Path, objects: ObjectStore):
+    payloads = []
+    for round_ in range(3):
+        path = tmp_path / f"life-{round_}"
+        if round_:
+            report = await restored(path, objects)
+            assert report.missing == report.left_out == []
+        async with opened(path, objects, crash=True) as broker:
+            door = Door(broker)
+            if not round_:
+                await door.create()
+            await door.publish(await door.producer(), [b"%d" % round_])
+            payloads.append(b"%d" % round_)
+            await upload(broker)
+            await broker.tiers.manifests.write()
+            assert [payload for _, payload in await door.read_all()] == payloads
+    assert len({key.split("-")[0] for key in await keys(objects, "manifests/")}) == 3
+
+
+@pytest.mark.parametrize("ack_level", [AckLevel.WRITTEN, AckLevel.MEMORY])
+async def test_topics_that_promise_less_are_restored_too(tmp_path: Path, objects: ObjectStore, ack_level: AckLevel):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create(ack_level=ack_level)
+        await door.publish(await door.producer(), [b"0"])
+        await door.subscribe()
+        await upload(broker)
+        await broker.tiers.manifests.write()
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects) as broker:
+        door = Door(broker)
+        answer = await door.publish(await door.producer(), [b"1"])
+        assert answer.base_offset > 1_000_000
+        consumer = await door.subscribe()
+        expected = [(answer.base_offset, b"1")]
+        if ack_level is AckLevel.WRITTEN:
+            expected.insert(0, (0, b"0"))
+        assert await consumer.wait_for(len(expected)) == expected
+
+
+async def test_a_deleted_topic_does_not_come_back(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"0"])
+        await upload(broker)
+        await broker.tiers.manifests.write()
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.tiers.manifests.write()
+    report = await restored(tmp_path / "after", objects)
+    assert (report.topics, report.segments, len(report.left_out)) == (0, 0, 1)
+
+
+# -- writing manifests -------------------------------------------------------------------------------------------------
+
+
+async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_nothing_otherwise(
+    tmp_path: Path, objects: ObjectStore
+):
+    clock = ManualClock()
+    async with opened(tmp_path / "data", objects, clock=clock) as broker:
+        keep, door = broker.tiers.manifests.keep, Door(broker)
+        assert await keep()
+        await door.create()
+        assert not await keep(), "several changes share a manifest"
+        clock.advance(5)
+        assert await keep()
+        await door.publish(await door.producer(), [b"x" * 10])
+        consumer = await door.subscribe()
+        clock.advance(60)
+        assert await keep()
+        await consumer.ack((0, 1))
+        clock.advance(10)
+        await keep()
+        clock.advance(59)
+        await keep()
+        clock.advance(60)
+        await keep()
+        clock.advance(1000)
+        assert not await keep(), "nothing happened"
+        for _ in range(2 * KEPT):
+            await Door(broker, TopicName.parse(f"/default/t-{_}")).create()
+            clock.advance(5)
+            assert await keep()
+        assert len(await keys(objects, "manifests/")) == KEPT
+
+
+async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: Path):
+    class Away(MemoryStore):
+        away = True
+
+        async def put(self, *arguments, **options):
+            if self.away:
+                raise Unavailable("no route to the store")
+            return await super().put(*arguments, **options)
+
+    objects, clock = Away(), ManualClock()
+    async with opened(tmp_path / "data", objects, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        assert not await broker.tiers.manifests.keep()
+        await door.publish(await door.producer(), [b"x"])
+        objects.away = False
+        assert not await broker.tiers.manifests.keep(), "not at once again"
+        clock.advance(5)
+        assert await broker.tiers.manifests.keep()
+        assert broker.tiers.manifests.failure is None
