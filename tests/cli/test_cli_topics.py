@@ -43,12 +43,37 @@ def test_policies_are_shown_set_and_inherited_again(danube):
     assert told["own"] == {"retention_bytes": 1 << 30, "backlog_action": "evict"}
     assert told["effective"]["ttl_s"] == 3600
     shown = danube("topics", "policies", "/limits/t").stdout.splitlines()
-    assert any(line.split() == ["retention_bytes", "1.0", "GiB", "this", "topic"] for line in shown)
-    assert any(line.split() == ["ttl_s", "1h", "inherited"] for line in shown)
+    assert any(line.split() == ["retention_bytes", "1.0", "GiB", "the", "topic"] for line in shown)
+    assert any(line.split() == ["ttl_s", "1h", "the", "namespace"] for line in shown)
+    assert any(line.split() == ["retention_s", "7d", "the", "broker"] for line in shown)
+    assert (told["from"]["retention_bytes"], told["from"]["ttl_s"]) == ("topic", "namespace")
+    assert told["from"]["retention_s"] == "broker"
     told = answer(danube("topics", "policies", "/limits/t", "--unset", "retention_bytes", "--json"))
     assert told["own"] == {"backlog_action": "evict"}
     assert danube("topics", "policies", "/limits/no-such").returncode == 1
     assert danube("namespaces", "policies", "no-such").returncode == 1
+
+
+def test_retention_0_keeps_nothing_and_that_is_said(danube, topic):
+    danube("topics", "create", topic)
+    told = danube("topics", "policies", topic, "--set", "retention_s=0")
+    assert f"{topic} has no subscription and keeps nothing now" in told.stderr
+    assert any(
+        line.split() == ["retention_s", "nothing", "once", "consumed", "the", "topic"]
+        for line in told.stdout.splitlines()
+    )
+    danube("subscriptions", "create", topic, "sub")
+    assert danube("topics", "policies", topic, "--set", "retention_bytes=0").stderr == ""
+    assert "nothing is kept once every subscription" in " ".join(danube("topics", "policies", "--help").stdout.split())
+    danube("namespaces", "create", "fleeting")
+    assert "keep nothing now" in danube("namespaces", "policies", "fleeting", "--set", "retention_bytes=0").stderr
+
+
+def test_policies_without_effect_on_a_non_reliable_topic_are_named(danube, topic):
+    danube("topics", "create", topic, "--non-reliable")
+    told = danube("topics", "policies", topic, "--set", "ttl_s=5", "--set", "backlog_messages_max=5")
+    assert told.stderr == f"{topic} is non-reliable and stores nothing: ttl_s, backlog_messages_max has no effect\n"
+    assert danube("topics", "policies", topic, "--set", "producers_max=5").stderr == ""
 
 
 def test_statistics_of_a_topic(danube, topic):

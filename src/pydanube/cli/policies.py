@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,7 +11,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.policies import FIELDS, BacklogAction, Policies
 
 from .options import NAMESPACE, POLICY, POLICY_NAME, TOPIC, examples, json_option, url_option
-from .output import emit_json, size, span, table
+from .output import emit_json, note, size, span, table
 from .session import with_client
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ def topic_policies(
 ) -> None:
     """Show a topic's policies, or change some of them.
 
-    What is not set here is inherited from the namespace. Changes apply at once to what is running. 0 means no limit,
-    or never; -1 means for ever (retention). Sizes and durations may have units: 10GiB, 30m, 7d.
+    What is not set here is inherited from the namespace. Changes apply at once to what is running. Sizes and durations
+    may have units: 10GiB, 30m, 7d. 0 means no limit, or never, but for retention: there -1 means for ever, and 0 that
+    nothing is kept once every subscription has acked it; where there is no subscription, nothing at all.
     """
     _show_or_change("topic", str(topic), changes, unset, url, as_json)
 
@@ -91,25 +92,48 @@ def _show_or_change(
     except Invalid as error:
         raise click.UsageError(error.message) from None
 
-    async def work(client: Client) -> tuple[Policies, Policies]:
+    async def work(client: Client) -> tuple[Policies, Policies, Policies, list[str]]:
         report = await (client.set_policies(target, **wanted) if wanted else client.policies(target))
-        return report.own, report.effective
+        namespace = (await client.policies(TopicName.parse(target).namespace)).own if kind == "topic" else Policies()
+        return report.own, namespace, report.effective, await _warnings(client, kind, target, wanted)
 
-    own, effective = with_client(url, work)
+    own, namespace, effective, warnings = with_client(url, work)
+    for warning in warnings:
+        note(warning)
+    sources = {name: _source(kind, own, namespace, name) for name in FIELDS}
     if as_json:
-        emit_json({kind: target, "own": as_dict(own), "effective": as_dict(effective)})
+        emit_json({kind: target, "own": as_dict(own), "effective": as_dict(effective), "from": sources})
         return
-    table(
-        ["policy", "value", "from"],
-        [
-            (
-                name,
-                shown(name, getattr(effective, name)),
-                f"this {kind}" if getattr(own, name) is not None else "inherited",
-            )
-            for name in FIELDS
-        ],
-    )
+    rows = [(name, shown(name, getattr(effective, name)), _SOURCES[sources[name]]) for name in FIELDS]
+    table(["policy", "value", "from"], rows)
+
+
+def _source(kind: str, own: Policies, namespace: Policies, name: str) -> str:
+    """Who set it: topic, namespace or broker."""
+    if getattr(own, name) is not None:
+        return kind
+    return "namespace" if getattr(namespace, name) is not None else "broker"
+
+
+_SOURCES: Final = {"topic": "the topic", "namespace": "the namespace", "broker": "the broker"}
+
+
+async def _warnings(client: Client, kind: str, target: str, wanted: dict[str, int | None]) -> list[str]:
+    """What was set, and does something else than a person might think."""
+    nothing_kept = any(wanted.get(name) == 0 for name in ("retention_s", "retention_bytes"))
+    if kind == "namespace":
+        return ["topics without a subscription keep nothing now: messages go as they come"] * nothing_kept
+    topic = await client.describe_topic(target) if wanted else None
+    if topic is None:
+        return []
+    if not topic.config.reliable:
+        idle = [name for name, value in wanted.items() if value is not None and name.startswith(_OF_STORED)]
+        return [f"{target} is non-reliable and stores nothing: {', '.join(idle)} has no effect"] * bool(idle)
+    lost = nothing_kept and not topic.subscriptions
+    return [f"{target} has no subscription and keeps nothing now: messages go as they come"] * lost
+
+
+_OF_STORED: Final = ("retention_", "ttl_", "backlog_", "deduplication_")
 
 
 def as_dict(policies: Policies) -> dict[str, Any]:
