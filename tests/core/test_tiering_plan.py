@@ -27,6 +27,14 @@ def test_small_remainders_share_an_object_and_larger_ones_do_not():
     assert sorted([one.index for one in job.parts] for job in jobs) == [[0, 2], [1]]
 
 
+def test_a_topic_may_want_segments_of_its_own_size_and_age():
+    small = Waiting(1, 0, 0, 10, 200, 60, segment_bytes=200)
+    large = Waiting(1, 1, 0, 10, 1000, 60, segment_bytes=2000)
+    soon = Waiting(1, 2, 0, 10, 100, 50, segment_age_us=10)
+    late = Waiting(1, 3, 0, 10, 100, 0, segment_age_us=61)
+    assert [one.index for job in plan([small, large, soon, late], 60, POLICY) for one in job.parts] == [2, 0]
+
+
 def test_everything_goes_when_that_is_asked_for():
     assert len(plan([waiting(0, 1, 60), waiting(1, 500, 60)], 60, POLICY, everything=True)) == 2
 

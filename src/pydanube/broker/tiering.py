@@ -9,7 +9,7 @@ from pydanube.core.producers import ProducerTable
 from pydanube.core.tiering import Waiting
 from pydanube.model.errors import DanubeError, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
-from pydanube.runtime.clock import Clock
+from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.storage.stream import LoggedStream
 from pydanube.storage.tiering.catalog import Catalog, Segment, entries
 from pydanube.storage.tiering.history import PartitionHistory
@@ -73,7 +73,9 @@ class TieredPartition:
             return None
         self._oldest_us = self._oldest_us or self._clock.now_us()
         size = self._partition.sizes.between(first, end)
-        return Waiting(self.topic_id, self.index, first, end, size, self._oldest_us)
+        policies = self._partition.policies
+        segment_bytes, age_us = policies.segment_bytes or 0, (policies.segment_age_s or 0) * MICROSECONDS
+        return Waiting(self.topic_id, self.index, first, end, size, self._oldest_us, segment_bytes, age_us)
 
     async def producers(self) -> KnownProducers:
         if self._known is None:

@@ -157,7 +157,7 @@ def shown(name: str, value: int | None) -> str:
     if name == "retention_bytes" and value == 0:
         return "nothing once consumed"
     if value == 0:
-        return "the broker's" if name in ("message_bytes_max", "deduplication_s") else _NONE.get(name, "no limit")
+        return _NONE.get(name, "no limit")
     if name.endswith("_bytes_per_s"):
         return f"{size(value)}/s"
     if name.endswith("_per_s"):
@@ -172,4 +172,8 @@ _NONE = {
     "inactive_topic_s": "never",
     "inactive_subscription_s": "never",
     "retention_s": "nothing once consumed",
+    "message_bytes_max": "the broker's",
+    "deduplication_s": "the broker's",
+    "segment_bytes": "the broker's",
+    "segment_age_s": "the broker's",
 }

@@ -26,6 +26,9 @@ class Waiting:
     bytes: int
     oldest_us: int
     """When the first of it was appended."""
+    segment_bytes: int = 0
+    segment_age_us: int = 0
+    """What the topic wants; 0: as everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,9 @@ def plan(waiting: Sequence[Waiting], now_us: int, policy: TieringPolicy, everyth
     jobs: list[Job] = []
     small: list[Waiting] = []
     for one in waiting:
-        if one.bytes >= policy.segment_bytes:
+        if one.bytes >= (one.segment_bytes or policy.segment_bytes):
             jobs.append(Job((one,)))
-        elif everything or now_us - one.oldest_us >= policy.segment_age_us:
+        elif everything or now_us - one.oldest_us >= (one.segment_age_us or policy.segment_age_us):
             if one.bytes >= policy.shared_below_bytes:
                 jobs.append(Job((one,)))
             else:

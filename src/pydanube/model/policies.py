@@ -11,6 +11,11 @@ from enum import IntEnum
 from typing import Final
 
 from .errors import Invalid
+from .limits import KIB, MIB
+
+SEGMENT_BYTES_MIN: Final = 64 * KIB
+SEGMENT_BYTES_MAX: Final = 1024 * MIB
+"""Of what is made of it in memory, whole."""
 
 
 class BacklogAction(IntEnum):
@@ -71,6 +76,10 @@ class Policies:
     """A topic without producers, consumers, subscriptions and traffic for so long is deleted."""
     inactive_subscription_s: int | None = None
     """A subscription without consumers and without acks for so long is deleted."""
+    segment_bytes: int | None = None
+    """A partition that has so much in its log uploads it. 0: the broker's own setting."""
+    segment_age_s: int | None = None
+    """After so long whatever there is is uploaded. 0: the broker's own setting."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -78,6 +87,11 @@ class Policies:
             least = -1 if one.name.startswith("retention_") else 0
             if value is not None and not least <= value < 2**53:
                 raise Invalid(f"policy {one.name}={value} is out of range: use {least} to {2**53 - 1}")
+        if self.segment_bytes and not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
+            raise Invalid(
+                f"policy segment_bytes={self.segment_bytes} is out of range: use {SEGMENT_BYTES_MIN} to "
+                f"{SEGMENT_BYTES_MAX}, or 0 for the broker's own setting"
+            )
 
     def over(self, base: Policies) -> Policies:
         """These, and where nothing is set those of `base`."""
@@ -113,7 +127,10 @@ DEFAULTS: Final = Policies(
     deduplication_s=0,
     inactive_topic_s=0,
     inactive_subscription_s=0,
+    segment_bytes=0,
+    segment_age_s=0,
 )
-"""Of a broker that is told nothing. `message_bytes_max` and `deduplication_s` 0: the broker's own setting counts."""
+"""Of a broker that is told nothing. `message_bytes_max`, `deduplication_s` and those of segments 0: the broker's own
+setting counts."""
 
 assert all(getattr(DEFAULTS, name) is not None for name in FIELDS)

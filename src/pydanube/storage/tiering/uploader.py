@@ -138,7 +138,7 @@ class Uploader:
     def is_behind(self) -> bool:
         """Whether a segment's worth of bytes is waiting somewhere."""
         waiting = self._waiting(self._partitions())
-        return any(one.bytes >= self._settings.policy.segment_bytes for one in waiting)
+        return any(one.bytes >= (one.segment_bytes or self._settings.policy.segment_bytes) for one in waiting)
 
     def _waiting(self, tiers: Iterable[Sealed]) -> list[Waiting]:
         now = self._clock.monotonic()
@@ -187,7 +187,7 @@ class Uploader:
     async def _gather(self, builder: SegmentBuilder, tier: Sealed, part: Waiting) -> int:
         """Add a partition's batches, a section for each ledger. Returns how many sections."""
         gathering = Gathering(builder, tier, await tier.producers(), part)
-        limit = builder.size + self._settings.policy.segment_bytes
+        limit = builder.size + (part.segment_bytes or self._settings.policy.segment_bytes)
         while not gathering.is_done and builder.size < limit:
             views = await tier.read(gathering.offset, min(READ_BYTES, limit - builder.size))
             if not views:
