@@ -64,6 +64,11 @@ class BrokerProcess:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def ended(self, timeout: float) -> int:
+        """Wait until it ends by itself."""
+        assert self._process is not None
+        return self._process.wait(timeout)
+
     def stop(self, timeout: float = 30) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
