@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pydanube.cli import checks
+from pydanube.cli import checks, store_check
 from pydanube.cli.app import cli
+from pydanube.runtime.objects.memory import MemoryStore
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
@@ -63,3 +65,34 @@ def test_the_java_version_is_read_from_what_java_says(text: str, major: int | No
 
 def test_a_data_directory_that_does_not_exist_is_judged_by_its_nearest_parent(tmp_path: Path):
     assert checks.nearest_existing(tmp_path / "a" / "b") == tmp_path
+
+
+def test_the_configured_store_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "objects").mkdir()
+    monkeypatch.setenv("DANUBE_STORAGE_URL", (tmp_path / "objects").as_uri())
+    _, output = doctor("--no-sync", "--json")
+    found = {finding["check"]: finding for finding in json.loads(output)["findings"]}
+    assert found["object store"]["status"] == "ok"
+    assert "/s up" in found["store speed"]["detail"]
+    assert [path for path in (tmp_path / "objects").rglob("*") if path.is_file() and "doctor" in str(path)] == []
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "grpc://127.0.0.1:1"])
+def test_a_store_that_is_not_there_fails_with_a_remedy(monkeypatch: pytest.MonkeyPatch, url: str):
+    monkeypatch.setattr(store_check, "STEP_SECONDS", 3.0)
+    monkeypatch.setenv("DANUBE_STORAGE_URL", url)
+    code, output = doctor("--no-sync", "--json")
+    report = json.loads(output[: output.rindex("}") + 1])
+    finding = next(finding for finding in report["findings"] if finding["check"] == "object store")
+    assert (code, finding["status"]) == (1, "fail")
+    assert finding["remedy"]
+
+
+def test_a_store_that_replaces_what_it_should_not_is_wrong():
+    class Careless(MemoryStore):
+        async def put(self, key, data, *, create=False, if_match=None):
+            return await super().put(key, data)
+
+    finding = asyncio.run(store_check.checked(Careless()))[0]
+    assert finding.status == "fail"
+    assert "create-only" in finding.detail

@@ -9,8 +9,9 @@ from typing import Final
 
 import click
 
-from . import checks
-from .options import examples, json_option
+from . import checks, store_check
+from .config import load
+from .options import config_option, examples, json_option
 from .output import emit_json, fail, table
 
 COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -21,6 +22,7 @@ COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
         """
 danube doctor
 danube doctor --data-dir /var/lib/danube     the disk the log will be on
+danube doctor --config danube.toml           with the object store that is configured there
 danube doctor --json | jq '.findings[] | select(.status != "ok")'
 """
     )
@@ -33,14 +35,16 @@ danube doctor --json | jq '.findings[] | select(.status != "ok")'
     help="Where the broker will keep its data.",
 )
 @click.option("--no-sync", is_flag=True, help="Do not measure how fast the disk syncs.")
+@config_option
 @json_option
-def doctor(data_dir: Path, no_sync: bool, as_json: bool) -> None:
+def doctor(data_dir: Path, no_sync: bool, path: Path | None, as_json: bool) -> None:
     """Check whether this machine is ready for a broker.
 
-    Looks at Python, the platform, the disk and how fast it syncs, the ports, the optional packages and Java (for Spark
-    only). A warning is something to know, a failure is something to fix; failures set exit code 1.
+    Looks at Python, the platform, the disk and how fast it syncs, the ports, the object store (where storage.url names
+    one), the optional packages and Java (for Spark only). A warning is something to know, a failure is something to
+    fix; failures set exit code 1.
     """
-    findings = list(_findings(data_dir, measure=not no_sync))
+    findings = list(_findings(data_dir, path, measure=not no_sync))
     failed = [finding for finding in findings if finding.status == "fail"]
     if as_json:
         emit_json({"ready": not failed, "findings": [asdict(finding) for finding in findings]})
@@ -50,7 +54,7 @@ def doctor(data_dir: Path, no_sync: bool, as_json: bool) -> None:
         fail(f"{len(failed)} of {len(findings)} checks failed: {', '.join(finding.check for finding in failed)}")
 
 
-def _findings(data_dir: Path, *, measure: bool) -> Iterator[checks.Finding]:
+def _findings(data_dir: Path, path: Path | None, *, measure: bool) -> Iterator[checks.Finding]:
     yield checks.python_version()
     yield checks.system()
     yield from checks.disk(data_dir)
@@ -58,6 +62,9 @@ def _findings(data_dir: Path, *, measure: bool) -> Iterator[checks.Finding]:
         yield checks.sync_speed(data_dir)
     for door, number in checks.PORTS.items():
         yield checks.port(door, number)
+    storage = load(path).storage
+    if storage.url:
+        yield from store_check.findings(storage.url, storage.options)
     for module, purpose in checks.EXTRAS.items():
         yield checks.package(module, purpose)
     yield checks.java()

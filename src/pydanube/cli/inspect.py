@@ -11,6 +11,7 @@ import click
 
 from pydanube.model.positions import datetime_from_micros
 
+from .inspect_segment import segment
 from .options import examples, json_option
 from .output import emit_json, fail, fields, note, payload_json, table, to_json
 
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
 danube inspect wal --data-dir ./danube-data
 danube inspect wal /var/lib/danube/wal --ledger 7 --json
 danube inspect batch batch.bin
+danube inspect segment file:///var/lib/danube/objects segments/shared/0006498e/4f1d2c-00000007.seg
 """
     )
 )
 def inspect() -> None:
     """Look into stored files without a broker."""
+
+
+inspect.add_command(segment)
 
 
 @inspect.command(

@@ -45,6 +45,14 @@ def _attribute(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _store_option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise Invalid("an option of the store is written as NAME=VALUE, for example --option region=eu-central-1")
+    return name, value
+
+
+STORE_OPTION: Final = Parsed("name=value", _store_option)
 TOPIC: Final = Parsed("topic", TopicName.parse)
 NAMESPACE: Final = Parsed("namespace", parse_namespace)
 SUBSCRIPTION: Final = Parsed("subscription", parse_subscription)

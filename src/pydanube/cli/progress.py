@@ -62,3 +62,43 @@ class Bar:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+
+class BytesBar:
+    """How many bytes of a known number are done, and how fast it goes. Draws only where somebody watches stderr."""
+
+    def __init__(self, verb: str, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        console = Console(file=sys.stderr)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(verb, total=total)
+        self._total = total
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        self._total = max(done, self._total if total is None else total)
+        self._progress.update(self._task, completed=done, total=self._total)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

@@ -19,12 +19,18 @@ LEAVE_SECONDS: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-def with_client(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Connect, do the work, close; its result. Ctrl-C cancels it and leaves with 130."""
+def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seconds: float = ANSWER_SECONDS) -> T:
+    """Connect, do the work, close; its result. Ctrl-C cancels it and leaves with 130.
+
+    With more `answer_seconds`, a broker that is there may take longer for an answer; one that is not is not waited for.
+    """
     from pydanube.client import connect
 
     async def connected() -> T:
-        async with connect(url, timeout=ANSWER_SECONDS) as client:
+        if answer_seconds > ANSWER_SECONDS:
+            async with connect(url, timeout=ANSWER_SECONDS) as client:
+                await client.describe_broker()
+        async with connect(url, timeout=answer_seconds) as client:
             return await work(client)
 
     return asyncio.run(connected())

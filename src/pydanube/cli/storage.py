@@ -1,44 +1,46 @@
-"""`danube storage`: object stores. `serve` puts one behind gRPC, for brokers elsewhere."""
+"""`danube storage`: object stores. `serve` puts one behind gRPC, for brokers elsewhere; the rest lies beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import tomllib
 from ipaddress import ip_address
 from pathlib import Path
 
 import click
 
-from pydanube.model.errors import Invalid
-
-from .options import Parsed, examples
+from .options import STORE_OPTION, examples
 from .output import fail
+from .storage_admin import gc, segments, upload, usage, verify
+from .storage_restore import read_store_options, restore
 
 PORT = click.IntRange(0, 65_535)
 DEFAULT_PORT = 6680
 
 
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise Invalid("an option of the store is written as NAME=VALUE, for example --option region=eu-central-1")
-    return name, value
-
-
-OPTION = Parsed("name=value", _option)
-
-
 @click.group(
     epilog=examples(
         """
-danube storage serve --store file:///var/lib/danube-objects
+danube storage usage                            what is uploaded, what waits
+danube storage segments /default/orders
+danube storage verify                           read everything, report damage
+danube storage upload                           before maintenance
+danube storage gc --dry-run
+danube storage restore --data-dir ./new --store s3://bucket/prefix
 danube storage serve --store s3://bucket/prefix --options-file s3.toml --host 0.0.0.0
 """
     )
 )
 def storage() -> None:
-    """Serve and look after object stores."""
+    """Serve and look after object stores.
+
+    A broker moves history from its log to an object store, as segments. 'usage', 'segments', 'upload', 'verify' and
+    'gc' ask a broker; 'restore' makes a data directory from a store alone; 'serve' puts a store behind gRPC.
+    """
+
+
+for _command in (usage, segments, upload, verify, gc, restore):
+    storage.add_command(_command)
 
 
 @storage.command(
@@ -53,7 +55,9 @@ DANUBE_STORAGE_TOKEN=... danube storage serve --store file:///data --host 0.0.0.
     ),
 )
 @click.option("--store", "url", required=True, metavar="URL", help="The store: file:///DIR, s3://BUCKET/PREFIX, ...")
-@click.option("--option", "options", type=OPTION, multiple=True, metavar="NAME=VALUE", help="A setting of the store.")
+@click.option(
+    "--option", "options", type=STORE_OPTION, multiple=True, metavar="NAME=VALUE", help="A setting of the store."
+)
 @click.option(
     "--options-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -85,26 +89,13 @@ def serve(
 
     if (tls_key is None) != (tls_cert is None):
         raise click.UsageError("--tls-key and --tls-cert are given together")
-    settings = {**_read_options(options_file), **dict(options)}
+    settings = {**read_store_options(options_file), **dict(options)}
     certificate = (tls_key.read_bytes(), tls_cert.read_bytes()) if tls_key and tls_cert else None
     telemetry.configure("info")
     try:
         asyncio.run(_serve(url, settings, host, port, certificate, token))
     except OSError as error:
         fail(str(error))
-
-
-def _read_options(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        fail(f"{path} is not TOML")
-    wrong = [name for name, value in table.items() if not isinstance(value, str)]
-    if wrong:
-        fail(f"{path}: {wrong[0]} is not text")
-    return table
 
 
 async def _serve(
