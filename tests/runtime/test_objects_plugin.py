@@ -29,6 +29,7 @@ from pydanube.runtime.objects.plugin_messages import (
     STATUS_OF,
     chunks,
     error_of,
+    value_of,
 )
 from pydanube.runtime.objects.plugin_server import PluginServer
 
@@ -179,7 +180,7 @@ async def test_a_stream_that_ends_early_or_late_stores_nothing() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await put_call(channel)(iter(requests))
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert dict(raised.value.trailing_metadata())[ERROR_KEY] == str(Invalid.code)
+            assert value_of(raised.value.trailing_metadata(), ERROR_KEY) == str(Invalid.code)
         call = put_call(channel)()
         await call.write(request(start=start))
         await call.write(request(data=b"half"))

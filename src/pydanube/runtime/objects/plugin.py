@@ -12,7 +12,7 @@ import grpc.aio
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 
 from .address import Address, Options, Secrets
-from .plugin_messages import ERROR_KEY, MESSAGES, METHODS, chunks, error_of, info_of
+from .plugin_messages import ERROR_KEY, MESSAGES, METHODS, chunks, error_of, info_of, value_of
 from .prefixed import Prefixed
 from .store import Buffer, Capabilities, ObjectInfo, ObjectStore, check_key, check_range
 
@@ -142,8 +142,8 @@ class PluginStore:
             raise Unavailable(f"the store {self._url} is closed")
 
     def _explained(self, error: grpc.aio.AioRpcError) -> DanubeError:
-        number = dict(error.trailing_metadata() or ()).get(ERROR_KEY, "")
-        return error_of(error.code(), str(number), f"{self._url}: {self._secrets.scrub(error.details())}")
+        number = value_of(error.trailing_metadata(), ERROR_KEY)
+        return error_of(error.code(), number, f"{self._url}: {self._secrets.scrub(error.details())}")
 
 
 async def open_plugin(address: Address, settings: Mapping[str, str]) -> ObjectStore:

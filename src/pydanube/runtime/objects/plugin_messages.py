@@ -120,6 +120,11 @@ def error_of(status: grpc.StatusCode, number: str, message: str) -> DanubeError:
     return _ERROR_OF.get(status, errors.Unavailable)(message)
 
 
+def value_of(metadata: Any, name: str) -> str:
+    """Of a call's metadata, which releases of grpcio have in several shapes; empty where it is not there."""
+    return next((str(value) for key, value in metadata or () if key == name), "")
+
+
 def info_message(info: ObjectInfo) -> Any:
     return MESSAGES["Info"](key=info.key, size=info.size, etag=info.etag, modified_us=info.modified_us)
 

@@ -17,7 +17,7 @@ import grpc.aio
 from pydanube.model.errors import DanubeError, Invalid, Unauthenticated, Unavailable
 from pydanube.runtime.telemetry import get_logger
 
-from .plugin_messages import CHUNK_BYTES, ERROR_KEY, MESSAGES, METHODS, SERVICE, STATUS_OF, info_message
+from .plugin_messages import CHUNK_BYTES, ERROR_KEY, MESSAGES, METHODS, SERVICE, STATUS_OF, info_message, value_of
 from .store import ObjectStore, check_key
 
 log = get_logger(__name__)
@@ -166,8 +166,8 @@ class PluginServer:
     def _admit(self, context: grpc.aio.ServicerContext) -> None:
         if not self._authorization:
             return
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not hmac.compare_digest(str(given).encode(), self._authorization):
+        given = value_of(context.invocation_metadata(), "authorization")
+        if not hmac.compare_digest(given.encode(), self._authorization):
             raise Unauthenticated("this plug-in asks for a token: give it as the setting `token`")
 
 
