@@ -165,6 +165,84 @@ async def test_retention_takes_segments_out_and_what_is_shared_stays(tmp_path: P
         assert await everything(Door(broker)) == []
 
 
+async def test_a_topic_may_have_segments_of_its_own_size_and_age(tmp_path: Path, objects: ObjectStore):
+    clock = ManualClock()
+    tiering = replace(SMALL, segment_bytes=1 << 24, segment_age_s=10_000)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, clock=clock) as broker:
+        door, plain = Door(broker), Door(broker, TopicName.parse("/default/plain"))
+        for one in (door, plain):
+            await one.create()
+            await filled(one, 40)
+        assert await broker.tiers.uploader.round() == 0
+        await broker.policies.set(ANONYMOUS, TOPIC, {"segment_bytes": 1 << 16})
+        while await broker.tiers.uploader.round():
+            pass
+        made = [info.size async for info in objects.list()]
+        assert len(made) > 5
+        assert max(made) < (1 << 16) + 20_000
+        await broker.policies.set(ANONYMOUS, TOPIC, {"segment_bytes": None, "segment_age_s": 60})
+        await broker.tiers.uploader.round()
+        clock.advance(60)
+        assert await broker.tiers.uploader.round() == 1
+        assert len(await keys(objects)) == len(made) + 1
+        assert await everything(door) == await everything(plain) == list(range(4000))
+
+
+async def test_what_is_kept_for_ever_stays_in_objects_and_what_is_consumed_goes(tmp_path: Path, objects: ObjectStore):
+    clock = ManualClock()
+    settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "clock": clock, "tail_bytes": 1}
+    queue = TopicName.parse("/default/queue")
+    async with open_broker(tmp_path, **settings) as broker:
+        for door, policies in (
+            (Door(broker), {"retention_s": -1}),
+            (Door(broker, queue), {"retention_s": -1, "retention_bytes": 0}),
+        ):
+            await door.create()
+            await broker.policies.set(ANONYMOUS, door.topic, policies)
+            await door.subscribe()
+            await filled(door, 20)
+        while await broker.tiers.uploader.round(everything=True):
+            pass
+        await broker.tiers.trim()
+    async with open_broker(tmp_path, **settings) as broker:
+        for door in (Door(broker), Door(broker, queue)):
+            consumer = await door.subscribe()
+            await consumer.wait_for(2000)
+            await consumer.ack((0, 1500))
+        clock.advance(10 * 365 * 24 * 3600)
+        await broker.lifetimes.round()
+        clock.advance(4000)
+        await broker.tiers.collector.collect_garbage()
+        assert await everything(Door(broker)) == list(range(2000))
+        assert await everything(Door(broker, queue)) == list(range(1500, 2000))
+        await consumer.ack((1500, 2000))
+        await broker.lifetimes.round()
+        clock.advance(4000)
+        await broker.tiers.collector.collect_garbage()
+        assert await everything(Door(broker, queue)) == []
+        topic_id = broker._registry.topic(queue).topic_id
+        assert await keys(objects, f"segments/{topic_id:016x}/") == []
+
+
+async def test_retention_by_size_counts_what_is_in_objects(tmp_path: Path, objects: ObjectStore):
+    settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
+    async with open_broker(tmp_path, **settings) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 100)
+        while await broker.tiers.uploader.round(everything=True):
+            pass
+        await broker.tiers.trim()
+    async with open_broker(tmp_path, **settings) as broker:
+        door = Door(broker)
+        await filled(door, 1, first=100)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 500_000})
+        await broker.lifetimes.round()
+        left = await everything(door)
+        assert 300_000 < len(left) * 110 <= 520_000
+        assert left[-1] == 10_099
+
+
 async def test_a_damaged_object_is_an_error_that_names_it(tmp_path: Path, objects: ObjectStore):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
         door = Door(broker)

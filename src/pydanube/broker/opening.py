@@ -115,7 +115,10 @@ class Opening:
         first = await self._history.catalog.find(ownership.topic_id, ownership.index, ownership.start_offset)
         end = ownership.uploaded_end
         start = first.first_offset if first is not None else end
-        return PartitionHistory(self._history, ownership.topic_id, ownership.index, start, end)
+        past = PartitionHistory(self._history, ownership.topic_id, ownership.index, start, end)
+        if end:
+            await past.load_sizes()
+        return past
 
     def _refuse_damaged(self, ledgers: list[tuple[int, LedgerRecord]], uploaded_end: int) -> None:
         """Damage to what is in the catalog harms nobody."""

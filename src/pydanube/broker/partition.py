@@ -475,10 +475,16 @@ class Partition:
 
 
 def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
-    """What lies where, as far as the log's ledgers tell."""
-    ledger_ids = stream.ledger_ids if isinstance(stream, LoggedStream) else []
-    ledgers = [one for ledger_id in ledger_ids if (one := writer.ledger(ledger_id)) is not None]
-    sizes = Sizes(ledgers[0].first_offset if ledgers else stream.end_offset)
-    for one in ledgers:
-        sizes.add(one.first_offset, one.end_offset, one.bytes)
+    """What lies where, as far as the catalog and, behind it, the log's ledgers tell."""
+    if not isinstance(stream, LoggedStream):
+        return Sizes(stream.end_offset)
+    found = list(stream.past.sizes) if stream.past is not None else []
+    for one in [one for ledger_id in stream.ledger_ids if (one := writer.ledger(ledger_id)) is not None]:
+        first = max(one.first_offset, found[-1][1] if found else 0)
+        if first < one.end_offset:
+            share = (one.end_offset - first) / (one.end_offset - one.first_offset)
+            found.append((first, one.end_offset, round(one.bytes * share)))
+    sizes = Sizes(found[0][0] if found else stream.end_offset)
+    for first, end, size in found:
+        sizes.add(first, end, size)
     return sizes

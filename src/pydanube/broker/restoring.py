@@ -84,6 +84,7 @@ class _Known:
 
     record: PartitionRecord = field(default_factory=PartitionRecord)
     tail: Tail = field(default_factory=Tail)
+    total: int = 0
 
 
 class _Rebuilding:
@@ -171,6 +172,7 @@ class _Rebuilding:
         """Into the catalog. They come in order, so the last one of a partition is its tail."""
         known = self._known.setdefault((segment.topic_id, segment.index), _Known())
         known.tail.advance(segment)
+        segment.record.total = known.total = known.total + segment.bytes
         self._wanted[segment.record.object] = segment.record.object_bytes
         self._seen(LEDGER_COUNTER, segment.record.ledger_id)
         self._report.segments += 1

@@ -93,6 +93,9 @@ class TieredPartition:
     async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
         """Cancelled: it is in the catalog, or not."""
         self._known = None  # until all of it is there; the last segment's footer knows it too
+        total = await self._past.total()
+        for one in segments:
+            total = one.record.total = total + one.bytes
         for first in range(0, len(segments), SEGMENTS_PER_COMMIT):
             part = segments[first : first + SEGMENTS_PER_COMMIT]
             try:

@@ -62,6 +62,9 @@ class Past(Protocol):
     start: int
     """Where it begins; `end` when there is nothing."""
 
+    sizes: list[tuple[int, int, int]]
+    """About how much lay where when it was opened: offsets [first, end) and their bytes, in order."""
+
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         """Batches from the first one that ends after `offset`; none behind the last."""
 
@@ -92,6 +95,10 @@ class LoggedStream:
         if past is not None and past.start < past.end:
             self.start_offset = min(self.start_offset, past.start)
         self.end_offset = end_offset
+
+    @property
+    def past(self) -> Past | None:
+        return self._past
 
     @property
     def ledger_ids(self) -> list[int]:

@@ -31,6 +31,11 @@ SEGMENTS: Final = "/segments/"
 
 GARBAGE_AT_ONCE: Final = 1000
 
+SIZES_READ_MAX: Final = 500
+"""Segments that are counted one by one; of a partition that has more, as many samples are taken."""
+
+SAMPLES: Final = 64
+
 
 class SegmentRecord(msgspec.Struct, omit_defaults=True):
     """One section of one object. Bytes [start, end) of it hold the batches; the footer says where each of them is."""
@@ -49,6 +54,8 @@ class SegmentRecord(msgspec.Struct, omit_defaults=True):
     first_time: int = 0
     last_time: int = 0
     """Append times, microseconds."""
+    total: int = 0
+    """Bytes of the partition's segments up to the end of this one, those that left the catalog included."""
 
 
 class GarbageRecord(msgspec.Struct):
@@ -130,6 +137,21 @@ class Catalog:
             else:
                 start = segment.end_offset
         return best
+
+    async def sizes(self, topic_id: int, index: int, start: int, end: int) -> list[tuple[int, int, int]]:
+        """About how much lies where: offsets [first, end) and their bytes, in order. Costs little, however much
+        there is."""
+        found = await self._after(topic_id, index, start, SIZES_READ_MAX)
+        if len(found) < SIZES_READ_MAX:
+            return [(one.first_offset, one.end_offset, one.bytes) for one in found]
+        sizes = [(found[0].first_offset, found[-1].end_offset, sum(one.bytes for one in found))]
+        last, read_end = found[-1], found[-1].end_offset
+        for sample in range(1, SAMPLES + 1):
+            one = await self.find(topic_id, index, read_end + (end - 1 - read_end) * sample // SAMPLES)
+            if one is not None and one.end_offset > sizes[-1][1]:
+                sizes.append((sizes[-1][1], one.end_offset, max(0, one.record.total - last.record.total)))
+                last = one
+        return sizes
 
     async def pages(self, topic_id: int, index: int, offset: int = 0, size: int = 1000) -> AsyncIterator[list[Segment]]:
         """The segments of a partition from the one that holds `offset` on, oldest first."""

@@ -278,6 +278,8 @@ class PartitionHistory:
         self._index = index
         self.start = start
         self.end = end
+        self.sizes: list[tuple[int, int, int]] = []
+        """About how much lay where when it was opened: offsets [first, end) and their bytes."""
         self._latest: Segment | None = None
         """The one that was read last: most readers go on in it."""
 
@@ -303,6 +305,14 @@ class PartitionHistory:
         """When the last of it was appended; 0 when there is nothing."""
         segment = await self._last()
         return segment.record.last_time if segment is not None else 0
+
+    async def total(self) -> int:
+        """Bytes of all segments that there ever were."""
+        segment = await self._last()
+        return segment.record.total if segment is not None else 0
+
+    async def load_sizes(self) -> None:
+        self.sizes = await self._history.catalog.sizes(self._topic_id, self._index, self.start, self.end)
 
     async def _last(self) -> Segment | None:
         return await self._history.catalog.find(self._topic_id, self._index, self.end - 1) if self.end else None
