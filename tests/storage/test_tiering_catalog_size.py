@@ -1,0 +1,102 @@
+"""A catalog of 20 GB: opened, listed and sought by time in no time, and without memory for it."""
+
+import time
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+from broker_harness import TOPIC, Door, open_broker
+from tiering_harness import SMALL, WAL, filled, upload_all
+
+from pydanube.broker.records import PartitionRecord, partition_key
+from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.store import Put
+from pydanube.model.positions import Position
+from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.catalog import Segment, SegmentRecord, entries
+
+SEGMENT_BYTES = 1 << 20
+SEGMENTS = 20 * 1024
+"""Twenty gigabytes in segments of a megabyte: sixty times as many as there are by default."""
+
+LOADED = 3
+"""A machine that is busy with other tests gets so many times as long."""
+
+
+async def timed(work) -> float:
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
+
+
+async def pretend(store, topic_id: int, like: Segment, shift_us: int) -> None:
+    """Older history: entries as they are, of objects that nobody reads here."""
+    writes: list[Put] = []
+    for number in range(SEGMENTS):
+        record = SegmentRecord(
+            object=f"segments/{topic_id:016x}/{0:08x}/{number * 1000:020d}-old.seg",
+            first_offset=number * 1000,
+            start=64,
+            end=64 + SEGMENT_BYTES,
+            footer_start=64 + SEGMENT_BYTES,
+            object_bytes=SEGMENT_BYTES + 4096,
+            messages=1000,
+            first_time=like.record.first_time - shift_us + number * 1_000_000,
+            last_time=like.record.first_time - shift_us + number * 1_000_000 + 999_999,
+        )
+        writes += entries(Segment(topic_id, 0, (number + 1) * 1000, record))
+        if len(writes) >= 120:
+            await store.transact([], writes)
+            writes = []
+    await store.transact([], writes)
+
+
+async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_at_once(tmp_path: Path):
+    objects, clock = MemoryStore(), ManualClock()
+    settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}
+    base = SEGMENTS * 1000
+    async with open_broker(tmp_path, **settings) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.fetch()
+        store = broker._registry._store
+        (tier,) = broker.tiers.partitions.values()
+        topic_id = tier.topic_id
+        now = Segment(topic_id, 0, 0, SegmentRecord("", 0, 0, 0, 0, 0, first_time=clock.now_us()))
+        await pretend(store, topic_id, now, shift_us=SEGMENTS * 1_000_000)
+        found = await store.get(partition_key(topic_id, 0))
+        assert found is not None
+        record = msgspec.msgpack.decode(found.value, type=PartitionRecord)
+        record = msgspec.structs.replace(record, uploaded_end=base, reserved_end=base, start_offset=0)
+        # The log knows nothing of it: as after a restore, the next offset is where the catalog ends.
+        last = await broker.tiers.catalog.find(topic_id, 0, base - 1)
+        assert last is not None and last.end_offset == base
+        await store.transact([], [Put(partition_key(topic_id, 0), msgspec.msgpack.encode(record))])
+
+    async with open_broker(tmp_path, **settings) as broker:
+        broker.tiers.history.producers = no_producers  # its objects are not there
+        door = Door(broker)
+        seconds = {"open": await timed(door.fetch(Position("latest", 0)))}
+        assert (await door.fetch(Position("latest", 0))).end_offset == base
+        tracemalloc.start()
+        listed = [len(page) async for page in broker.tiers.catalog.pages(topic_id, 0)]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sum(listed) == SEGMENTS
+        assert peak < 10 << 20, "a page at a time"
+        seconds["first page"] = await timed(anext(broker.tiers.catalog.pages(topic_id, 0)))
+        target = clock.now_us() - 7_000 * 1_000_000
+        seconds["find by time"] = await timed(broker.tiers.catalog.find_time(topic_id, 0, target, 0, base))
+        segment = await broker.tiers.catalog.find_time(topic_id, 0, target, 0, base)
+        assert segment is not None and segment.record.first_time <= target <= segment.record.last_time
+        print(seconds)
+        assert max(seconds.values()) < 0.2 * LOADED, seconds
+        await filled(door, 30)
+        await upload_all(broker)
+        assert (await door.fetch(Position("offset", base))).batches
+        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", clock.now_us())) == base
+
+
+async def no_producers(_segment: Segment) -> list:
+    return []
