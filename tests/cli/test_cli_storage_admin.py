@@ -101,6 +101,9 @@ def test_a_lost_disk_is_restored_from_the_store(stored, serve, tmp_path: Path) -
     again = serve(restored, "--config", str(config))
     read = stored("consume", TOPIC, "--url", again.url, "-s", "billing", "--count", "3", "--timeout", "20")
     assert read.stdout.splitlines() == ["one"] * 3
+    stored("produce", TOPIC, "-m", "behind the gap", "--url", again.url)
+    stored("storage", "upload", "--url", again.url)
+    assert stored("storage", "verify", "--url", again.url).stdout.startswith("sound: 2 segments, 4 messages")
 
 
 def test_a_segment_is_shown_from_a_file() -> None:

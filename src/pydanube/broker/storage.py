@@ -308,8 +308,7 @@ class Storage:
                 return Bounds(OFFSET_END, 0)  # deleted meanwhile: nothing has to be there
             return await self._bounds(record.topic_id, index)
 
-        is_dense = record.config().ack_level is AckLevel.DURABLE
-        return Sought(str(topic), record.topic_id, index, is_dense, bounds)
+        return Sought(str(topic), record.topic_id, index, bounds)
 
     # -- collecting ----------------------------------------------------------------------------------------------------
 

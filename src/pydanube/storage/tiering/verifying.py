@@ -49,8 +49,6 @@ class Sought:
     topic: str
     topic_id: int
     index: int
-    is_dense: bool
-    """Whether every offset must be there: `durable` topics have no gaps."""
     bounds: Callable[[], Awaitable[Bounds]]
 
 
@@ -88,30 +86,50 @@ class Verifier:
     async def partition(self, sought: Sought, place: StoragePlace, step: Step) -> StoragePlace | None:
         """Go on at `place`. Returns where the next step goes on; None when the partition is done."""
         offset = place.offset
+        before = await self._ending_at(sought, offset)
         while True:
             bounds = await sought.bounds()
             segment = await self._catalog.find(sought.topic_id, sought.index, offset)
-            await self._check_gap(sought, offset, segment, bounds, step)
             if segment is None:
+                await self._check_end(sought, offset, bounds, step)
                 return None
+            await self._check_gap(sought, before, segment, bounds, step)
             inside = place if place.object == segment.record.object else StoragePlace()
             stopped = await self._segment(sought, segment, inside, step)
             if stopped is not None:
                 return StoragePlace(sought.topic, sought.index, offset, segment.record.object, *stopped)
-            offset, place = segment.end_offset, StoragePlace()
+            before, offset, place = segment, segment.end_offset, StoragePlace()
             if step.is_over(self._clock.monotonic()):
                 return StoragePlace(sought.topic, sought.index, offset)
 
+    async def _ending_at(self, sought: Sought, offset: int) -> Segment | None:
+        """The segment before, where the last step ended."""
+        found = await self._catalog.find(sought.topic_id, sought.index, offset - 1) if offset else None
+        return found if found is not None and found.end_offset == offset else None
+
     async def _check_gap(
-        self, sought: Sought, offset: int, segment: Segment | None, bounds: Bounds, step: Step
+        self, sought: Sought, before: Segment | None, segment: Segment, bounds: Bounds, step: Step
     ) -> None:
-        """Between `offset`, where the last segment ended, and this one nothing may be missing."""
-        end = bounds.uploaded_end if segment is None else segment.first_offset if sought.is_dense else 0
-        if end <= max(offset, bounds.start):
+        """Offsets may have gaps, which a crash or a restore left; the bytes of the segments add up all the same."""
+        if before is None and bounds.start:
+            return  # retention took what was before it
+        first, so_far = (before.end_offset, before.record.total) if before is not None else (0, 0)
+        missing = segment.record.total - segment.bytes - so_far
+        if missing and segment.record.total and await self._are_listed(before, segment):
+            detail = f"the catalog lists no object for {missing} bytes of offsets {first}..{segment.first_offset - 1}"
+            damage = StorageDamage(sought.topic, sought.index, first, segment.first_offset, "missing", detail)
+            step.damages.append(damage)
+
+    async def _are_listed(self, *segments: Segment | None) -> bool:
+        return all([one is None or await self._is_listed(one) for one in segments])
+
+    async def _check_end(self, sought: Sought, offset: int, bounds: Bounds, step: Step) -> None:
+        """Behind the last segment there is nothing that was uploaded."""
+        if bounds.uploaded_end <= offset:
             return
-        first = max(offset, (await sought.bounds()).start)  # retention may have passed since
+        first, end = max(offset, (await sought.bounds()).start), bounds.uploaded_end  # retention may have passed since
         if first < end:
-            detail = f"the catalog lists no object for offsets {first}..{end - 1}"
+            detail = f"the catalog lists no object for offsets {first}..{end - 1}, which were uploaded"
             step.damages.append(StorageDamage(sought.topic, sought.index, first, end, "missing", detail))
 
     async def _segment(
