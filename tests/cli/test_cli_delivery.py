@@ -146,6 +146,40 @@ def test_every_type_of_subscription_can_be_consumed(danube, topic, kind):
     assert kind in other.stderr
 
 
+def test_options_of_a_type_take_the_type_of_the_subscription_that_exists(danube, topic):
+    danube("produce", topic, "-k", "eu-1", "-m", "european")
+    danube("subscriptions", "create", topic, "keys", "--type", "key-shared", "--from", "earliest")
+    danube("subscriptions", "create", topic, "hot", "--type", "failover", "--from", "earliest")
+    filtered = danube("consume", topic, "-s", "keys", "--key-filter", "eu-*", "--count", "1")
+    assert filtered.stdout == "european\n", filtered.stderr
+    assert danube("consume", topic, "-s", "hot", "--priority", "3", "--count", "1").stdout == "european\n"
+    other = danube("consume", topic, "-s", "hot", "--key-filter", "eu-*", "--count", "1")
+    assert (other.returncode, "the subscription is failover" in other.stderr) == (2, True)
+    new = danube("consume", topic, "-s", "new", "--priority", "1", "--timeout", "1")
+    assert (new.returncode, "add --type" in new.stderr) == (2, True)
+
+
+def test_messages_can_be_made_to_fail_and_to_die(danube, topic):
+    letters = f"{topic[:100]}-dlq"
+    danube("topics", "create", letters)
+    danube("produce", topic, "-m", "one")
+    danube(
+        "subscriptions", "create", topic, "sub", "--from", "earliest", "--max-redeliveries", "1", "--delay", "10ms",
+        "--dead-letter-topic", letters,
+    )  # fmt: skip
+    seen = consumed(danube, topic, "-s", "sub", "--count", "2", "--nack", "--reason", "no stock", "--prefetch", "1")
+    assert [(one["redeliveries"], one["failure_reason"]) for one in seen] == [(0, None), (1, "no stock")]
+    (letter,) = consumed(danube, letters, "--from", "earliest", "--count", "1")
+    assert letter["attributes"]["x-failure-reason"] == "no stock"
+
+
+def test_a_consumer_may_have_an_ack_timeout_of_its_own(danube, topic):
+    danube("produce", topic, "-m", "one")
+    danube("subscriptions", "create", topic, "sub", "--from", "earliest", "--delay", "10ms")
+    seen = consumed(danube, topic, "-s", "sub", "--no-ack", "--ack-timeout", "200ms", "--count", "2")
+    assert [(one["redeliveries"], one["failure_reason"]) for one in seen] == [(0, None), (1, "ack timeout")]
+
+
 def test_a_key_filter_leaves_other_keys_alone(danube, topic):
     danube("produce", topic, "-k", "us-1", "-m", "american")
     danube("produce", topic, "-k", "eu-1", "-m", "european")
@@ -181,7 +215,12 @@ def test_everything_can_be_sent_to_one_partition(danube, topic):
     "arguments",
     [
         ("consume", "/default/t", "--key-filter", "a*"),
-        ("consume", "/default/t", "-s", "s", "--priority", "1"),
+        ("consume", "/default/t", "-s", "s", "--type", "shared", "--priority", "1"),
+        ("consume", "/default/t", "--nack"),
+        ("consume", "/default/t", "-s", "s", "--nack", "--no-ack"),
+        ("consume", "/default/t", "-s", "s", "--reason", "why"),
+        ("consume", "/default/t", "--prefetch", "1"),
+        ("consume", "orders-*"),
         ("consume", "/default/t", "-s", "s", "--type", "shared", "--key-filter", "a*"),
         ("produce", "/default/t", "-m", "x", "--deliver-after", "1", "--deliver-at", "2026-01-01T00:00:00Z"),
         ("produce", "/default/t", "-m", "x", "--deliver-after", "soon"),

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pydanube.cli.consume import AllPartitions, _next_batch
+from pydanube.cli.consume import _next_batch
+from pydanube.cli.reading import AllPartitions
 from pydanube.cli.session import LEAVE_SECONDS, Stop
 from pydanube.model.positions import LATEST
 
@@ -49,7 +50,8 @@ class StubbornClient:
         self._opens, self.ended = opens, asyncio.Event()
 
     async def describe_topic(self, _: str) -> SimpleNamespace:
-        return SimpleNamespace(partitions=[SimpleNamespace(index=index) for index in range(3)])
+        partitions = [SimpleNamespace(index=index) for index in range(3)]
+        return SimpleNamespace(partitions=partitions, config=SimpleNamespace(partitions=3))
 
     def reader(self, *_: object, **__: object) -> StubbornReader:
         return StubbornReader(self._opens, self.ended)
@@ -81,5 +83,56 @@ def test_more_partitions_than_fetches_may_wait(danube, served, topic):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "one\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 0
+
+
+@pytest.fixture
+def reading(served):
+    """Starts `danube consume`; none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pydanube.cli", "consume", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"DANUBE_URL": served.url},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=10)
+
+
+@pytest.mark.process
+def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(danube, reading, topic):
+    danube("produce", topic, "--partitions", "1", "-m", "first")
+    process = reading(topic, "--from", "earliest")
+    assert process.stdout.readline() == "first\n"
+    assert danube("topics", "grow", topic, "3").returncode == 0
+    assert danube("produce", topic, "--partition", "2", "-m", "added").returncode == 0
+    assert process.stdout.readline() == "added\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["alone", "subscribed"])
+def test_a_pattern_means_all_topics_that_match_and_those_to_come(danube, reading, topic, how: str):
+    options = ["--from", "earliest"] + (["-s", "all"] if how == "subscribed" else [])
+    danube("produce", f"{topic}-1", "-m", "one")
+    danube("produce", f"{topic}x", "-m", "another")
+    process = reading(f"{topic}-*", *options)
+    assert process.stdout.readline() == "one\n"
+    danube("produce", f"{topic}-2", "-m", "two")
+    assert process.stdout.readline() == "two\n"
+    if how == "alone":
+        assert danube("topics", "delete", f"{topic}-1", "--yes").returncode == 0
+        danube("produce", f"{topic}-2", "-m", "three")
+        assert process.stdout.readline() == "three\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=10) == 0

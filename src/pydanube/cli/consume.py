@@ -6,46 +6,90 @@ comes again. Ctrl-C ends it in order: acks are flushed.
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections import deque
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from pydanube.model.errors import NotFound
+from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST, Position, datetime_from_micros
 from pydanube.model.topics import SubscriptionDescription
 
-from .options import POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, TOPIC, examples, url_option
+from .options import DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
 from .output import fail, note, payload_json, payload_text
-from .session import LEAVE_SECONDS, Stop, with_client
+from .reading import AllPartitions, is_pattern, topics_of
+from .session import Stop, with_client
 
 if TYPE_CHECKING:
-    from pydanube.client import Client, Consumer, Reader, ReceivedBatch
+    from pydanube.client import Client, Consumer, ReceivedBatch
+
+
+def _topics(text: str) -> str:
+    """A topic's name, or a pattern."""
+    if not is_pattern(text):
+        return str(TopicName.parse(text))
+    if text.count("/") != 2 or not text.startswith("/"):
+        raise Invalid(f"pattern {text!r} is not of full names: write it as '/namespace/topic-*'")
+    return text
+
+
+TOPICS: Final = Parsed("topic", _topics)
+PREFETCH_MESSAGES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What was asked for on the command line."""
 
-    topic: TopicName
+    topic: str
+    """Or a pattern."""
     subscription: str | None
-    type: str | None
+    type_: str | None
     """None: the subscription's own, or exclusive."""
     start: Position | None
     count: int | None
     as_json: bool
     timeout: float | None
-    ack: bool
-    name: str | None = None
-    priority: int = 0
-    key_filters: tuple[str, ...] = ()
+    no_ack: bool
+    nack: bool
+    reason: str | None
+    ack_timeout: float | None
+    prefetch: int | None
+    name: str | None
+    priority: int | None
+    key_filters: tuple[str, ...]
+
+    def check(self) -> None:
+        """Wrong usage is told before anything is connected."""
+        of_subscription = {
+            "--type": self.type_,
+            "--name": self.name,
+            "--priority": self.priority is not None,
+            "--key-filter": self.key_filters,
+            "--no-ack": self.no_ack,
+            "--nack": self.nack,
+            "--ack-timeout": self.ack_timeout is not None,
+            "--prefetch": self.prefetch,
+        }
+        given = [name for name, value in of_subscription.items() if value]
+        if self.subscription is None and given:
+            raise click.UsageError(f"{given[0]} is about a subscription: name it with -s")
+        if self.nack and self.no_ack:
+            raise click.UsageError("--nack and --no-ack exclude each other")
+        if self.reason is not None and not self.nack:
+            raise click.UsageError("--reason is why a message is given back: add --nack")
+        self.check_type(self.type_)
+
+    def check_type(self, type_: str | None, hint: str = "") -> None:
+        """What only some types know; None: not known yet."""
+        if self.priority is not None and type_ not in (None, "failover"):
+            raise click.UsageError(f"--priority is of failover consumers, and the subscription is {type_}{hint}")
+        if self.key_filters and type_ not in (None, "key-shared"):
+            raise click.UsageError(f"--key-filter is of key-shared consumers, and the subscription is {type_}{hint}")
 
 
 @click.command(
@@ -59,10 +103,12 @@ danube consume /default/orders -s debug --no-ack            look, and leave ever
 danube consume /default/orders -s workers --type shared     run several: each gets a part
 danube consume /default/orders -s hot --type failover --name standby --priority 2
 danube consume /default/orders -s eu --type key-shared --key-filter 'eu-*' --key-filter 'uk-*'
+danube consume '/default/orders-*' -s audit                 all that match, also those to come
+danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   let one fail
 """
     )
 )
-@click.argument("topic", type=TOPIC)
+@click.argument("topic", type=TOPICS)
 @click.option("-s", "--subscription", type=SUBSCRIPTION, help="Through this subscription.  [default: read without one]")
 @click.option(
     "--type", "type_", type=SUBSCRIPTION_TYPE, help="Of the subscription.  [default: as it is; a new one: exclusive]"
@@ -81,51 +127,26 @@ danube consume /default/orders -s eu --type key-shared --key-filter 'eu-*' --key
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Stop when nothing came for so many seconds.")
 @click.option("--no-ack", is_flag=True, help="Do not confirm what was received.")
+@click.option("--nack", is_flag=True, help="Give back what was received: it fails, and comes again or dies.")
+@click.option("--reason", metavar="TEXT", help="With --nack: why.")
+@click.option("--ack-timeout", type=DURATION, metavar="S", help="Of this consumer.  [default: the failure policy's]")
+@click.option(
+    "--prefetch", type=click.IntRange(1, 2**31 - 1), help=f"Messages sent ahead.  [default: {PREFETCH_MESSAGES}]"
+)
 @url_option
-def consume(
-    topic: TopicName,
-    subscription: str | None,
-    type_: str | None,
-    start: Position | None,
-    count: int | None,
-    as_json: bool,
-    timeout: float | None,
-    no_ack: bool,
-    name: str | None,
-    priority: int | None,
-    key_filters: tuple[str, ...],
-    url: str,
-) -> None:
-    """Receive messages from a topic.
+def consume(url: str, **wishes: Any) -> None:
+    """Receive messages from a topic, or from all that match a pattern such as '/default/orders-*'.
 
     Prints payloads as lines of text; --json adds key, attributes, offset and times, and keeps binary payloads whole
     (payload_encoding base64). With -s messages are acked and the subscription remembers its place; --from counts only
-    when that creates the subscription. Without -s nothing is remembered. A time without a zone is UTC.
+    when that creates the subscription. Without -s nothing is remembered. A time without a zone is UTC. Ctrl-C is the
+    usual end: exit code 0.
     """
-    if subscription is None and (type_ or no_ack or name or priority is not None or key_filters):
-        raise click.UsageError(
-            "--type, --name, --priority, --key-filter and --no-ack are about a subscription: name it with -s"
-        )
-    if priority is not None and type_ != "failover":
-        raise click.UsageError("--priority is of failover consumers: add --type failover")
-    if key_filters and type_ != "key-shared":
-        raise click.UsageError("--key-filter is of key-shared consumers: add --type key-shared")
-    wanted = Wanted(
-        topic,
-        subscription,
-        type_,
-        start,
-        count,
-        as_json,
-        timeout,
-        not no_ack,
-        name,
-        priority or 0,
-        key_filters,
-    )
+    wanted = Wanted(**wishes)
+    wanted.check()
     received = with_client(url, lambda client: _consume(client, wanted))
-    if count is not None and received < count and timeout is not None:
-        fail(f"received {received} of {count} messages: nothing more came for {timeout:g} s")
+    if wanted.count is not None and received < wanted.count and wanted.timeout is not None:
+        fail(f"received {received} of {wanted.count} messages: nothing more came for {wanted.timeout:g} s")
 
 
 async def _consume(client: Client, wanted: Wanted) -> int:
@@ -137,8 +158,9 @@ async def _consume(client: Client, wanted: Wanted) -> int:
             if batch is None:
                 break
             printed = printer.show(batch)
-            if wanted.ack and not isinstance(source, AllPartitions):
-                await source.ack(printed)
+            if isinstance(source, AllPartitions) or wanted.no_ack:
+                continue
+            await (source.nack(printed, reason=wanted.reason or "") if wanted.nack else source.ack(printed))
     return printer.printed
 
 
@@ -152,83 +174,37 @@ async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: flo
 
 async def _existing(client: Client, wanted: Wanted) -> SubscriptionDescription | None:
     """The subscription, where it is there already: --from means nothing then, and its type is known."""
-    if wanted.subscription is None:
-        return None
-    try:
-        return await client.describe_subscription(str(wanted.topic), wanted.subscription)
-    except NotFound:
-        return None
+    for topic in await topics_of(client, wanted.topic):
+        try:
+            if wanted.subscription is not None:
+                return await client.describe_subscription(topic, wanted.subscription)
+        except NotFound:
+            continue
+    return None
 
 
 def _source(client: Client, wanted: Wanted, existing: SubscriptionDescription | None) -> Consumer | AllPartitions:
     if existing is not None and wanted.start is not None:
-        how = f"'danube subscriptions seek {wanted.topic} {wanted.subscription} {wanted.start}' moves it"
+        how = f"'danube subscriptions seek {existing.topic} {wanted.subscription} {wanted.start}' moves it"
         note(f"--from is ignored because the subscription {wanted.subscription} exists; {how}")
     elif wanted.start is None and existing is None and sys.stderr.isatty():
         note("waiting for new messages; --from earliest shows what is stored; Ctrl-C ends")
     start = wanted.start or LATEST
     if wanted.subscription is None:
-        return AllPartitions(client, str(wanted.topic), start)
+        return AllPartitions(client, wanted.topic, start)
+    kind = wanted.type_ or (str(existing.type) if existing is not None else "exclusive")
+    wanted.check_type(kind, "" if existing is not None else ", as new ones are: add --type")
     return client.consumer(
-        str(wanted.topic),
+        wanted.topic,
         subscription=wanted.subscription,
-        type=wanted.type or (str(existing.type) if existing is not None else "exclusive"),
+        type=kind,
         start=start,
         name=wanted.name,
-        priority=wanted.priority,
+        priority=wanted.priority or 0,
         key_filters=wanted.key_filters,
+        ack_timeout=wanted.ack_timeout,
+        prefetch_messages=wanted.prefetch or PREFETCH_MESSAGES,
     )
-
-
-class AllPartitions:
-    """Readers of every partition of a topic, opened one after the other and taken from as batches arrive."""
-
-    def __init__(self, client: Client, topic: str, start: Position) -> None:
-        self._client, self._topic, self._start = client, topic, start
-        self._stack = AsyncExitStack()
-        self._unopened: deque[int] = deque()
-        self._waiting: dict[asyncio.Task[ReceivedBatch], Reader] = {}
-        self._done: asyncio.Queue[asyncio.Task[ReceivedBatch]] = asyncio.Queue()
-
-    async def __aenter__(self) -> Self:
-        description = await self._client.describe_topic(self._topic)
-        self._unopened.extend(partition.index for partition in description.partitions)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Readers hold nothing that could be lost: one that does not end in time is left behind."""
-        for task in self._waiting:
-            task.cancel()
-        if self._waiting:
-            await asyncio.wait(self._waiting, timeout=LEAVE_SECONDS)
-        closing = asyncio.get_running_loop().create_task(self._stack.aclose())
-        await asyncio.wait({closing}, timeout=LEAVE_SECONDS)
-
-    @property
-    def opening(self) -> bool:
-        return bool(self._unopened)
-
-    @property
-    def arrived(self) -> bool:
-        return not self._done.empty()
-
-    async def open_next(self) -> bool:
-        """Open one more partition; cancelled, it is not open."""
-        reader = self._client.reader(self._topic, partition=self._unopened[0], start=self._start)
-        self._ask(await self._stack.enter_async_context(reader))
-        self._unopened.popleft()
-        return True
-
-    async def receive_batch(self) -> ReceivedBatch:
-        """Cancelled, nothing is lost: what arrived stays for the next call."""
-        task = await self._done.get()
-        self._ask(self._waiting.pop(task))
-        return task.result()
-
-    def _ask(self, reader: Reader) -> None:
-        task = asyncio.get_running_loop().create_task(reader.receive_batch())
-        task.add_done_callback(self._done.put_nowait)
-        self._waiting[task] = reader
 
 
 class Printer:
