@@ -145,6 +145,10 @@ class Ownership:
         assert uploaded_end > self._record.uploaded_end
         await self._change(entries, uploaded_end=uploaded_end)
 
+    async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
+        """Change the catalog of what is uploaded; it counts once this returns. Raises StaleEpoch."""
+        await self._write(list(writes))
+
     async def _change(self, writes: Sequence[Put | Delete] = (), **fields: int) -> None:
         async with self._writing:
             record = msgspec.structs.replace(self._record, **fields)

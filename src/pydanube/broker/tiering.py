@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pydanube.codec.batch import read_header
 from pydanube.core.producers import ProducerTable
 from pydanube.core.tiering import Waiting
+from pydanube.metadata.store import Delete, Put
 from pydanube.model.errors import DanubeError, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -74,8 +76,8 @@ class TieredPartition:
         self._oldest_us = self._oldest_us or self._clock.now_us()
         size = self._partition.sizes.between(first, end)
         policies = self._partition.policies
-        segment_bytes, age_us = policies.segment_bytes or 0, (policies.segment_age_s or 0) * MICROSECONDS
-        return Waiting(self.topic_id, self.index, first, end, size, self._oldest_us, segment_bytes, age_us)
+        age_us = (policies.segment_age_s or 0) * MICROSECONDS
+        return Waiting(self.topic_id, self.index, first, end, size, self._oldest_us, self.segment_bytes, age_us)
 
     async def producers(self) -> KnownProducers:
         if self._known is None:
@@ -110,6 +112,15 @@ class TieredPartition:
                 self._writer.release(one.record.ledger_id, one.end_offset)
         self._known, self._oldest_us = producers, 0
         self._remember()
+
+    @property
+    def segment_bytes(self) -> int:
+        """How large its segments should be; 0: as everybody's."""
+        return self._partition.policies.segment_bytes or 0
+
+    async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
+        """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
+        await self._ownership.rewrite(writes)
 
     async def forget_below(self, offset: int) -> None:
         """The partition begins at `offset` now: segments that end before it leave the catalog, and what never became

@@ -23,6 +23,7 @@ from pydanube.storage.tiering.catalog import Catalog
 from pydanube.storage.tiering.collecting import Collector
 from pydanube.storage.tiering.history import History
 from pydanube.storage.tiering.manifest import Manifests
+from pydanube.storage.tiering.merging import Merger
 from pydanube.storage.tiering.patience import PatientStore
 from pydanube.storage.tiering.uploader import Sealed, Uploader, UploadSettings
 from pydanube.storage.wal import LogWriter
@@ -37,6 +38,9 @@ OWNER_KEY: Final = "danube-cluster"
 
 LAST_MANIFEST_S: Final = 5.0
 """How long the end of a broker waits for it."""
+
+MERGE_EVERY_S: Final = 10.0
+"""How often a part of the catalog is looked at for small segments."""
 
 COLLECT_EVERY_S: Final = 60.0
 CARRIED_AT_ONCE: Final = 100
@@ -82,6 +86,7 @@ class Tiers:
     ) -> None:
         self._cluster = cluster
         self._claimed = False
+        self._next_merge = 0.0
         self._store = store
         self.objects = objects = PatientStore(objects, settings.store_timeout_s)
         self.settings = settings
@@ -94,6 +99,9 @@ class Tiers:
         process = identity()
         self.uploader = Uploader(objects, self._sealed, process, clock, settings.uploads())
         self.manifests = Manifests(objects, store, clock, cluster, process)
+        self.merger = Merger(
+            self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
+        )
         self.collector = Collector(objects, self.catalog, clock, settings.grace_s * MICROSECONDS)
 
     def _sealed(self) -> Iterable[Sealed]:
@@ -109,11 +117,23 @@ class Tiers:
             if made:
                 await self.trim()
             if self._claimed:
+                await self._merge()
                 await self.manifests.keep()
             if self._clock.monotonic() >= next_collection:
                 next_collection = self._clock.monotonic() + COLLECT_EVERY_S
                 collections += 1
                 await self._collect(orphans=collections % ORPHANS_EVERY == 1)
+
+    async def _merge(self) -> None:
+        """Small segments, while there is nothing more important to do."""
+        if self._clock.monotonic() < self._next_merge or self.uploader.failure is not None or self.uploader.is_behind:
+            return
+        try:
+            merged = await self.merger.round()
+        except DanubeError as error:
+            merged = False
+            log.warning("merge.postponed", store=self.objects.url, error=error.message)
+        self._next_merge = self._clock.monotonic() + (0 if merged else MERGE_EVERY_S)
 
     async def upload(self, only: Collection[tuple[int, int]]) -> int:
         """Whatever these partitions have, however little: a round of it. How many objects were made; when none was,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 SECTIONS_MAX: Final = 200
 """Partitions that share one object."""
@@ -77,3 +77,37 @@ def _shared(small: Sequence[Waiting], policy: TieringPolicy) -> list[Job]:
         group.append(one)
         size += one.bytes
     return [*jobs, Job(tuple(group))] if group else jobs
+
+
+MERGED_MAX: Final = 40
+"""Segments that one merge replaces: a transaction has room for so many."""
+
+MERGED_MANY: Final = 16
+"""So many small objects are merged although what they make is small again."""
+
+
+class Piece(NamedTuple):
+    """An object, as far as it is a partition's: neighbouring segments of it."""
+
+    bytes: int
+    segments: int = 1
+
+
+def merge_plan(pieces: Sequence[Piece], segment_bytes: int) -> tuple[int, int] | None:
+    """Neighbours [start, end) that are worth one object: each below a quarter of a segment, together at least a half,
+    or many. What is merged once is so large that it is not merged again, or makes sixteen times fewer objects."""
+    small = segment_bytes // 4
+    start = size = segments = 0
+    for place, piece in enumerate(pieces):
+        ends = piece.bytes >= small
+        if ends or size + piece.bytes > segment_bytes or segments + piece.segments > MERGED_MAX:
+            if _is_worth(place - start, size, segment_bytes):
+                return start, place
+            start, size, segments = place + ends, 0, 0
+        if not ends:
+            size, segments = size + piece.bytes, segments + piece.segments
+    return (start, len(pieces)) if _is_worth(len(pieces) - start, size, segment_bytes) else None
+
+
+def _is_worth(pieces: int, size: int, segment_bytes: int) -> bool:
+    return pieces >= MERGED_MANY or (pieces > 1 and size >= segment_bytes // 2)

@@ -117,10 +117,11 @@ class Catalog:
 
     async def find(self, topic_id: int, index: int, offset: int) -> Segment | None:
         """The segment that holds `offset`, or the first one behind it."""
-        found = await self._after(topic_id, index, offset, 1)
+        found = await self.after(topic_id, index, offset, 1)
         return found[0] if found else None
 
-    async def _after(self, topic_id: int, index: int, offset: int, limit: int) -> list[Segment]:
+    async def after(self, topic_id: int, index: int, offset: int, limit: int) -> list[Segment]:
+        """The first `limit` segments that end behind `offset`, in order."""
         prefix = segments_of(topic_id, index)
         pairs = await self._store.list(prefix, start_after=f"{prefix}{max(0, offset):016x}", limit=limit)
         return [parse(one) for one in pairs]
@@ -141,7 +142,7 @@ class Catalog:
     async def sizes(self, topic_id: int, index: int, start: int, end: int) -> list[tuple[int, int, int]]:
         """About how much lies where: offsets [first, end) and their bytes, in order. Costs little, however much
         there is."""
-        found = await self._after(topic_id, index, start, SIZES_READ_MAX)
+        found = await self.after(topic_id, index, start, SIZES_READ_MAX)
         if len(found) < SIZES_READ_MAX:
             return [(one.first_offset, one.end_offset, one.bytes) for one in found]
         sizes = [(found[0].first_offset, found[-1].end_offset, sum(one.bytes for one in found))]
@@ -155,7 +156,7 @@ class Catalog:
 
     async def pages(self, topic_id: int, index: int, offset: int = 0, size: int = 1000) -> AsyncIterator[list[Segment]]:
         """The segments of a partition from the one that holds `offset` on, oldest first."""
-        while page := await self._after(topic_id, index, offset, size):
+        while page := await self.after(topic_id, index, offset, size):
             yield page
             offset = page[-1].end_offset
 
@@ -174,10 +175,11 @@ class Catalog:
             if not result.succeeded:
                 return False
             for key in dict.fromkeys(one.record.object for one in part):
-                await self._note_unused(key, now_us)
+                await self.note_unused(key, now_us)
         return True
 
-    async def _note_unused(self, object_key: str, now_us: int) -> None:
+    async def note_unused(self, object_key: str, now_us: int) -> None:
+        """The object is garbage from now on, unless some segment needs it."""
         if not await self._store.list(users_of(object_key), limit=1):
             record = msgspec.msgpack.encode(GarbageRecord(now_us))
             await self._store.transact(

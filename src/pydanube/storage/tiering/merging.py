@@ -1,0 +1,226 @@
+"""Puts neighbouring small segments of a partition together, so that a quiet partition's history is not made of crumbs.
+
+```
+ catalog: a run of small segments --> read, checked --> one object (create-only) --> catalog: the new for the old, in
+                                                        one transaction comparing the owner's epoch --> old: garbage
+```
+
+Each step can be the last one before a crash: before the transaction the new object is an orphan, after it the old ones
+are, and either is collected later. Whoever reads the old ones finishes within the grace period.
+
+Invariants
+    no offset leaves the catalog, or is in it twice, at any moment
+    batches are unchanged; what the partition knew of its producers at the end of each section stays
+    a round looks at a bounded part of the catalog and makes one object at most, whose bytes are the memory it takes
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Final, Protocol
+
+from pydanube.codec.segment import SegmentBuilder, SegmentFooter, split
+from pydanube.core.tiering import Piece, merge_plan
+from pydanube.metadata.store import Delete, Put
+from pydanube.model.errors import Corrupt, DanubeError, NotFound, StaleEpoch
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.telemetry import get_logger
+
+from .catalog import Segment, entries, segment_key, user_key
+from .collecting import OBJECTS_PREFIX
+from .history import History
+from .uploader import segment_of
+
+log = get_logger(__name__)
+
+PAGE: Final = 250
+"""Segments that are looked at together."""
+
+PAGES: Final = 32
+"""Looked at in one round."""
+
+UNREADABLE_S: Final = 3600.0
+"""What could not be read is let be for so long."""
+
+Key = tuple[int, int]
+
+
+class Mergeable(Protocol):
+    """A partition, as far as its segments go."""
+
+    topic_id: int
+    index: int
+
+    @property
+    def segment_bytes(self) -> int:
+        """How large its segments should be; 0: as everybody's."""
+
+    async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
+        """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
+
+
+class Merger:
+    """One for each broker. What it looked at last it remembers, and goes on behind it."""
+
+    def __init__(
+        self,
+        history: History,
+        partitions: Mapping[Key, Mergeable],
+        writer: str,
+        clock: Clock,
+        segment_bytes: int,
+        bytes_per_s: int,
+    ) -> None:
+        self._history = history
+        self._objects = history.objects
+        self._catalog = history.catalog
+        self._partitions = partitions
+        self._writer = writer
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._bytes_per_s = bytes_per_s
+        self._numbers = count(1)
+        self._place: tuple[Key, int] = ((0, 0), 0)
+        self._unreadable: dict[Key, float] = {}
+        self.merged = 0
+        """Objects that were made."""
+
+    async def round(self) -> bool:
+        """Look at the next part of the catalog; whether something was merged. Raises Unavailable when the store does.
+        Cancelled: an object may be left behind that nobody lists."""
+        keys = sorted(self._partitions)
+        for _ in range(PAGES):
+            key, offset = self._place
+            key = next((one for one in keys if one >= key), (0, 0))
+            partition = self._partitions.get(key)
+            if partition is None:
+                self._place = ((0, 0), 0)  # from the beginning again, in the next round
+                return False
+            if key != self._place[0]:
+                offset = 0
+            page = await self._catalog.after(*key, offset, PAGE)
+            run = self._run(page, partition.segment_bytes or self._segment_bytes)
+            if run and self._is_readable(key):
+                self._place = (key, run[0].first_offset)
+                return await self._try(partition, run)
+            self._move_on(key, page)
+        return False
+
+    def _run(self, page: list[Segment], segment_bytes: int) -> list[Segment]:
+        """Neighbours that should be one object."""
+        groups = _by_object(page)
+        found = merge_plan([Piece(sum(one.bytes for one in group), len(group)) for group in groups], segment_bytes)
+        return [one for group in groups[slice(*found)] for one in group] if found is not None else []
+
+    def _move_on(self, key: Key, page: list[Segment]) -> None:
+        """Behind this page; a half of it is looked at again, since a run may lie over its end."""
+        topic_id, index = key
+        if len(page) < PAGE:
+            self._place = ((topic_id, index + 1), 0)
+        else:
+            self._place = (key, page[PAGE // 2].end_offset)
+
+    def _is_readable(self, key: Key) -> bool:
+        return self._unreadable.get(key, 0.0) <= self._clock.monotonic()
+
+    async def _try(self, partition: Mergeable, run: list[Segment]) -> bool:
+        key = (partition.topic_id, partition.index)
+        try:
+            await self._merge(partition, run)
+        except StaleEpoch:
+            self._place = ((key[0], key[1] + 1), 0)  # somebody else's now
+            return False
+        except (Corrupt, NotFound) as error:
+            log.error("merge.unreadable", topic=key[0], partition=key[1], error=error.message)
+            self._unreadable[key] = self._clock.monotonic() + UNREADABLE_S
+            self._place = ((key[0], key[1] + 1), 0)
+            return False
+        return True
+
+    async def _merge(self, partition: Mergeable, run: list[Segment]) -> None:
+        builder = SegmentBuilder(self._writer, self._clock.now_us())
+        for group in _by_section(run):
+            first = group[0]
+            builder.begin(first.topic_id, first.index, first.record.ledger_id, first.record.epoch)
+            for segment in group:
+                await self._copy(builder, segment)
+            builder.end(await self._history.producers(group[-1]))
+        pieces, footer = await asyncio.to_thread(builder.finish)
+        size = sum(map(len, pieces))
+        key = self._key(footer)
+        started = self._clock.monotonic()
+        await self._objects.put(key, pieces, create=True)
+        made = [segment_of(key, size, footer, number) for number in range(len(footer.sections))]
+        await self._replace(partition, run, made)
+        self.merged += 1
+        log.info("segments.merged", object=key, bytes=size, segments=len(run), sections=len(made))
+        if self._bytes_per_s:
+            spent = self._clock.monotonic() - started
+            await self._clock.sleep(max(0.0, size / self._bytes_per_s - spent))
+
+    async def _copy(self, builder: SegmentBuilder, segment: Segment) -> None:
+        record = segment.record
+        data = await self._objects.get(record.object, record.start, record.end)
+        if len(data) != record.end - record.start:
+            raise Corrupt(f"object {record.object} is cut short: put back a copy of it")
+
+        def copy() -> None:
+            name = f"object {record.object}"
+            for view in split(data, record.first_offset, segment.end_offset, name, record.start):
+                builder.add(view)
+
+        await asyncio.to_thread(copy)
+
+    def _key(self, footer: SegmentFooter) -> str:
+        first = footer.sections[0]
+        place = f"{OBJECTS_PREFIX}{first.topic_id:016x}/{first.partition:08x}"
+        origin = f"{first.ledger_id:016x}-{first.owner_epoch:08x}-{self._writer}-m{next(self._numbers):08x}"
+        return f"{place}/{first.first_offset:020d}-{origin}.seg"
+
+    async def _replace(self, partition: Mergeable, old: list[Segment], new: list[Segment]) -> None:
+        totals = {one.end_offset: one.record.total for one in old}
+        writes: dict[str, Put | Delete] = {}
+        for one in old:
+            place = (one.topic_id, one.index, one.end_offset)
+            writes[segment_key(*place)] = Delete(segment_key(*place))
+            writes[user_key(one.record.object, *place)] = Delete(user_key(one.record.object, *place))
+        for one in new:
+            one.record.total = totals[one.end_offset]
+            writes.update({write.key: write for write in entries(one)})
+        await partition.rewrite(list(writes.values()))
+        try:
+            for key in {one.record.object for one in old}:
+                await self._catalog.note_unused(key, self._clock.now_us())
+        except DanubeError as error:
+            log.warning("merge.garbage_unnoted", error=error.message)  # orphans, which are collected too
+
+
+def _by_object(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Neighbours that lie in one object of their partition are one piece; what is in a shared object is one each."""
+    groups: list[list[Segment]] = []
+    for one in segments:
+        own = one.record.object.startswith(f"{OBJECTS_PREFIX}{one.topic_id:016x}/")
+        if own and groups and groups[-1][0].record.object == one.record.object:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _by_section(run: Sequence[Segment]) -> list[list[Segment]]:
+    """What continues a ledger without a gap becomes one section."""
+    groups: list[list[Segment]] = []
+    for one in run:
+        last = groups[-1][-1] if groups else None
+        if (
+            last is not None
+            and (last.record.ledger_id, last.record.epoch) == (one.record.ledger_id, one.record.epoch)
+            and last.end_offset == one.first_offset
+            and last.record.last_time <= one.record.first_time
+        ):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
