@@ -1,5 +1,8 @@
 """Manifests: what goes in comes out, anything else is Corrupt, and the bytes are drawn."""
 
+import re
+from pathlib import Path
+
 import pytest
 from crc32c import crc32c
 from hypothesis import given
@@ -45,6 +48,20 @@ def test_the_bytes_drawn_on_the_page_are_read():
     assert (manifest.cluster, manifest.writer, manifest.number, manifest.created_at_us) == ("danube", "4f1d2c", 42, NOW)
     assert [pair for page in manifest.pairs() for pair in page] == PAIRS
     assert list(manifest.all_places()) == PLACES
+
+
+def test_the_page_draws_these_bytes():
+    text = (Path(__file__).parents[2] / "docs" / "segments.md").read_text().split("## Manifests")[1]
+    golden = bytes.fromhex(GOLDEN)
+    drawn = re.findall(r"^ {0,3}(?:(\d+)|   )  ((?:[0-9a-f]{2,} ?)+)", text, re.MULTILINE)
+    at = 0
+    for place, digits in drawn:
+        piece = bytes.fromhex(digits.replace(" ", ""))
+        at = int(place) if place else at
+        assert golden[at : at + len(piece)] == piece, (place, digits)
+        at += len(piece)
+    assert at == len(golden)
+    assert len(drawn) == 14
 
 
 def test_an_empty_cluster_has_a_manifest():

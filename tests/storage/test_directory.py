@@ -134,3 +134,37 @@ def test_a_refused_start_lets_go_of_the_lock(tmp_path: Path) -> None:
     with pytest.raises(Refused):
         open_directory(tmp_path, node="other")
     open_directory(tmp_path).close()
+
+
+def test_a_new_directory_begins_a_cluster_of_its_own_where_none_is_named(tmp_path: Path) -> None:
+    one, two = (DataDirectory.open(OsDisk(), tmp_path / name, cluster=None) for name in ("one", "two"))
+    assert one.identity.cluster != two.identity.cluster
+    for directory in (one, two):
+        directory.close()
+    again = DataDirectory.open(OsDisk(), tmp_path / "one", cluster=None)
+    assert again.identity == one.identity
+    again.close()
+
+
+def test_a_directory_that_is_being_filled_is_nobodys_until_its_first_part_is_there(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    filling = DataDirectory.begin(OsDisk(), tmp_path, cluster="c", node="broker-1", beside=frozenset({"objects"}))
+    (tmp_path / "metadata.db").touch()
+    filling.close()
+    with pytest.raises(Refused, match="not a data directory"):
+        open_directory(tmp_path)
+    (tmp_path / "metadata.db").unlink()
+    filling = DataDirectory.begin(OsDisk(), tmp_path, cluster="c", node="broker-1", beside=frozenset({"objects"}))
+    filling.add_part("metadata")
+    filling.close()
+    opened = DataDirectory.open(OsDisk(), tmp_path, cluster=None)
+    assert opened.identity == filling.identity
+    assert opened.knows("metadata")
+    opened.close()
+
+
+@pytest.mark.parametrize("name", ["wal", "metadata.db", "IDENTITY", "objects"])
+def test_only_an_empty_directory_can_be_filled(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(Refused, match=f"holds '{name}'"):
+        DataDirectory.begin(OsDisk(), tmp_path, cluster="c", node="broker-1")
