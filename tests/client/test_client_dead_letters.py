@@ -124,6 +124,47 @@ async def test_the_returns_are_counted(client: Client) -> None:
         assert (await reader.receive(timeout=5)).attributes["x-redriven"] == "2"
 
 
+async def test_letters_are_chosen_by_where_they_came_from_and_may_go_elsewhere(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await client.create_topic("/default/repaired")
+    await bury(client, 2)
+    await bury(client, 1, topic="/default/other", start=2)
+    letters = client.dead_letters(LETTERS)
+    done = await letters.redrive(where=lambda letter: letter.original_topic == "/default/other", to="/default/repaired")
+    assert (done.done, done.stayed) == (1, {})
+    assert await payloads(client, "/default/repaired") == [b"2"]
+    assert await left(client) == ["0:0", "0:1"]
+    assert (await letters.redrive(where=lambda letter: letter.original_offset == 1)).done == 1
+    assert (await payloads(client), await left(client)) == ([b"1"], ["0:0"])
+
+
+async def test_letters_can_be_dropped(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await bury(client, 4)
+    letters = client.dead_letters(LETTERS)
+    assert await letters.drop(["0:2"]) == Redriven(total=1, done=1)
+    assert await left(client) == ["0:0", "0:1", "0:3"]
+    assert (await letters.drop(where=lambda letter: letter.message.key is None)).done == 1
+    assert await left(client) == ["0:1", "0:3"]
+    assert (await letters.drop(["0:2"])).stayed == {"0:2": "it was redriven or dropped before"}
+    assert (await letters.drop()).done == 2
+    assert await payloads(client) == []
+    assert len(await letters.first(9, redriven=True)) == 4
+
+
+async def test_a_topic_without_letters_is_left_as_it_was(client: Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        await producer.send(b"no letter")
+    letters = client.dead_letters(TOPIC)
+    assert await letters.redrive() == Redriven(total=0)
+    assert list((await letters.redrive(["0:0"])).stayed) == ["0:0"]
+    assert (await letters.drop(["0:0"])).done == 0
+    with pytest.raises(NotFound):
+        await letters.drop(["0:5"])
+    assert await client.list_subscriptions(TOPIC) == []
+    assert not (await letters.get("0:0")).is_letter
+
+
 async def test_what_cannot_go_back_stays_and_says_why(client: Client) -> None:
     await client.create_topic(TOPIC)
     await bury(client, 1, topic="/default/gone")

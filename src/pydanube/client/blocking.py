@@ -119,6 +119,7 @@ class BlockingDeadLetters:
     first = blocking(DeadLetters.first)
     get = blocking(DeadLetters.get)
     redrive = blocking(DeadLetters.redrive)
+    drop = blocking(DeadLetters.drop)
 
     @property
     def topic(self) -> str:

@@ -6,16 +6,18 @@ async for letter in letters:
     print(letter.place, letter.original_topic, letter.attempts, letter.reason)
 await letters.redrive(["0:17"])                         # one, by its place PARTITION:OFFSET
 await letters.redrive(progress=print)                   # all that are left
+await letters.drop(["0:18"])                            # not worth it
 ```
 
-A letter is an ordinary message with a few attributes more. What was redriven is remembered by a subscription on the
-dead letter topic, `danube-redrive`, which all redrives share and which no consumer is attached to: what it has not
-settled is left.
+A letter is an ordinary message with a few attributes more. What was redriven or dropped is remembered by a subscription
+on the dead letter topic, `danube-redrive`, which all redrives share and which no consumer is attached to: what it has
+not settled is left.
 
 Invariants
     a letter is settled only after its original topic has the message, at that topic's ack level
     a redrive that is interrupted, or two at the same time, may send a letter twice; none is lost
-    a letter that cannot go back (no original topic, or that topic is gone) stays
+    a letter that cannot go back (its topic is gone) stays, and so does what is no letter
+    where no letter is found, nothing is left behind on the topic
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ LETTER_ATTRIBUTES: Final = frozenset(
 )
 """What the broker adds to a message that becomes a letter; everything else is the message's own."""
 
+NO_LETTER: Final = "it is no dead letter: it does not say which topic it came from (x-original-topic)"
+
 LETTERS_AT_ONCE: Final = 500
 BYTES_AT_ONCE: Final = 8 * 1024 * 1024
 """So many are sent back before they are settled: what an interruption may repeat."""
@@ -90,6 +94,11 @@ class DeadLetter:
     def original_topic(self) -> str:
         """Empty where it was not a broker who wrote it."""
         return self._told("x-original-topic")
+
+    @property
+    def is_letter(self) -> bool:
+        """Whether it says where it came from. Others are messages that somebody published to the topic."""
+        return bool(self.original_topic)
 
     @property
     def original_subscription(self) -> str:
@@ -129,11 +138,13 @@ class Redriven:
 
     total: int
     done: int = 0
+    """Sent back; or dropped."""
     stayed: dict[str, str] = field(default_factory=dict)
     """Place -> reason, for the letters that could not go back."""
 
 
 Progress = Callable[[Redriven], None]
+Where = Callable[[DeadLetter], bool]
 
 
 class DeadLetters:
@@ -186,30 +197,58 @@ class DeadLetters:
         self,
         places: Iterable[str | Place] | None = None,
         *,
+        where: Where | None = None,
+        to: str | None = None,
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> Redriven:
         """Send letters back to the topics they came from: those at these places, or all that are left.
 
         What arrives there has the payload, key, schema and attributes of the original, and `x-redriven`, the number of
-        its returns. It is a new message: every subscription of that topic receives it. `rate`: at most so many a
-        second. `progress` is called after each step. Raises what may succeed later (Unavailable, Full); a letter that
-        cannot go back is told in `stayed`. Cancelled, what was settled is settled; some more may have been sent.
+        its returns. It is a new message, published now: every subscription of that topic receives it. `where` says
+        which letters, of those; `to` names another topic for all of them. `rate`: at most so many a second. `progress`
+        is called after each step. Raises what may succeed later (Unavailable, Full); a letter that cannot go back is
+        told in `stayed`. Cancelled, what was settled is settled; some more may have been sent.
         """
         if rate is not None:
             check_number("rate", rate, 1e-6, 1e9)
+        topic = None if to is None else str(TopicName.parse(to))
+        return await self._each(places, where, rate, progress, lambda letter: topic or letter.original_topic)
+
+    async def drop(
+        self,
+        places: Iterable[str | Place] | None = None,
+        *,
+        where: Where | None = None,
+        progress: Progress | None = None,
+    ) -> Redriven:
+        """Count letters as done without sending them anywhere; they stay stored, and `listed(redriven=True)` has them.
+
+        Those at these places, or all that are left; `where` says which, of those.
+        """
+        return await self._each(places, where, None, progress, None)
+
+    async def _each(
+        self,
+        places: Iterable[str | Place] | None,
+        where: Where | None,
+        rate: float | None,
+        progress: Progress | None,
+        way: Callable[[DeadLetter], str] | None,
+    ) -> Redriven:
         wanted = None if places is None else sorted({parse_place(place) for place in places})
-        await self._ensure_subscription()
+        if not await self._remembering(wanted):
+            return Redriven(len(wanted or ()), stayed={f"{one[0]}:{one[1]}": NO_LETTER for one in wanted or ()})
         total = len(wanted) if wanted is not None else await self._left()
         async with AsyncExitStack() as producers:
-            run = _Run(self, Redriven(total), rate, progress, producers)
+            run = _Run(self, Redriven(total), rate, progress, producers, where, way)
             if wanted is None:
-                await self._redrive_all(run)
+                await self._all(run)
             else:
-                await self._redrive_some(run, wanted)
+                await self._some(run, wanted)
             return run.state
 
-    async def _redrive_all(self, run: _Run) -> None:
+    async def _all(self, run: _Run) -> None:
         for partition, described in enumerate(await self._client.partitions(self.topic)):
             async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition)) as messages:
                 async for message in messages:
@@ -218,7 +257,7 @@ class DeadLetters:
                     await run.add(DeadLetter(message))
             await run.send()
 
-    async def _redrive_some(self, run: _Run, places: list[Place]) -> None:
+    async def _some(self, run: _Run, places: list[Place]) -> None:
         for partition, offset in places:
             await self._partition(partition)
             async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition, offset)) as left:
@@ -227,7 +266,7 @@ class DeadLetters:
                 await run.add(DeadLetter(message))
             else:
                 await self.get((partition, offset))
-                run.state.stayed[f"{partition}:{offset}"] = "it was redriven before"
+                run.state.stayed[f"{partition}:{offset}"] = "it was redriven or dropped before"
         await run.send()
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -237,10 +276,24 @@ class DeadLetters:
             async for message in reader:
                 yield message
 
-    async def _ensure_subscription(self) -> None:
-        if REDRIVE not in await self._client.list_subscriptions(self.topic):
-            with suppress(AlreadyExists):
-                await self._client.create_subscription(self.topic, REDRIVE, type="shared", start=EARLIEST)
+    async def _remembering(self, wanted: list[Place] | None) -> bool:
+        """Make the subscription that remembers, unless there is no letter to remember."""
+        if REDRIVE in await self._client.list_subscriptions(self.topic):
+            return True
+        if not await self._has_letter(wanted):
+            return False
+        with suppress(AlreadyExists):
+            await self._client.create_subscription(self.topic, REDRIVE, type="shared", start=EARLIEST)
+        return True
+
+    async def _has_letter(self, wanted: list[Place] | None) -> bool:
+        if wanted is not None:
+            return any([(await self.get(place)).is_letter for place in wanted])
+        async with aclosing(self.listed()) as listed:
+            async for letter in listed:
+                if letter.is_letter:
+                    return True
+        return False
 
     async def _left(self) -> int:
         described = await self._client.describe_subscription(self.topic, REDRIVE)
@@ -263,8 +316,13 @@ class _Run:
         rate: float | None,
         progress: Progress | None,
         producers: AsyncExitStack,
+        where: Where | None,
+        way: Callable[[DeadLetter], str] | None,
     ) -> None:
         self.state = state
+        self._where = where
+        self._way = way
+        """To which topic a letter goes; None: nowhere."""
         self._letters = letters
         self._clock = letters._client._brokers.clock
         self._rate = rate
@@ -278,6 +336,11 @@ class _Run:
         self._held_bytes = 0
 
     async def add(self, letter: DeadLetter) -> None:
+        if not letter.is_letter:
+            self.state.stayed[letter.place] = NO_LETTER
+            return
+        if self._where is not None and not self._where(letter):
+            return
         self._held.append(letter)
         self._held_bytes += len(letter.message.payload)
         if len(self._held) >= self._at_once or self._held_bytes >= BYTES_AT_ONCE:
@@ -291,7 +354,11 @@ class _Run:
             self._sent += len(held)
         groups: dict[tuple[str, int, int], list[DeadLetter]] = {}
         for letter in held:
-            way = (letter.original_topic, letter.message.schema_id, letter.message.schema_version)
+            way = (
+                "" if self._way is None else self._way(letter),
+                letter.message.schema_id,
+                letter.message.schema_version,
+            )
             groups.setdefault(way, []).append(letter)
         for way, letters in groups.items():
             try:
@@ -307,7 +374,7 @@ class _Run:
 
     async def _send_back(self, way: tuple[str, int, int], letters: list[DeadLetter]) -> None:
         if not way[0]:
-            raise Invalid("it does not say which topic it came from (x-original-topic)")
+            return  # dropped
         producer = await self._producer(way)
         await producer.send_many(
             [letter.message.payload for letter in letters],
