@@ -4,7 +4,7 @@
  offset --> catalog: segment --> footer (cached): stretch --> range read (cached, read ahead) --> verified batches
 ```
 
-Objects are read in stretches of about a megabyte, never whole. Stretches and footers that were read stay in a cache of
+Objects are read in stretches of a megabyte or two, never whole. Stretches and footers that were read stay in a cache of
 bounded size, shared by all partitions; whoever reads on finds the next stretch on its way.
 
 Invariants
@@ -35,11 +35,14 @@ from pydanube.runtime.tasks import Tasks
 
 from .catalog import Catalog, Segment
 
-STRETCH_BYTES: Final = 1024 * 1024
-"""What is read at a time; a batch that is larger is read whole."""
+STRETCH_BYTES: Final = 2 * 1024 * 1024
+"""What is read at a time; a batch that is larger is read whole. Half of it takes twice as many turns of threads."""
 
-AHEAD: Final = 3
+AHEAD: Final = 2
 """Stretches that are read before they are asked for."""
+
+AHEAD_FROM_BYTES: Final = 200 * 1024
+"""Whoever asks for less than this wants to look something up."""
 
 FOOTERS_MAX: Final = 256
 
@@ -67,6 +70,11 @@ class Shared(Generic[T]):
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept or key in self._loading
+
+    @property
+    def loading(self) -> int:
+        """How many are on their way."""
+        return len(self._loading)
 
     async def get(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
         """Cancelled: it is loaded all the same, for the others."""
@@ -124,6 +132,8 @@ class History:
         self._tasks = tasks
         self._footers: Shared[Footer] = Shared(tasks, FOOTERS_MAX, lambda _: 1)
         self._blocks: Shared[list[memoryview]] = Shared(tasks, cache_bytes, lambda views: sum(map(len, views)))
+        self._loading_max = max(1, cache_bytes // STRETCH_BYTES // 2)
+        """What is read ahead must not push out what was read ahead for others."""
         self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
         """Sections behind which was read ahead already."""
 
@@ -131,7 +141,7 @@ class History:
         """Batches of a segment from the first one that ends after `offset`."""
         stretches = await self._stretches(segment)
         place = max(0, bisect_right(stretches, offset, key=lambda one: one.first_offset) - 1)
-        if bytes_max > STRETCH_BYTES // 4:
+        if bytes_max > AHEAD_FROM_BYTES:
             self._read_ahead(segment, stretches, place)
         views: list[memoryview] = []
         while place < len(stretches) and (bytes_max > 0 or not views):
@@ -199,7 +209,7 @@ class History:
         """This stretch and those after it, side by side."""
         for stretch in stretches[place : place + 1 + AHEAD]:
             key = (segment.record.object, stretch.start)
-            if key not in self._blocks:
+            if key not in self._blocks and self._blocks.loading < self._loading_max:
                 self._blocks.begin(key, partial(self._load_block, segment, stretch))
         section = (segment.record.object, segment.record.section)
         if place + AHEAD >= len(stretches) and section not in self._followed:
