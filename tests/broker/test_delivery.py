@@ -429,3 +429,61 @@ async def test_key_shared_orders_a_key_by_delivery_time_also_what_falls_due_toge
         clock.advance(10)
         await consumer.wait_for(4)
         assert offsets(consumer) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+async def test_an_ack_of_what_was_delivered_before_a_seek_does_not_undo_it(tmp_path: Path, kind: SubscriptionType):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("s", kind=kind, credit=10)
+        await published(door, numbered(10), keys=[str(n) for n in range(10)])
+        await consumer.wait_for(10)
+        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", EARLIEST)
+        await consumer.ack((0, 5))
+        consumer.consumer.credit(100, 1 << 20)
+        await consumer.wait_for(20)
+        await consumer.ack((0, 3))
+        place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "s")).partitions[0]
+        assert place.position == 3
+
+
+async def test_a_deleted_subscription_sends_no_dead_letters_any_more(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        letters = Door(broker, DLQ)
+        await letters.create()
+        await broker.policies.set(ANONYMOUS, DLQ, {"backlog_messages_max": 1})
+        await letters.subscribe("reading")
+        await published(letters, [b"full"])
+        door = Door(broker)
+        await door.create()
+        policy = FailurePolicy(
+            redeliveries_max=0, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
+        )
+        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(door, numbered(20))
+        consumer.consumer.nack([(0, 20)])
+        (partition,) = broker._partitions.of(TOPIC)
+        await settled(lambda: partition.subscriptions["work"].core.failures.waiting > 0)
+        await broker.subscriptions.delete(ANONYMOUS, TOPIC, "work")
+        await broker.policies.set(ANONYMOUS, DLQ, {"backlog_messages_max": 0})
+        clock.advance(100)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(await letters.read_all()) == 1
+
+
+async def test_a_dead_letter_with_as_many_attributes_as_are_allowed_keeps_what_fits(tmp_path: Path):
+    policy = FailurePolicy(redeliveries_max=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq")
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(door, [b"bad"], attributes=[{f"a{n}": "" for n in range(1000)}])
+        consumer.consumer.nack([(0, 1)])
+        await settled(lambda: broker._registry.find_topic(DLQ) is not None)
+        letters = await Door(broker, DLQ).fetch(wait_ms=5000)
+        attributes = Batch.open(letters.batches[0], stamped=True).attributes[0]
+        assert len(attributes) == 1000
+        assert int(attributes["x-attributes-dropped"]) == 1000 - sum(name.startswith("a") for name in attributes)

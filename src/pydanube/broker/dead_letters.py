@@ -15,6 +15,7 @@ from pydanube.codec.batch import Batch, encode
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 
@@ -77,9 +78,10 @@ class DeadLetterTopics:
     ) -> memoryview:
         row, header = one.offset - batch.base_offset, batch.header
         key = batch.keys[row] if batch.key_hashes is not None else None
-        attributes = dict(batch.attributes[row]) | {
+        attributes = {
             "x-original-topic": place.topic,
             "x-original-subscription": subscription,
+            "x-original-partition": str(place.partition),
             "x-original-topic-offset": str(one.offset),
             "x-original-producer-id": str(header.producer_id),
             "x-original-broker-addr": self._broker_address(),
@@ -88,6 +90,11 @@ class DeadLetterTopics:
             "x-failure-reason": one.reason,
             "x-dead-letter-id": f"{place.topic}/{place.partition}/{subscription}/{one.offset}",
         }
+        original = batch.attributes[row]
+        room = ATTRIBUTES_PER_MESSAGE_MAX - len(attributes) - 1
+        if len(original) > room:
+            attributes["x-attributes-dropped"] = str(len(original) - room)
+        attributes = dict(list(original.items())[:room]) | attributes
         encoded = encode(
             [batch.payloads[row]],
             keys=None if key is None else [key],

@@ -18,11 +18,13 @@ from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.core.dispatch.members import Dealt, Member
+from pydanube.core.dispatch.pending import pending
 from pydanube.core.dispatch.ranges import RangeSet
 from pydanube.core.dispatch.window import Window
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
-from pydanube.model.limits import ACKED_RANGES_MAX, ACKED_RANGES_REFUSED
+from pydanube.model.limits import ACKED_RANGES_REFUSED
+from pydanube.model.pending import Pending
 from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionPartition, SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -39,6 +41,10 @@ from .rates import Rate
 from .state import Done, NoState, StateLedger
 
 log = get_logger(__name__)
+
+ACKS_AT_ONCE: Final = 10_000
+BURY_AGAIN_MS_MIN: Final = 1000
+BURY_AGAIN_MS_MAX: Final = 60_000
 
 READ_BYTES: Final = 2 * 1024 * 1024
 """The most that is read at a time for a subscription that is behind; its consumers' credit may be less."""
@@ -94,7 +100,11 @@ class LiveSubscription:
         self._ahead: deque[memoryview] = deque()
         self._ahead_from = 0
         self._reading: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._moved_under_consumers = False
         self._dying: deque[Exhausted] = deque()
+        self._bury_again_ms = 0
+        """How long dead letters wait that could not be stored; 0 while they can."""
         self._burying: asyncio.Task[None] | None = None
 
     @property
@@ -137,7 +147,15 @@ class LiveSubscription:
         self.pump()
 
     def close(self, error: DanubeError) -> None:
-        """The subscription or its partition ends here; the consumers are told why."""
+        """The subscription or its partition ends here, with everything that was under way; consumers are told why."""
+        self._is_closed = True
+        self._dying.clear()
+        if self._burying is not None:
+            self._burying.cancel()
+        self._turn_out(error)
+
+    def _turn_out(self, error: DanubeError) -> None:
+        """Every consumer has to go, and is told why."""
         seats, self._seats = self._seats, {}
         for member in seats:
             self.core.detach(member)
@@ -150,6 +168,8 @@ class LiveSubscription:
 
     def pump(self) -> None:
         """Deliver what there is and what there is room for."""
+        if self._is_closed:
+            return
         core, now_us = self.core, self._clock.now_us()
         while True:
             if core.has_due(now_us):
@@ -233,7 +253,7 @@ class LiveSubscription:
         except DanubeError as error:
             if self._reading is me:
                 self._reading = None
-                self.close(error)
+                self._turn_out(error)
             return
         if self._reading is me:
             self._reading = None
@@ -271,22 +291,28 @@ class LiveSubscription:
                 self._put_out(member, error, done)
                 return
             ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
+        if self._moved_under_consumers:
+            ranges = self.core.held_by(member, ranges)
         settled = self.settle(ranges, done)
         now_us = self._clock.now_us()
         self.last_active_us = now_us
         self.counts.ack(now_us, settled)
         if self.cursor.gaps > ACKED_RANGES_REFUSED:
-            self.close(Full(f"more than {ACKED_RANGES_REFUSED} gaps between acks: ack the oldest messages first"))
+            self._turn_out(_too_many_gaps())
 
     def settle(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
         """These offsets are done, whoever says so. Returns how many were not before."""
         clipped = below(ranges, self._stream.end_offset)
         settled = 0
-        for first in range(0, len(clipped), ACKED_RANGES_MAX):
-            settled += self.core.ack(clipped[first : first + ACKED_RANGES_MAX])
-            if self.cursor.gaps > ACKED_RANGES_REFUSED:  # no consumer in its right mind: it is closed for it
-                del clipped[first + ACKED_RANGES_MAX :]
-                break
+        for first in range(0, len(clipped), ACKS_AT_ONCE):
+            settled += self.core.ack(clipped[first : first + ACKS_AT_ONCE])
+            if self.cursor.gaps > ACKED_RANGES_REFUSED and first + ACKS_AT_ONCE < len(clipped):
+                # No consumer in its right mind makes so many: the rest is not acked, and nobody is told it were.
+                del clipped[first + ACKS_AT_ONCE :]
+                self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, clipped), None)
+                if done is not None:
+                    done(_too_many_gaps())
+                return settled
         if settled:
             self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, clipped), done)
             self.pump()
@@ -340,19 +366,23 @@ class LiveSubscription:
 
     def _end(self, exhausted: Sequence[Exhausted]) -> None:
         """These were tried as often as is allowed."""
-        for one in exhausted:
+        if not exhausted:
+            return
+        first = exhausted[0]
+        if not self._bury_again_ms:  # or they were spoken of when they came for the first time
             log.warning(
-                "message.exhausted",
+                "messages.exhausted",
                 topic=self._place.topic,
                 subscription=self.name,
-                offset=one.offset,
-                attempts=one.attempts,
-                poison=str(one.poison),
+                count=len(exhausted),
+                offset=first.offset,
+                attempts=first.attempts,
+                poison=str(first.poison),
             )
-            if one.poison is Poison.DROP:
-                self.counts.dropped += self.settle([(one.offset, one.offset + 1)], None)
-            elif one.poison is Poison.DEAD_LETTER:
-                self._dying.append(one)
+        dropped = [(one.offset, one.offset + 1) for one in exhausted if one.poison is Poison.DROP]
+        if dropped:
+            self.counts.dropped += self.settle(dropped, None)
+        self._dying.extend(one for one in exhausted if one.poison is Poison.DEAD_LETTER)
         if self._dying and self._burying is None:
             self._burying = self._place.tasks.spawn(self._bury(), f"dead letters {self._place.topic} {self.name}")
 
@@ -374,10 +404,14 @@ class LiveSubscription:
         try:
             await place.dead_letters.publish(place, self.name, one, policy)
         except DanubeError as error:
-            due_us = self._clock.now_us() + policy.next_delay_ms(max(1, one.attempts)) * 1000
-            log.warning("dead_letter.failed", topic=place.topic, offset=one.offset, error=error.message)
-            self.core.try_again(one.offset, due_us)
+            if not self._bury_again_ms:
+                log.warning("dead_letter.failed", topic=place.topic, offset=one.offset, error=error.message)
+                self._bury_again_ms = BURY_AGAIN_MS_MIN
+            self.core.try_again(one.offset, self._clock.now_us() + self._bury_again_ms * 1000)
+            if not self._dying:  # all of them were tried once more
+                self._bury_again_ms = min(2 * self._bury_again_ms, BURY_AGAIN_MS_MAX)
         else:
+            self._bury_again_ms = 0
             if self.core.failures.at(one.offset) is failure:  # a seek forgets what failed: it is delivered anew
                 self.counts.dead_lettered += self.settle([(one.offset, one.offset + 1)], None)
         self.pump()
@@ -389,6 +423,7 @@ class LiveSubscription:
         if position > self._stream.end_offset:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
         self.core.move(position)
+        self._moved_under_consumers |= bool(self._seats)  # acks of what they had before mean nothing from here on
         self._dying.clear()
         self.forget_ahead()
         self._place.state.change(CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)]), done)
@@ -421,6 +456,11 @@ class LiveSubscription:
             messages_max -= end - start
         return ranges
 
+    def pending(self, after: int, messages_max: int) -> Pending:
+        """The same, one by one, with what keeps each of them."""
+        messages = pending(self.core, self.unsettled(after, messages_max))
+        return Pending(self.type, messages, self._clock.now_us())
+
     def describe(self, index: int) -> SubscriptionPartition:
         cursor = self.cursor
         active = [member.consumer for member in self._seats if self.core.policy.is_active(member)]
@@ -439,3 +479,7 @@ class LiveSubscription:
         described = describe_window(self.core, self.counts, now_us)
         consumers = [describe_member(self.core, member, seat.counts, now_us) for member, seat in self._seats.items()]
         return replace(described, name=self.name, backlog=self.backlog, consumers=consumers)
+
+
+def _too_many_gaps() -> Full:
+    return Full(f"more than {ACKED_RANGES_REFUSED} gaps between acks: ack the oldest messages first")

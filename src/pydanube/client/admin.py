@@ -8,14 +8,14 @@ happened.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.limits import ACKED_RANGES_MAX, PARTITIONS_MAX
+from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.policies import BacklogAction, Policies
 from pydanube.model.positions import LATEST, OFFSET_END
@@ -30,13 +30,17 @@ from pydanube.model.topics import (
 )
 
 from .acks import Range, merged
-from .message import Message
+from .message import PeekedMessage
 from .peeking import peek
 from .settings import check_count
 from .storage import StorageAdmin
 from .wire import AnyPosition, broker_description, subscription_description, topic_description, wire_start
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+RANGES_PER_REQUEST: Final = 10_000
+"""A request has to fit its frame."""
 
 
 class Admin(StorageAdmin):
@@ -161,15 +165,20 @@ class Admin(StorageAdmin):
         )
         return subscription_description(await self._ask(request, requests.Subscription))
 
-    async def seek(self, topic: str, subscription: str, position: AnyPosition, *, partition: int | None = None) -> None:
-        """Move a subscription, on one partition or all of them; durable on return."""
+    async def seek(
+        self, topic: str, subscription: str, position: AnyPosition, *, partition: int | None = None
+    ) -> dict[int, int]:
+        """Move a subscription, on one partition or all of them; durable on return.
+
+        Answers where it stands now: the offset, by partition.
+        """
         request = requests.Seek(
             topic=str(TopicName.parse(topic)),
             subscription=parse_subscription(subscription),
             position=wire_start(position),
             partition=-1 if partition is None else partition,
         )
-        await self._ask(request, requests.Done)
+        return dict((await self._ask(request, requests.Positions)).positions)
 
     async def set_failure_policy(self, topic: str, subscription: str, policy: FailurePolicy) -> None:
         """What happens to messages that this subscription's consumers do not manage. Counts at once, on all of it."""
@@ -197,32 +206,40 @@ class Admin(StorageAdmin):
 
     async def skip(
         self, topic: str, subscription: str, partition: int, offsets: int | Iterable[int | tuple[int, int]]
-    ) -> None:
+    ) -> int:
         """Settle messages as if they had been acked: an offset, or several, or ranges (start, end). Durable on return.
 
-        Frees what a poisoned message blocks. The messages stay stored; `seek` brings them back.
+        Answers how many were not settled before. Frees what a poisoned message blocks. The messages stay stored;
+        `seek` brings them back. Raises Invalid for an offset past the end.
         """
         name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
         check_count("partition", partition, 0, PARTITIONS_MAX - 1)
-        ranges = _ranges(offsets)
-        for start in range(0, len(ranges), ACKED_RANGES_MAX):
-            some = ranges[start : start + ACKED_RANGES_MAX]
+        ranges, settled = _ranges(offsets), 0
+        for start in range(0, len(ranges), RANGES_PER_REQUEST):
+            some = ranges[start : start + RANGES_PER_REQUEST]
             request = requests.Settle(topic=name, subscription=subscription, partition=partition, ranges=some)
-            await self._ask(request, requests.Done)
+            settled += (await self._ask(request, requests.Settled)).messages
+        return settled
 
-    async def clear_backlog(self, topic: str, subscription: str, *, partition: int | None = None) -> None:
-        """Settle everything a subscription has not acked, on one partition or all of them. Durable on return."""
+    async def clear_backlog(self, topic: str, subscription: str, *, partition: int | None = None) -> int:
+        """Settle everything a subscription has not acked, on one partition or all of them. Durable on return.
+
+        Answers how many messages that were.
+        """
         request = requests.Settle(
             topic=str(TopicName.parse(topic)),
             subscription=parse_subscription(subscription),
             partition=-1 if partition is None else partition,
         )
-        await self._ask(request, requests.Done)
+        return (await self._ask(request, requests.Settled)).messages
 
     async def peek(
         self, topic: str, subscription: str, count: int = 10, *, partition: int | None = None
-    ) -> list[Message]:
-        """The next messages that a subscription has not settled, without consuming them; also those in delivery."""
+    ) -> list[PeekedMessage]:
+        """The next messages that a subscription has not settled, without consuming them; also those in delivery.
+
+        Each tells what keeps it: see `PeekedMessage`.
+        """
         check_count("count", count, 1, 1 << 31)
         self._check_open()
         name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)

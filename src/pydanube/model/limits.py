@@ -51,14 +51,17 @@ METADATA_OPERATIONS_MAX: Final = 128
 PRODUCER_BATCHES_IN_FLIGHT_MAX: Final = 64
 """Unacknowledged batches of one producer and partition; the log remembers at least as many for deduplication."""
 
-ACKED_RANGES_MAX: Final = 10_000
+ACKED_RANGES_MAX: Final = 25_000
 """Gaps in what a subscription has acked; past it delivery waits, and no ack is forgotten."""
 
-ACKED_RANGES_REFUSED: Final = 4 * ACKED_RANGES_MAX
+ACKED_RANGES_REFUSED: Final = 2 * ACKED_RANGES_MAX
 """What was delivered before the waiting began may still be acked; whoever makes more gaps than this is closed."""
 
 NACKED_MESSAGES_MAX: Final = 100_000
 """Messages that one frame gives back: each of them is remembered by itself."""
+
+DELIVERY_DELAY_S_MAX: Final = 10 * 366 * 24 * 3600
+"""How far ahead a message may ask to be delivered: some ten years. What is further away is a mistake of units."""
 
 assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX
 assert ACKED_RANGES_MAX * 8 + BATCH_MESSAGES_MAX * 2 + ALIGNMENT < CONTROL_BYTES_MAX, "a delivery's row selection"

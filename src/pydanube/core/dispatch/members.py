@@ -130,6 +130,9 @@ class Policy(Protocol):
     def holds(self, member: Member, offset: int) -> bool:
         """Whether it has this one now."""
 
+    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
+        """The part of these that it has now."""
+
     def is_active(self, member: Member) -> bool: ...
 
     def unacked(self, member: Member) -> int:
@@ -174,6 +177,9 @@ class Holding:
 
     def __contains__(self, offset: int) -> bool:
         return offset in self._given
+
+    def within(self, ranges: Sequence[Range]) -> list[Range]:
+        return [one for start, end in ranges for one in self._given.within(start, end)]
 
     def remove(self, offset: int) -> bool:
         """Whether it was given."""

@@ -63,6 +63,15 @@ class Owners:
         chunk = self._chunks.get(offset >> CHUNK_BITS)
         return NOBODY if chunk is None else int(chunk.owners[offset & (CHUNK - 1)])
 
+    def held_by(self, number: int, ranges: Sequence[Range]) -> list[Range]:
+        """The part of these that this one has."""
+        held: list[Range] = []
+        for place, inside in self._pieces(ranges):
+            owned = self._chunks[place].owners[inside] == number
+            offsets = np.arange(CHUNK)[inside][owned] + (place << CHUNK_BITS)
+            held += runs(offsets)
+        return held
+
     def give(self, number: int, ranges: Sequence[Range]) -> None:
         """Nobody has these yet."""
         for start, end in ranges:

@@ -95,6 +95,9 @@ class Shared:
     def holds(self, member: Member, offset: int) -> bool:
         return self._owners.owner_of(offset) == member.number
 
+    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
+        return self._owners.held_by(member.number, ranges)
+
     def is_active(self, member: Member) -> bool:
         return True
 

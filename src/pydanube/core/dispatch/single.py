@@ -72,6 +72,9 @@ class Single:
     def holds(self, member: Member, offset: int) -> bool:
         return member is self._active and offset in self._holding
 
+    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
+        return self._holding.within(ranges) if member is self._active else []
+
     def is_active(self, member: Member) -> bool:
         return member is self._active
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from .ranges import Range, RangeSet, runs, spread
 from .shared import Shared
 from .single import Single
 
-HELD_MAX: Final = 20_000
+HELD_MAX: Final = 100_000
 """Messages that were read and wait for their consumer; past it nothing new is read."""
 
 FAILED_MAX: Final = 100_000
@@ -195,6 +195,10 @@ class Window:
         """Settle these offsets. Returns how many were not settled before."""
         return self._settle(ranges)
 
+    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
+        """The part of these that it has now."""
+        return self.policy.held_by(member, ranges)
+
     def check_cumulative(self) -> None:
         if not self.policy.cumulative:
             raise Refused(
@@ -327,6 +331,12 @@ class Window:
     @property
     def delayed(self) -> int:
         return self._delayed.count
+
+    def where(self, offset: int) -> Literal["ready", "delayed", "held"]:
+        """Of a message that nobody has, and that does not wait for its next try."""
+        if offset in self._delayed:
+            return "delayed"
+        return "ready" if offset >= self.next_read or offset in self._ready else "held"
 
     def unacked_of(self, member: Member) -> int:
         return self.policy.unacked(member)
