@@ -217,6 +217,7 @@ async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it
     assert report.left_out == later[2:]
     async with opened(tmp_path / "after", objects) as broker:
         door = Door(broker)
+        assert (await broker.tiers.collector.collect_garbage()).waiting == 1, "what is left out has a grace period"
         assert await door.read_all() == [(n, b"%d" % n) for n in range(3)]
         again = await door.come_back(producer)
         assert (await door.publish(again, [b"2"], sequence=2)).duplicate

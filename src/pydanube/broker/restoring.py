@@ -34,7 +34,7 @@ from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering import restoring
-from pydanube.storage.tiering.catalog import SEGMENTS, Segment, entries, parse
+from pydanube.storage.tiering.catalog import SEGMENTS, Segment, entries, garbage, garbage_key, parse
 from pydanube.storage.tiering.manifest import BASE_KEY, places_of
 from pydanube.storage.tiering.restoring import Key, Progress, ProgressDone, Restored, Tail
 
@@ -212,6 +212,8 @@ class _Rebuilding:
         added = {one.record.object for one in chosen}
         self._report.added += sorted(added)
         self._report.left_out += sorted({one.record.object for one in found} - added)
+        for key in self._report.left_out:
+            await self._put(garbage_key(key), garbage(key, self._now_us).value)
 
     # -- what follows from it ------------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ def _shared(small: Sequence[Waiting], policy: TieringPolicy) -> list[Job]:
     return [*jobs, Job(tuple(group))] if group else jobs
 
 
-MERGED_MAX: Final = 40
+MERGED_MAX: Final = 30
 """Segments that one merge replaces: a transaction has room for so many."""
 
 MERGED_MANY: Final = 16

@@ -109,6 +109,11 @@ def entries(segment: Segment) -> list[Put | Delete]:
     ]
 
 
+def garbage(object_key: str, now_us: int) -> Put:
+    """Nobody needs the object from now on; where somebody does, the collector notices."""
+    return Put(garbage_key(object_key), msgspec.msgpack.encode(GarbageRecord(now_us)))
+
+
 class Catalog:
     """Reads the catalog, and takes segments out of it."""
 
@@ -181,10 +186,7 @@ class Catalog:
     async def note_unused(self, object_key: str, now_us: int) -> None:
         """The object is garbage from now on, unless some segment needs it."""
         if not await self._store.list(users_of(object_key), limit=1):
-            record = msgspec.msgpack.encode(GarbageRecord(now_us))
-            await self._store.transact(
-                [Compare.missing(garbage_key(object_key))], [Put(garbage_key(object_key), record)]
-            )
+            await self._store.transact([Compare.missing(garbage_key(object_key))], [garbage(object_key, now_us)])
 
     async def remove_topic(self, topic_id: int, now_us: int) -> None:
         """Everything of a topic that does not exist any more."""

@@ -6,7 +6,7 @@
 ```
 
 Each step can be the last one before a crash: before the transaction the new object is an orphan, after it the old ones
-are, and either is collected later. Whoever reads the old ones finishes within the grace period.
+are garbage, and either is collected later. Whoever reads the old ones finishes within the grace period.
 
 Invariants
     no offset leaves the catalog, or is in it twice, at any moment
@@ -25,10 +25,11 @@ from pydanube.codec.segment import SegmentBuilder, SegmentFooter, split
 from pydanube.core.tiering import Piece, merge_plan
 from pydanube.metadata.store import Delete, Put
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, StaleEpoch
+from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .catalog import Segment, entries, segment_key, user_key
+from .catalog import Segment, entries, garbage, segment_key, user_key
 from .collecting import OBJECTS_PREFIX
 from .history import History
 from .uploader import segment_of
@@ -189,20 +190,28 @@ class Merger:
         for one in new:
             one.record.total = totals[one.end_offset]
             writes.update({write.key: write for write in entries(one)})
+        now_us = self._clock.now_us()
+        replaced = {one.record.object: _is_own(one) for one in old}
+        writes.update({write.key: write for write in (garbage(key, now_us) for key, own in replaced.items() if own)})
+        assert len(writes) <= METADATA_OPERATIONS_MAX
         await partition.rewrite(list(writes.values()))
         try:
-            for key in {one.record.object for one in old}:
-                await self._catalog.note_unused(key, self._clock.now_us())
+            for key in [key for key, own in replaced.items() if not own]:
+                await self._catalog.note_unused(key, now_us)
         except DanubeError as error:
             log.warning("merge.garbage_unnoted", error=error.message)  # orphans, which are collected too
+
+
+def _is_own(segment: Segment) -> bool:
+    """Whether its object is its partition's alone."""
+    return segment.record.object.startswith(f"{OBJECTS_PREFIX}{segment.topic_id:016x}/")
 
 
 def _by_object(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Neighbours that lie in one object of their partition are one piece; what is in a shared object is one each."""
     groups: list[list[Segment]] = []
     for one in segments:
-        own = one.record.object.startswith(f"{OBJECTS_PREFIX}{one.topic_id:016x}/")
-        if own and groups and groups[-1][0].record.object == one.record.object:
+        if _is_own(one) and groups and groups[-1][0].record.object == one.record.object:
             groups[-1].append(one)
         else:
             groups.append([one])
