@@ -93,7 +93,8 @@ class Verifier:
             if segment is None:
                 await self._check_end(sought, offset, bounds, step)
                 return None
-            await self._check_gap(sought, before, segment, bounds, step)
+            if before is not None or not (offset or bounds.start):  # else retention or a merge took what was before
+                await self._check_gap(sought, before, segment, step)
             inside = place if place.object == segment.record.object else StoragePlace()
             stopped = await self._segment(sought, segment, inside, step)
             if stopped is not None:
@@ -107,12 +108,8 @@ class Verifier:
         found = await self._catalog.find(sought.topic_id, sought.index, offset - 1) if offset else None
         return found if found is not None and found.end_offset == offset else None
 
-    async def _check_gap(
-        self, sought: Sought, before: Segment | None, segment: Segment, bounds: Bounds, step: Step
-    ) -> None:
+    async def _check_gap(self, sought: Sought, before: Segment | None, segment: Segment, step: Step) -> None:
         """Offsets may have gaps, which a crash or a restore left; the bytes of the segments add up all the same."""
-        if before is None and bounds.start:
-            return  # retention took what was before it
         first, so_far = (before.end_offset, before.record.total) if before is not None else (0, 0)
         missing = segment.record.total - segment.bytes - so_far
         if missing and segment.record.total and await self._are_listed(before, segment):
