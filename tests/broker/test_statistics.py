@@ -92,10 +92,7 @@ async def test_consumers_are_counted_one_by_one(tmp_path, clock):
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Hourglass(broker, clock)
         await door.create()
-        sinks = [
-            await door.subscribe(consumer=name, kind=SubscriptionType.SHARED, credit=100, priority=index)
-            for index, name in enumerate("ab")
-        ]
+        sinks = [await door.subscribe(consumer=name, kind=SubscriptionType.SHARED, credit=100) for name in "ab"]
         await door.fill(await door.producer(), 4)
         await sinks[0].wait_for(20)
         await sinks[1].wait_for(20)

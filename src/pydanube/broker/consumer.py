@@ -42,6 +42,7 @@ class Consumer:
         self._subscription = subscription
         self._member = member
         self.subscription_id = subscription.subscription_id
+        self.type = subscription.type
         self.position = subscription.core.cursor.position
         self.ack_timeout_ms = subscription.core.failures.policy.ack_timeout_ms
         self.created = created

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.store import Store
@@ -34,6 +35,14 @@ log = get_logger(__name__)
 
 Key = tuple[int, int]
 """A topic's id and the partition's index."""
+
+
+class Effective(NamedTuple):
+    """What counts for a topic, as long as these are what is set on it and on its namespace."""
+
+    topic: Policies | None
+    namespace: Policies | None
+    policies: Policies
 
 
 class Partitions:
@@ -68,6 +77,7 @@ class Partitions:
         self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
         self._open: dict[int, dict[int, Partition]] = {}
         """By topic id, then by index."""
+        self._effective: dict[int, Effective] = {}
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
         writer.on_failed = self._log_failed
@@ -106,8 +116,14 @@ class Partitions:
 
     def policies_of(self, name: TopicName) -> Policies:
         """What counts for a topic: nothing in it is inherited any more."""
-        effective = self._registry.topic(name).own_policies().over(self.policies_of_namespace(name.namespace))
-        return self._within_settings(effective)
+        topic, namespace = self._registry.topic(name), self._registry.namespace(name.namespace)
+        known = self._effective.get(topic.topic_id)
+        if known is not None and known.topic is topic.policies and known.namespace is namespace.policies:
+            return known.policies
+        effective = topic.own_policies().over(self.policies_of_namespace(name.namespace))
+        policies = self._within_settings(effective)
+        self._effective[topic.topic_id] = Effective(topic.policies, namespace.policies, policies)
+        return policies
 
     def policies_of_namespace(self, namespace: str) -> Policies:
         return self._within_settings(self._registry.namespace(namespace).own_policies().over(self._policies))
@@ -124,6 +140,7 @@ class Partitions:
 
     def forget(self, topic_id: int) -> list[Partition]:
         """A deleted topic's partitions leave at once."""
+        self._effective.pop(topic_id, None)
         return list(self._open.pop(topic_id, {}).values())
 
     def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:

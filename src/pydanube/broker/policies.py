@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pydanube.core.access import Action, Authorizer, Principal
-from pydanube.model.errors import Full
+from pydanube.model.errors import Full, Refused
 from pydanube.model.names import TopicName
-from pydanube.model.policies import DEFAULTS, Policies
+from pydanube.model.policies import DEFAULTS, STORED, Policies
 from pydanube.runtime.telemetry import get_logger
 
 from .partitions import Partitions
@@ -46,6 +46,7 @@ class PolicyBook:
         """Durable, and in force, on return. None inherits again. Raises Invalid for what is no policy."""
         if isinstance(target, TopicName):
             self._authorizer.check(principal, Action.ADMINISTER, str(target))
+            self._check_stored(target, changes)
             await self._registry.set_topic_policies(target, changes)
             self._apply(target)
         else:
@@ -55,6 +56,13 @@ class PolicyBook:
                 self._apply(topic)
         log.info("policies.changed", target=str(target), **changes)
         return self._report(target)
+
+    def _check_stored(self, topic: TopicName, changes: Mapping[str, int | None]) -> None:
+        meaningless = [name for name in STORED if changes.get(name) is not None]
+        if meaningless and not self._registry.topic(topic).reliable:
+            raise Refused(
+                f"topic {topic} is not reliable: it stores nothing, so {', '.join(meaningless)} cannot be set on it"
+            )
 
     async def get(self, principal: Principal, target: TopicName | str) -> Report:
         resource = str(target) if isinstance(target, TopicName) else f"/{target}"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pydanube.core.access import Action, Authorizer, Principal
-from pydanube.model.errors import AlreadyExists, NotFound, Refused
+from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.names import TopicName
+from pydanube.model.pending import Pending
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionDescription, SubscriptionType
 from pydanube.runtime.telemetry import get_logger
@@ -34,11 +35,21 @@ class Attachment:
 
     subscription: str
     consumer: str
-    type: SubscriptionType = SubscriptionType.EXCLUSIVE
+    type: SubscriptionType | None = SubscriptionType.EXCLUSIVE
+    """None: that of the subscription, or exclusive where there is none."""
     start: Position = field(default_factory=lambda: Position("latest"))
     priority: int = 0
     key_filters: Sequence[str] = ()
     failure_policy: FailurePolicy | None = None
+
+    def check(self, subscription_type: SubscriptionType) -> None:
+        """Whether what it says fits. Raises Invalid."""
+        if not 0 <= self.priority < 2**31:
+            raise Invalid(f"priority={self.priority} is out of range: use 0 to {2**31 - 1}")
+        if self.priority and subscription_type is not SubscriptionType.FAILOVER:
+            raise Invalid(f"priorities are for failover subscriptions, and this one is {subscription_type}")
+        if self.key_filters and subscription_type is not SubscriptionType.KEY_SHARED:
+            raise Invalid(f"key filters are for key-shared subscriptions, and this one is {subscription_type}")
 
 
 class Subscriptions:
@@ -56,10 +67,16 @@ class Subscriptions:
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         owned = await self._partitions.get(topic, partition)
         check_consumer(self._partitions, topic, wish.subscription, wish.consumer)
-        created = await self._ensure(topic, wish.subscription, wish.type, wish.start, wish.failure_policy)
+        record = self._registry.subscriptions(topic).get(wish.subscription)
+        kind = wish.type
+        if kind is None:
+            kind = SubscriptionType(record.type) if record is not None else SubscriptionType.EXCLUSIVE
+        wish.check(kind)
+        created = await self._ensure(topic, wish.subscription, kind, wish.start, wish.failure_policy)
         live = self._live(topic, owned, wish.subscription)
-        if live.type is not wish.type:
+        if wish.type not in (None, live.type):
             raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
+        wish.check(live.type)
         check_consumer(self._partitions, topic, wish.subscription, wish.consumer)  # another may have come meanwhile
         return live.attach(wish.consumer, sink, created, wish.priority, wish.key_filters)
 
@@ -85,9 +102,10 @@ class Subscriptions:
         start: Position,
         failure_policy: FailurePolicy | None,
     ) -> bool:
+        if failure_policy is not None:
+            self._check_policy(topic, failure_policy)
         if name in self._registry.subscriptions(topic):
             return False
-        check_dead_letters(self._registry, topic, failure_policy or NATIVE)
         partitions = await self._partitions.all_of(topic)
         starts = [await partition.subscription_start(start) for partition in partitions]
         subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
@@ -99,6 +117,15 @@ class Subscriptions:
         if created:
             log.info("subscription.created", topic=str(topic), subscription=name, start=str(start))
         return created
+
+    def _check_policy(self, topic: TopicName, policy: FailurePolicy) -> None:
+        """Whether it can be had there. Raises Refused or NotFound."""
+        if not self._registry.topic(topic).reliable:
+            raise Refused(
+                f"topic {topic} is not reliable: nothing of it is delivered again, so no failure policy fits; leave it "
+                f"out, or use a reliable topic"
+            )
+        check_dead_letters(self._registry, topic, policy)
 
     def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
         return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
@@ -153,15 +180,20 @@ class Subscriptions:
 
     async def seek(
         self, principal: Principal, topic: TopicName, subscription: str, position: Position, partition: int = -1
-    ) -> None:
-        """Move the subscription, on one partition or all; durable on return."""
+    ) -> list[tuple[int, int]]:
+        """Move the subscription, on one partition or all; durable on return. Answers where it stands in each."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         places = await self._stored_places(topic, subscription, partition)
+        for one, _ in places:
+            if position.kind == "offset" and position.value > one.stream.end_offset:
+                hint = ": choose one partition (--partition), or a time" if len(places) > 1 else ""
+                raise Invalid(_past_end(position.value, topic, one) + hint)
         targets = [(live, await one.resolve(position)) for one, live in places]
         waits = [_Wait() for _ in targets]
         for (live, offset), wait in zip(targets, waits, strict=True):
             live.seek(offset, wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
+        return [(one.index, offset) for (one, _), (_, offset) in zip(places, targets, strict=True)]
 
     async def advance(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, offset: int, expected: int
@@ -180,14 +212,23 @@ class Subscriptions:
         subscription: str,
         partition: int,
         ranges: Sequence[tuple[int, int]],
-    ) -> None:
-        """Ack without being attached; no ranges: everything there is. Durable on return."""
+    ) -> int:
+        """Ack without being attached; no ranges: everything there is. Durable on return.
+
+        Returns how many messages were not settled before.
+        """
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         places = await self._stored_places(topic, subscription, partition)
+        last = max([end - 1 for _, end in ranges], default=-1)
+        for one, _ in places:
+            if last >= one.stream.end_offset:
+                raise Invalid(_past_end(last, topic, one))
         waits = [_Wait() for _ in places]
+        settled = 0
         for (one, live), wait in zip(places, waits, strict=True):
-            live.settle(ranges or [(0, one.stream.end_offset)], wait.done)
+            settled += live.settle(ranges or [(0, one.stream.end_offset)], wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
+        return settled
 
     async def unsettled(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
@@ -197,12 +238,20 @@ class Subscriptions:
         ((_, live),) = await self._stored_places(topic, subscription, partition)
         return live.unsettled(after, messages_max)
 
+    async def pending(
+        self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
+    ) -> Pending:
+        """The same, one by one, with what keeps each of them."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        ((_, live),) = await self._stored_places(topic, subscription, partition)
+        return live.pending(after, messages_max)
+
     async def set_failure_policy(
         self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy
     ) -> None:
         """Durable, and in force, on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        check_dead_letters(self._registry, topic, policy)
+        self._check_policy(topic, policy)
         record = await self._registry.set_failure_policy(topic, subscription, policy)
         for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
             self._apply(partition, subscription, record)
@@ -210,6 +259,11 @@ class Subscriptions:
 
     def _apply(self, partition: Partition, name: str, record: SubscriptionRecord) -> None:
         self._partitions.add_subscription(partition, name, record).set_failure_policy(record.failure())
+
+
+def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
+    end = partition.stream.end_offset
+    return f"offset {offset} is past the end of partition {partition.index} of {topic}, which ends at {end}"
 
 
 class _Wait:

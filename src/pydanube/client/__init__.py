@@ -13,7 +13,7 @@ from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import Client, connect
 from .consumer import Consumer
 from .dead_letters import DeadLetter, DeadLetters, Redriven
-from .message import Message, ReceivedBatch
+from .message import Message, PeekedMessage, ReceivedBatch
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt, Receipts
@@ -29,6 +29,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "Message",
+    "PeekedMessage",
     "Producer",
     "Reader",
     "Receipt",

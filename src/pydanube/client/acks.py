@@ -17,6 +17,7 @@ Invariants
     `on_dirty` is called when there were no acks to send and now there are; `on_nack` likewise
     confirmed_number <= sent_number
     with `unsettled` set no range grows (`end` stays -1): every settlement passes through here
+    once `closed` is set no range grows either: whoever acks looks at it first
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import itemgetter, lt
 from typing import NamedTuple
+
+from pydanube.model.errors import DanubeError
 
 from .unsettled import Unsettled
 
@@ -59,6 +62,7 @@ class Acks:
         "_ranges",
         "_sent",
         "_start",
+        "closed",
         "confirmed_number",
         "end",
         "on_dirty",
@@ -70,6 +74,8 @@ class Acks:
     def __init__(self, on_dirty: Callable[[], None], on_nack: Callable[[], None]) -> None:
         self.on_dirty = on_dirty
         self.on_nack = on_nack
+        self.closed: DanubeError | None = None
+        """Why nothing said here reaches the broker any more."""
         self.unsettled: Unsettled | None = None
         """What the application took, while an ack timeout counts; see `watch`."""
         self.end = -1
@@ -88,6 +94,11 @@ class Acks:
         """From now on tell this one what is settled; None: nobody."""
         self._keep_growing()
         self.unsettled = unsettled
+
+    def close(self, error: DanubeError) -> None:
+        """Whatever comes from now on is refused with this."""
+        self.watch(None)
+        self.closed = self.closed or error
 
     # -- acks --------------------------------------------------------------------------------------------------------
 

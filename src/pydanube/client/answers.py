@@ -64,19 +64,26 @@ class AckAnswer:
 
 
 class Answer(Generic[StructT]):
-    """A request that waits for its answer."""
+    """A request that waits for its answer. One that comes too late, when nobody waits any longer, goes to `on_late`."""
 
-    __slots__ = ("answer", "kind", "on_answer")
+    __slots__ = ("answer", "kind", "on_answer", "on_late")
 
     def __init__(
-        self, answer: asyncio.Future[StructT], kind: type[StructT], on_answer: Callable[[StructT], None] | None
+        self,
+        answer: asyncio.Future[StructT],
+        kind: type[StructT],
+        on_answer: Callable[[StructT], None] | None,
+        on_late: Callable[[StructT], None] | None,
     ) -> None:
         self.answer = answer
         self.kind = kind
         self.on_answer = on_answer
+        self.on_late = on_late
 
     def succeed(self, head: memoryview) -> None:
-        if self.answer.done():  # nobody waits any longer
+        if self.answer.done():
+            if self.on_late is not None:
+                self.on_late(requests.decode(head, self.kind))
             return
         value = requests.decode(head, self.kind)
         if self.on_answer is not None:
@@ -85,6 +92,18 @@ class Answer(Generic[StructT]):
 
     def fail(self, error: DanubeError) -> None:
         fail(self.answer, error)
+
+
+class Unheard:
+    """A request whose answer, good or bad, changes nothing."""
+
+    __slots__ = ()
+
+    def succeed(self, head: memoryview) -> None:
+        """Good."""
+
+    def fail(self, error: DanubeError) -> None:
+        """Then not."""
 
 
 def fail(waiting: asyncio.Future[T], error: DanubeError) -> None:

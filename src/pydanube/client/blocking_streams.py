@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final, TypeVar
+
+from pydanube.model.errors import DanubeError
+from pydanube.model.topics import SubscriptionType
 
 from .consumer import Consumer, acks_of, checked_nack, record_ack, record_ack_cumulative, record_nack
 from .loop_thread import Blocking, LoopThread, blocking
@@ -95,6 +99,11 @@ class BlockingConsumer(BlockingStream[Consumer]):
         return self._inner.subscription
 
     @property
+    def type(self) -> SubscriptionType | None:
+        """See `Consumer.type`."""
+        return self._inner.type
+
+    @property
     def name(self) -> str:
         return self._inner.name
 
@@ -109,7 +118,7 @@ class BlockingConsumer(BlockingStream[Consumer]):
 
     def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
         """See `Consumer.ack_cumulative`."""
-        self._inner._check_cumulative()
+        self._inner._check_cumulative(received)
         acks_of(received)
         self._settle(record_ack_cumulative, received)
 
@@ -140,7 +149,8 @@ class BlockingConsumer(BlockingStream[Consumer]):
         self._planned = False
         while self._settled:
             record, settled = self._settled.popleft()
-            record(*settled)
+            with suppress(DanubeError):  # it was closed meanwhile, or failed: flush and receive say so
+                record(*settled)
 
 
 class BlockingReader(BlockingStream[Reader]):

@@ -111,7 +111,7 @@ class Client(Admin):
         topic: str | Iterable[str],
         *,
         subscription: str,
-        type: str = "exclusive",  # noqa: A002  the word of the contract
+        type: str | None = None,  # noqa: A002  the word of the contract
         start: AnyPosition = LATEST,
         name: str | None = None,
         priority: int = 0,
@@ -129,10 +129,11 @@ class Client(Admin):
         subscription        created where it does not exist, and durable once the consumer is open
         type                "exclusive": one consumer, in order. "failover": one at a time, in order, others stand by.
                             "shared": messages are dealt out to all. "key-shared": a key's messages go to one of them,
-                            in order
+                            in order. None: that of the subscription, and exclusive for a new one
         start               where a new subscription starts; an existing one goes on where it was, see `seek`
         name                of this consumer; the same name takes over from an older holder
-        priority            of failover consumers the lowest is active; the others, by priority, then name, stand by
+        priority            of failover consumers the lowest (0 and up) is active; the others, by priority, then name,
+                            stand by
         key_filters         of a key-shared consumer: globs such as "user-*"; it gets the keys that match any of them
         failure_policy      of a new subscription: when a nacked message comes again, how often, and what then
         ack_timeout         seconds; a message that was taken and not settled in time is given back. None: what the

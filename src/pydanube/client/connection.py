@@ -37,7 +37,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.version import __version__
 
 from .address import Address
-from .answers import AckAnswer, Answer, Answerable, DeliveryListener, Fetched, PublishListener, fail
+from .answers import AckAnswer, Answer, Answerable, DeliveryListener, Fetched, PublishListener, Unheard, fail
 from .keepalive import KeepAlive
 from .window import PublishWindow
 
@@ -143,13 +143,24 @@ class Connection:
         answer: type[StructT],
         on_answer: Callable[[StructT], None] | None = None,
         timeout: float = REQUEST_SECONDS,
+        on_late: Callable[[StructT], None] | None = None,
     ) -> StructT:
-        """Ask and wait. `on_answer` sees the answer before the next frame is read. Cancelled, the answer is ignored."""
+        """Ask and wait. `on_answer` sees the answer before the next frame is read.
+
+        Cancelled, or too late, the answer is ignored, unless `on_late` has a use for it.
+        """
         waiting: asyncio.Future[StructT] = self._loop.create_future()
         correlation = self._next_correlation()
-        self._asked[correlation] = Answer(waiting, answer, on_answer)
+        self._asked[correlation] = Answer(waiting, answer, on_answer, on_late)
         self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
         return await self._answer(waiting, timeout, type(request).__name__)
+
+    def tell(self, request: requests.Request) -> None:
+        """Ask and do not wait: whatever the answer is. On a connection that ended there is nobody to tell."""
+        if self.lost is None:
+            correlation = self._next_correlation()
+            self._asked[correlation] = Unheard()
+            self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
 
     async def fetch(self, fetch: requests.Fetch, timeout: float = REQUEST_SECONDS) -> Fetched:
         """Read without a subscription; may wait for its turn. Cancelled, the answer is ignored."""

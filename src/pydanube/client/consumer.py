@@ -15,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from pydanube.model.errors import Invalid, Refused
@@ -37,7 +38,7 @@ class Wanted:
     """What a user said about a consumer, not yet checked."""
 
     subscription: str
-    type: str
+    type: str | None
     start: AnyPosition
     name: str | None
     priority: int
@@ -61,13 +62,15 @@ class Consumer(Stream):
     ) -> None:
         super().__init__(brokers.clock)
         self.subscription = parse_subscription(wanted.subscription)
-        self.type = SubscriptionType.parse(wanted.type)
+        self._type = None if wanted.type is None else SubscriptionType.parse(wanted.type)
         self.name = wanted.name or identity()
         names, patterns = _split_topics(topics)
         self._sources = Sources(brokers, self._wish(names, patterns, wanted), settings, self._queue)
 
     def _wish(self, names: list[str], patterns: list[str], wanted: Wanted) -> Wish:
-        check_count("priority", wanted.priority, -(2**31), 2**31 - 1)
+        check_count("priority", wanted.priority, 0, 2**31 - 1)
+        if wanted.priority and self._type not in (None, SubscriptionType.FAILOVER):
+            raise Invalid(f"priority belongs to failover subscriptions, this one is {self._type}")
         if wanted.ack_timeout is not None:
             check_number("ack_timeout", wanted.ack_timeout, 0, DELAY_MS_MAX / 1_000)
         if wanted.failure_policy is not None and not isinstance(wanted.failure_policy, FailurePolicy):
@@ -76,15 +79,20 @@ class Consumer(Stream):
             names,
             patterns,
             self.subscription,
-            self.type,
+            self._type,
             wire_start(wanted.start),
             self.name,
             wanted.create_topic,
             wanted.priority,
-            _filters(wanted.key_filters, self.type),
+            _filters(wanted.key_filters, self._type),
             wanted.failure_policy,
             wanted.ack_timeout,
         )
+
+    @property
+    def type(self) -> SubscriptionType | None:
+        """Of the subscription: what was asked for, or, once it is open, what it turned out to be."""
+        return self._sources.type if self._type is None else self._type
 
     @property
     def topics(self) -> list[str]:
@@ -92,7 +100,10 @@ class Consumer(Stream):
         return self._sources.topics
 
     async def ack(self, received: Message | ReceivedBatch) -> None:
-        """A message, or a batch of them, is done. Does not wait for the broker; see `flush`."""
+        """A message, or a batch of them, is done. Does not wait for the broker; see `flush`.
+
+        Refused once the consumer that received it is closed, or has failed: the message comes again.
+        """
         if type(received) is Message:
             acks = received._delivery.acks
             if acks is not None and acks.end == received.offset:  # the next one: its range grows
@@ -105,7 +116,7 @@ class Consumer(Stream):
 
         Refused on shared and key-shared subscriptions, where others have messages from between.
         """
-        self._check_cumulative()
+        self._check_cumulative(received)
         record_ack_cumulative(received)
 
     async def nack(self, received: Message | ReceivedBatch, delay: float | None = None, reason: str = "") -> None:
@@ -119,14 +130,16 @@ class Consumer(Stream):
         """
         record_nack(received, *checked_nack(delay, reason))
 
-    def _check_cumulative(self) -> None:
-        if self.type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
-            raise Refused(
-                f"a {self.type} subscription has no cumulative ack: others hold messages from between, use ack"
-            )
+    def _check_cumulative(self, received: Message | ReceivedBatch) -> None:
+        kind = self._type
+        if kind is None and isinstance(received, Message | ReceivedBatch):
+            kind = self._sources.type_of(received.topic)
+        if kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+            raise Refused(f"a {kind} subscription has no cumulative ack: others hold messages from between, use ack")
 
     async def flush(self) -> None:
         """Wait until every ack so far is durable at the broker. Raises Unavailable after the client's timeout."""
+        self._check_open()
         await self._sources.flush()
 
     async def seek(self, position: AnyPosition) -> None:
@@ -184,18 +197,23 @@ def checked_nack(delay: float | None, reason: str) -> tuple[int, str]:
 
 
 def acks_of(received: Message | ReceivedBatch) -> tuple[Acks, list[tuple[int, int]]]:
-    """Where acks of it are gathered, and its offsets; or Invalid."""
-    if isinstance(received, Message) and received._delivery.acks is not None:
-        return received._delivery.acks, [(received.offset, received.offset + 1)]
-    if isinstance(received, ReceivedBatch) and received.acks is not None:
-        return received.acks, received.offset_ranges()
-    raise Invalid(f"{received!r} was not received by a consumer: acks and nacks take its messages and batches")
+    """Where acks of it are gathered, and its offsets; or Invalid, or why its consumer cannot take them any more."""
+    acks: Acks | None = None
+    if isinstance(received, Message):
+        acks, ranges = received._delivery.acks, [(received.offset, received.offset + 1)]
+    elif isinstance(received, ReceivedBatch):
+        acks, ranges = received.acks, received.offset_ranges()
+    if acks is None:
+        raise Invalid(f"{received!r} was not received by a consumer: acks and nacks take its messages and batches")
+    if acks.closed is not None:
+        raise copy(acks.closed)
+    return acks, ranges
 
 
-def _filters(given: Iterable[str], type: SubscriptionType) -> Sequence[str]:  # noqa: A002  as above
+def _filters(given: Iterable[str], kind: SubscriptionType | None) -> Sequence[str]:
     filters = [given] if isinstance(given, str) else list(given)
-    if filters and type is not SubscriptionType.KEY_SHARED:
-        raise Invalid(f"key_filters belong to key-shared subscriptions, this one is {type}")
+    if filters and kind not in (None, SubscriptionType.KEY_SHARED):
+        raise Invalid(f"key_filters belong to key-shared subscriptions, this one is {kind}")
     for one in filters:
         if not isinstance(one, str) or not one:
             raise Invalid(f"key filter {one!r} is not a glob such as 'user-*'")

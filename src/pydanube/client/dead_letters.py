@@ -32,6 +32,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import PartitionDescription
 
+from .lifecycle import together
 from .message import Message
 from .peeking import unsettled_messages
 from .producer import Producer
@@ -50,6 +51,7 @@ LETTER_ATTRIBUTES: Final = frozenset(
     {
         "x-original-topic",
         "x-original-subscription",
+        "x-original-partition",
         "x-original-topic-offset",
         "x-original-producer-id",
         "x-original-broker-addr",
@@ -103,6 +105,10 @@ class DeadLetter:
     @property
     def original_subscription(self) -> str:
         return self._told("x-original-subscription")
+
+    @property
+    def original_partition(self) -> int | None:
+        return _number(self._told("x-original-partition"))
 
     @property
     def original_offset(self) -> int | None:
@@ -204,11 +210,11 @@ class DeadLetters:
     ) -> Redriven:
         """Send letters back to the topics they came from: those at these places, or all that are left.
 
-        What arrives there has the payload, key, schema and attributes of the original, and `x-redriven`, the number of
-        its returns. It is a new message, published now: every subscription of that topic receives it. `where` says
-        which letters, of those; `to` names another topic for all of them. `rate`: at most so many a second. `progress`
-        is called after each step. Raises what may succeed later (Unavailable, Full); a letter that cannot go back is
-        told in `stayed`. Cancelled, what was settled is settled; some more may have been sent.
+        What arrives there has the payload, key, schema, publish time and attributes of the original, and `x-redriven`,
+        the number of its returns. It is a new message: every subscription of that topic receives it. `where` says which
+        letters, of those; `to` names another topic for all of them. `rate`: at most so many a second. `progress` is
+        called after each step. Raises what may succeed later (Unavailable, Full); a letter that cannot go back is told
+        in `stayed`. Cancelled, what was settled is settled; some more may have been sent.
         """
         if rate is not None:
             check_number("rate", rate, 1e-6, 1e9)
@@ -376,10 +382,14 @@ class _Run:
         if not way[0]:
             return  # dropped
         producer = await self._producer(way)
-        await producer.send_many(
-            [letter.message.payload for letter in letters],
-            keys=[letter.message.key for letter in letters],
-            attributes=[letter.original_attributes | {REDRIVEN: str(letter.redriven + 1)} for letter in letters],
+        await together(
+            producer.send(
+                letter.message.payload,
+                key=letter.message.key,
+                attributes=letter.original_attributes | {REDRIVEN: str(letter.redriven + 1)},
+                publish_time=letter.message.publish_time,
+            )
+            for letter in letters
         )
 
     async def _producer(self, way: tuple[str, int, int]) -> Producer:

@@ -11,7 +11,7 @@ import asyncio
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch, Unavailable
@@ -37,6 +37,16 @@ class Identity:
     name: str
     producer_id: int = 0
     producer_epoch: int = 0
+
+
+class Hold(NamedTuple):
+    """A handle at a broker. Whoever holds one and needs it no longer gives it back: the broker counts it as live."""
+
+    connection: Connection
+    handle: int
+
+    def give_back(self) -> None:
+        self.connection.tell(requests.CloseProducer(handle=self.handle))
 
 
 class Host(Protocol):
@@ -83,8 +93,7 @@ class Lane:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff.within(settings.timeout, brokers.random)
-        self._connection: Connection | None = None
-        self._handle = 0
+        self._hold: Hold | None = None
         self._opening: asyncio.Task[None] | None = None
         self._fruitless = False
         self._troubled = False
@@ -100,49 +109,64 @@ class Lane:
 
     # -- the handle --------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Get a handle, and an identity where there is none. One try. Cancelled, the broker drops it in time."""
+    async def open(self, renew: bool = False) -> None:
+        """Get a handle, and an identity where there is none, or another. One try. Cancelled, no handle stays behind."""
         identity = self._identity
+        known = identity.producer_id != 0 and not renew
         connection = await self._brokers.owner(self._topic, self._partition)
         request = requests.OpenProducer(
             topic=self._topic,
             partition=self._partition,
             name=identity.name,
-            producer_id=identity.producer_id,
-            producer_epoch=identity.producer_epoch,
+            producer_id=identity.producer_id if known else 0,
+            producer_epoch=identity.producer_epoch if known else 0,
             access=self._settings.access,
         )
-        opened = await connection.request(request, requests.ProducerOpened)
+        await connection.request(
+            request,
+            requests.ProducerOpened,
+            partial(self._opened, connection),
+            on_late=lambda opened: Hold(connection, opened.handle).give_back(),
+        )
+
+    def _opened(self, connection: Connection, opened: requests.ProducerOpened) -> None:
+        former = self.let_go()
+        if former is not None:
+            former.give_back()
         connection.on_lost(self, self._lost)
-        if identity.producer_id == 0:
-            identity.producer_id, identity.producer_epoch = opened.producer_id, opened.producer_epoch
-        self._connection, self._handle = connection, opened.handle
+        self._identity.producer_id, self._identity.producer_epoch = opened.producer_id, opened.producer_epoch
+        self._hold = Hold(connection, opened.handle)
         self._problem = None
 
-    def detach(self) -> None:
-        """Let go of the handle. What was not answered will be sent again through the next one."""
+    def let_go(self) -> Hold | None:
+        """The handle, for the caller to give back. What was not answered will be sent again through the next one."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.connection.forget(self)
+            self.outbox.lost()
+        return hold
+
+    def detach(self) -> Hold | None:
+        """As `let_go`, and nothing is under way to get another."""
         self._cancel_timers()
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
-        if self._connection is not None:
-            self._connection.forget(self)
-            self._connection = None
-            self.outbox.lost()
+        return self.let_go()
 
     async def close(self) -> None:
         """Give the handle back. A broker that cannot be asked forgets it with the connection."""
-        connection, handle = self._connection, self._handle
-        self.detach()
-        if connection is not None and connection.usable:
+        hold = self.detach()
+        if hold is not None and hold.connection.usable:
             try:
-                await connection.request(requests.CloseProducer(handle=handle), requests.Done, timeout=2.0)
+                closing = requests.CloseProducer(handle=hold.handle)
+                await hold.connection.request(closing, requests.Done, timeout=2.0)
             except DanubeError as error:
                 log.debug("producer.close_failed", topic=self._topic, partition=self._partition, error=error.message)
 
     def _lost(self, error: DanubeError) -> None:
         self._in_trouble(error)
-        self._connection = None
+        self._hold = None
         self._cancel_timers()
         self.outbox.lost()
         self._host.progressed()
@@ -183,27 +207,27 @@ class Lane:
     def pump(self) -> None:
         """Send what may be sent now, and arrange for the rest."""
         self._planned = False
-        connection, outbox = self._connection, self.outbox
+        hold, outbox = self._hold, self.outbox
         if self.stopped:
             return
         if (outbox.broken or self._host.frozen) and outbox.renewable:
             if outbox.broken and outbox.has_work:
                 self._host.renew()  # otherwise: wait until the others have finished
-        elif connection is None:
+        elif hold is None:
             if self._opening is None and outbox.has_work:
                 self._opening = self._tasks.spawn(self._reopen(), f"open producer {self._topic}[{self._partition}]")
                 self._opening.add_done_callback(self._reopened)
-        elif connection.lost is not None:
+        elif hold.connection.lost is not None:
             return  # about to be told
         elif outbox.refusal is not None:
             self._retry_later()
         else:
-            self._send(connection)
+            self._send(hold)
             if outbox.filling and outbox.flights and self._linger is None:
                 self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
 
-    def _send(self, connection: Connection) -> None:
-        outbox, window = self.outbox, connection.window
+    def _send(self, hold: Hold) -> None:
+        outbox, window = self.outbox, hold.connection.window
         while outbox.on_wire < self._window:
             flight = outbox.unsent or self._next_flight()
             if flight is None:
@@ -211,7 +235,7 @@ class Lane:
             if not window.has_room(len(flight.data)):
                 window.when_room(self, len(flight.data), self.pump)
                 return
-            connection.publish(self._handle, flight.data, self, outbox.sent())
+            hold.connection.publish(hold.handle, flight.data, self, outbox.sent())
 
     def _next_flight(self) -> Flight | None:
         """A batch that is full, or is not filled any longer; None when there is none or none may take a sequence."""
@@ -263,9 +287,11 @@ class Lane:
 
     def _retry(self) -> None:
         self._retrying = None
-        if self._misrouted or (self._connection is not None and self._connection.going_away):
+        if self._misrouted or (self._hold is not None and self._hold.connection.going_away):
             self._misrouted = False
-            self.detach()
+            hold = self.detach()
+            if hold is not None:
+                hold.give_back()
         elif self.outbox.refusal is not None:
             self.outbox.resend_refused()
         self.pump()
@@ -279,8 +305,15 @@ class Lane:
         self.pump()
 
     def _timed_out(self) -> DanubeError:
-        reason = f": {self._problem.message}" if self._problem is not None else ": no answer from the broker"
-        return Unavailable(f"not acknowledged within {self._settings.timeout:g} s{reason}")
+        reason = self._problem.message if self._problem is not None else self._no_answer()
+        return Unavailable(f"not acknowledged within {self._settings.timeout:g} s: {reason}")
+
+    def _no_answer(self) -> str:
+        """Nobody said no. A broker that makes producers wait says nothing meanwhile."""
+        return (
+            "no answer from the broker; it may be slow, or the topic's policies publish_messages_per_s and "
+            f"publish_bytes_per_s make its producers wait (`danube topics policies {self._topic}`)"
+        )
 
     def _cancel_timers(self) -> None:
         for timer in (self._linger, self._retrying):

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from pydanube.codec.batch import Batch
+from pydanube.model.pending import PendingMessage, PendingState
 from pydanube.model.positions import datetime_from_micros
 
 from .acks import Acks
@@ -57,6 +58,11 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self._delivery.publish_time_at(self._place)
 
     @property
+    def deliver_at(self) -> datetime | None:
+        """When its producer wanted it delivered; UTC. None: at once."""
+        return self._delivery.deliver_at_at(self._place)
+
+    @property
     def append_time(self) -> datetime:
         """When the broker took it; UTC. Never goes back within a partition."""
         return self._delivery.append_time
@@ -89,6 +95,35 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
             f"Message(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, key={self.key!r}, "
             f"payload={_shortened(self.payload)})"
         )
+
+
+class PeekedMessage(Message, frozen=True, eq=False, gc=False):
+    """A message as `client.peek` finds it. Its redeliveries and its failure reason are those it would come with."""
+
+    _pending: PendingMessage
+
+    @property
+    def state(self) -> PendingState:
+        """What keeps it; see `model.pending`."""
+        return self._pending.state
+
+    @property
+    def until(self) -> datetime | None:
+        """When a message that is waiting or delayed is due; UTC."""
+        return datetime_from_micros(self._pending.until_us) if self._pending.until_us else None
+
+    @property
+    def consumer(self) -> str:
+        """Who has it, while it is unacked; else empty."""
+        return self._pending.consumer
+
+    @property
+    def redeliveries(self) -> int:
+        return self._pending.redeliveries
+
+    @property
+    def failure_reason(self) -> str | None:
+        return self._pending.reason or None
 
 
 class ReceivedBatch:
@@ -252,6 +287,15 @@ class ReceivedBatch:
     def publish_time_at(self, place: int) -> datetime:
         row = place if self._rows is None else int(self._rows[place])
         return datetime_from_micros(self._batch.publish_time_at(row))
+
+    def deliver_at_at(self, place: int) -> datetime | None:
+        time_us = self.deliver_at_us(place)
+        return datetime_from_micros(time_us) if time_us else None
+
+    def deliver_at_us(self, place: int) -> int:
+        """Microseconds since 1970; 0: at once."""
+        times = self._batch.deliver_at
+        return 0 if times is None else int(times[place if self._rows is None else int(self._rows[place])])
 
     def part(self, start: int, end: int) -> ReceivedBatch:
         """Messages [start, end) as a batch of their own, over the same memory."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import datetime, timedelta
 
-from pydanube.model.errors import DanubeError, Full, NotFound
+from pydanube.model.errors import DanubeError, Full, NotFound, Refused
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
@@ -65,6 +65,7 @@ class Producer(Openable):
         self._partition_by = partition_by
         self._partitioner = Partitioner(1)
         self._sticky = False
+        self._reliable = True
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -267,6 +268,8 @@ class Producer(Openable):
     def _delivery_time(self, deliver_at: datetime | None, deliver_after: float | timedelta | None) -> int:
         if deliver_at is None and deliver_after is None:
             return 0
+        if not self._reliable:
+            raise Refused(f"topic {self.topic} is not reliable: it keeps nothing, and cannot deliver it later")
         return delivery_time_us(deliver_at, deliver_after, self._clock)
 
     def _check_ready(self) -> None:
@@ -309,7 +312,7 @@ class Producer(Openable):
             route = await self._brokers.retrying(lambda: self._brokers.route(self.topic, age_max=0.0))
             if only >= len(route.partitions):
                 raise NotFound(f"{self.topic} has no partition {only}: it has {len(route.partitions)}, counted from 0")
-        count = len(route.partitions)
+        count, self._reliable = len(route.partitions), route.reliable
         self._partitioner = Partitioner(count, self._brokers.random.randrange(count), self._partition_by)
         await self._publisher.open(count, only)
         self._lanes = self._publisher.lanes

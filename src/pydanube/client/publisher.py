@@ -22,7 +22,7 @@ from pydanube.model.errors import DanubeError, Refused, StaleEpoch
 from pydanube.runtime.tasks import Tasks
 
 from .backoff import Backoff
-from .lane import Identity, Lane
+from .lane import Hold, Identity, Lane
 from .lifecycle import together
 from .outbox import Outbox
 from .receipts import Placed
@@ -170,8 +170,7 @@ class Publisher:
         """Another producer of this name took over. Everything not answered has failed, now and from now on."""
         if self.final is None:
             self.final = error
-            for lane in self.lanes:
-                lane.detach()
+            _give_back(self._detached())
             self._fail_all(error)
 
     def renew(self) -> None:
@@ -186,8 +185,6 @@ class Publisher:
             while not all(lane.outbox.renewable for lane in self.lanes):
                 self._progress.clear()
                 await self._progress.wait()
-            for lane in self.lanes:
-                lane.detach()
             await self._take_identity()
         finally:
             self.frozen = False
@@ -195,14 +192,28 @@ class Publisher:
         for lane in self.lanes:
             lane.pump()
 
+    def _detached(self) -> list[Hold]:
+        return [hold for lane in self.lanes if (hold := lane.detach()) is not None]
+
     async def _take_identity(self) -> None:
+        """Cancelled: no handle of the old one stays behind."""
+        former = self._detached()
+        claimed = bool(self._settings.name) or self._settings.access == "exclusive"
+        try:
+            if not claimed:  # it counts as a producer of its own: the new one needs its place
+                _give_back(former)
+            await self._ask_for_identity(claimed)
+        finally:
+            if claimed:  # not before: nobody else may get in between
+                _give_back(former)
+
+    async def _ask_for_identity(self, claimed: bool) -> None:
         backoff = Backoff.within(self._settings.timeout, self._brokers.random)
         while any(lane.outbox.has_work for lane in self.lanes):
             try:
-                if self._identity.producer_id and (self._settings.name or self._settings.access == "exclusive"):
+                if claimed:
                     await self.lanes[self._first].open()  # whoever was fenced meanwhile must not fence in turn
-                self._identity.producer_id = self._identity.producer_epoch = 0
-                await self.lanes[self._first].open()
+                await self.lanes[self._first].open(renew=True)
             except StaleEpoch as error:
                 self.fenced(error)
                 return
@@ -233,3 +244,8 @@ class Publisher:
                 self.idle = False
         if not self.idle:
             self.watch()
+
+
+def _give_back(holds: list[Hold]) -> None:
+    for hold in holds:
+        hold.give_back()

@@ -23,6 +23,7 @@ from pydanube.codec.native import requests
 from pydanube.codec.native.frames import DeliverHead
 from pydanube.model.errors import Corrupt, DanubeError, NotOwner
 from pydanube.model.failure import ACK_TIMEOUT
+from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -75,6 +76,8 @@ class Source:
         self.topic = subscribe.topic
         self.partition = subscribe.partition
         self.credit = credit
+        self.type: SubscriptionType | None = None
+        """Of the subscription, once attached."""
         self.ack_failure: DanubeError | None = None
         self.stopped = False
         """The consumer is being closed: a session that ends stays ended."""
@@ -96,15 +99,22 @@ class Source:
     # -- attaching ---------------------------------------------------------------------------------------------------
 
     async def attach(self) -> None:
-        """One try. Cancelled, the broker may hold it for this consumer's name until the next one."""
+        """One try. Cancelled, the broker is told to let go again."""
         connection = await self._brokers.owner(self.topic, self.partition)
-        await connection.request(self._subscribe, requests.ConsumerOpened, partial(self._attached, connection))
+        await connection.request(
+            self._subscribe,
+            requests.ConsumerOpened,
+            partial(self._attached, connection),
+            on_late=lambda opened: connection.tell(requests.CloseConsumer(handle=opened.handle)),
+        )
 
     def _attached(self, connection: Connection, opened: requests.ConsumerOpened) -> None:
         connection.on_lost(self, self._lost)
         connection.listen(opened.handle, self)
         self._connection, self._handle = connection, opened.handle
         self._confirming = 0
+        if opened.type:
+            self.type = SubscriptionType.parse(opened.type)
         self.changed(opened.ack_timeout_ms)
         left = self.acks.unconfirmed()
         if left is not None:

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Protocol
 
 from pydanube.codec.native import requests
-from pydanube.model.errors import DanubeError, NotFound, Unavailable
+from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks
@@ -47,7 +47,7 @@ class Wish:
     names: Sequence[str]
     patterns: Sequence[str]
     subscription: str
-    type: SubscriptionType
+    type: SubscriptionType | None
     start: requests.Start
     consumer: str
     create_topic: bool
@@ -90,6 +90,15 @@ class Sources:
     def topics(self) -> list[str]:
         return sorted({topic for topic, _ in self._sources})
 
+    @property
+    def type(self) -> SubscriptionType | None:
+        """What the subscription turned out to be; None before that is known."""
+        return next((source.type for source in self._sources.values() if source.type is not None), None)
+
+    def type_of(self, topic: str) -> SubscriptionType | None:
+        """The same, of one topic: each has a subscription of its own."""
+        return next((source.type for source in self._sources.values() if source.topic == topic), None)
+
     async def open(self) -> None:
         """Attach to everything; raises what the first refusal says. Cancelled: to be closed."""
         topics = list(self._wish.names)
@@ -108,6 +117,7 @@ class Sources:
         self._send_nacks()
         for source in self._sources.values():
             source.stopped = True
+            source.acks.close(Refused("this consumer is closed"))
         await self._tasks.close()
         await asyncio.gather(*(source.detach() for source in self._sources.values()))
 
@@ -201,6 +211,7 @@ class Sources:
             self._sources.pop((source.topic, source.partition), None)  # found by a pattern, deleted since
         else:
             self._failure = self._failure or error
+            source.acks.close(error)
             self._queue.fail(error)
         self._progress.set()
 
@@ -235,7 +246,7 @@ class Sources:
                 partition=partition,
                 subscription=wish.subscription,
                 consumer=wish.consumer,
-                type=str(wish.type),
+                type="" if wish.type is None else str(wish.type),
                 start=start,
                 priority=wish.priority,
                 key_filters=list(wish.key_filters),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, cast
 
 from .errors import Invalid
 from .names import TopicName
@@ -63,7 +63,10 @@ class Poison(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """A subscription's. The defaults redeliver for ever, with a growing delay; no ack timeout."""
+    """A subscription's. The defaults redeliver for ever, with a growing delay; no ack timeout.
+
+    `backoff` and `poison` may be given as text, such as "fixed" and "drop".
+    """
 
     redeliveries_max: int | None = None
     """None: without limit."""
@@ -72,10 +75,16 @@ class FailurePolicy:
     delay_ms: int = 1000
     delay_max_ms: int = 60_000
     backoff: Backoff = Backoff.EXPONENTIAL
-    poison: Poison = Poison.BLOCK
+    poison: Poison = None  # type: ignore[assignment]
+    """Where nothing is said: dead-letter with a dead letter topic, else block."""
     dead_letter_topic: str = ""
 
     def __post_init__(self) -> None:
+        poison, backoff = cast(Poison | str | None, self.poison), cast(Backoff | str, self.backoff)
+        if poison is None:
+            poison = Poison.DEAD_LETTER if self.dead_letter_topic else Poison.BLOCK
+        object.__setattr__(self, "poison", poison if isinstance(poison, Poison) else Poison.parse(poison))
+        object.__setattr__(self, "backoff", backoff if isinstance(backoff, Backoff) else Backoff.parse(backoff))
         if self.redeliveries_max is not None and not 0 <= self.redeliveries_max < 2**16:
             raise Invalid(f"redeliveries_max={self.redeliveries_max} is out of range: use 0 to {2**16 - 1}, or none")
         if not 0 <= self.ack_timeout_ms <= DELAY_MS_MAX:

@@ -109,6 +109,16 @@ class Policies:
 
 FIELDS: Final = tuple(one.name for one in fields(Policies))
 
+STORED: Final = (
+    "retention_s",
+    "retention_bytes",
+    "ttl_s",
+    "backlog_messages_max",
+    "backlog_bytes_max",
+    "backlog_action",
+)
+"""Those about what is stored: they mean nothing on a topic that is not reliable."""
+
 DEFAULTS: Final = Policies(
     producers_max=0,
     consumers_max=0,
@@ -134,3 +144,4 @@ DEFAULTS: Final = Policies(
 setting counts."""
 
 assert all(getattr(DEFAULTS, name) is not None for name in FIELDS)
+assert set(STORED) <= set(FIELDS)

@@ -54,7 +54,10 @@ class SubscriptionType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What a topic was created with. `partitions` 0 means plain: one partition, addressed by the topic's own name."""
+    """What a topic was created with. `partitions` 0 means plain: one partition, addressed by the topic's own name.
+
+    A topic that is not reliable stores nothing: whatever ack level it was given, it has that of memory.
+    """
 
     partitions: int = 0
     reliable: bool = True
@@ -63,6 +66,8 @@ class TopicConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.partitions <= PARTITIONS_MAX:
             raise Invalid(f"partitions={self.partitions} is out of range: use 0 (plain) to {PARTITIONS_MAX}")
+        if not self.reliable:
+            object.__setattr__(self, "ack_level", AckLevel.MEMORY)
 
     @property
     def partition_count(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
 from pydanube.model.statistics import TopicStatistics
 from pydanube.model.storage import (
@@ -83,6 +84,8 @@ class ConsumerOpened(msgspec.Struct, omit_defaults=True):
     created: bool = False
     owner_epoch: int = 0
     ack_timeout_ms: int = 0
+    type: str = ""
+    """Of the subscription."""
 
 
 class SubscriptionPlace(msgspec.Struct, omit_defaults=True):
@@ -124,6 +127,26 @@ class OffsetRanges(msgspec.Struct):
     """[start, end) each, in order."""
 
     ranges: list[tuple[int, int]]
+
+
+class Settled(msgspec.Struct, omit_defaults=True):
+    """How many messages were not settled before."""
+
+    messages: int = 0
+
+
+class Positions(msgspec.Struct):
+    """Where a subscription stands: partition and offset."""
+
+    positions: list[tuple[int, int]] = []
+
+
+class PendingMessages(msgspec.Struct):
+    """In order. `type` is the subscription's, and `now_us` the broker's time, in microseconds since 1970."""
+
+    messages: list[PendingMessage]
+    type: str
+    now_us: int
 
 
 class PolicyReport(msgspec.Struct):

@@ -25,10 +25,13 @@ from .answers import Offset as Offset
 from .answers import OffsetRanges as OffsetRanges
 from .answers import PartitionInfo as PartitionInfo
 from .answers import PartitionRoute as PartitionRoute
+from .answers import PendingMessages as PendingMessages
 from .answers import PolicyReport as PolicyReport
+from .answers import Positions as Positions
 from .answers import ProducerOpened as ProducerOpened
 from .answers import Route as Route
 from .answers import Segments as Segments
+from .answers import Settled as Settled
 from .answers import Statistics as Statistics
 from .answers import StorageStep as StorageStep
 from .answers import StorageUploading as StorageUploading
@@ -208,8 +211,9 @@ class CloseProducer(Request, tag="producer.close"):
 class Subscribe(Request, tag="consumer.open"):
     """Attach to a subscription of one partition -> ConsumerOpened.
 
-    Creates it, at `start` and with `failure_policy`, when it does not exist. `priority`: of failover consumers the
-    lowest comes first. `key_filters`: globs, of which a key-shared consumer accepts any; none accepts every key.
+    Creates it, at `start` and with `failure_policy`, when it does not exist. `type` "" takes that of an existing
+    subscription, and makes a new one exclusive. `priority`: of failover consumers the lowest comes first.
+    `key_filters`: globs, of which a key-shared consumer accepts any; none accepts every key.
     """
 
     topic: str
@@ -260,7 +264,7 @@ class DescribeSubscription(Request, tag="subscription.describe"):
 
 
 class Seek(Request, tag="subscription.seek"):
-    """Move a subscription, on one partition or (-1) on all -> Done. Durable when answered."""
+    """Move a subscription, on one partition or (-1) on all -> Positions. Durable when answered."""
 
     topic: str
     subscription: str
@@ -292,8 +296,18 @@ class ListUnsettled(Request, tag="subscription.unsettled"):
     """Only offsets from here on."""
 
 
+class ListPending(Request, tag="subscription.pending"):
+    """As ListUnsettled, one by one, with what keeps each of them -> PendingMessages"""
+
+    topic: str
+    subscription: str
+    partition: int
+    messages_max: int = 100
+    after: int = 0
+
+
 class Settle(Request, tag="subscription.settle"):
-    """Ack offsets without being attached: skip a message, or (ranges []) the whole backlog -> Done. Durable."""
+    """Ack offsets without being attached: skip a message, or (ranges []) the whole backlog -> Settled. Durable."""
 
     topic: str
     subscription: str
@@ -412,6 +426,7 @@ AnyRequest = (
     | Seek
     | Advance
     | ListUnsettled
+    | ListPending
     | Settle
     | SetFailurePolicy
     | SetPolicies

@@ -33,6 +33,8 @@ _MESSAGE_CHARACTERS_MAX: Final = 2_000
 
 _CONSUMER_CHARACTERS_MAX: Final = 200
 _UNSETTLED_MESSAGES_MAX: Final = 10_000
+_PENDING_MESSAGES_MAX: Final = 250
+"""Each with a reason of its own and a consumer's name, they fit one frame."""
 
 
 class Caller(Protocol):
@@ -192,7 +194,7 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
     wish = Attachment(
         parse_subscription(request.subscription),
         request.consumer,
-        SubscriptionType.parse(request.type),
+        SubscriptionType.parse(request.type) if request.type else None,
         position_of(request.start),
         request.priority,
         request.key_filters,
@@ -208,6 +210,7 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
         consumer.created,
         consumer.owner_epoch,
         consumer.ack_timeout_ms,
+        str(consumer.type),
     )
 
 
@@ -261,11 +264,11 @@ async def _describe_subscription(caller: Caller, request: wire.DescribeSubscript
     )
 
 
-async def _seek(caller: Caller, request: wire.Seek) -> wire.Done:
+async def _seek(caller: Caller, request: wire.Seek) -> wire.Positions:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     position = position_of(request.position)
-    await caller.broker.subscriptions.seek(caller.principal, topic, subscription, position, request.partition)
-    return wire.Done()
+    moved = await caller.broker.subscriptions.seek(caller.principal, topic, subscription, position, request.partition)
+    return wire.Positions(moved)
 
 
 async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
@@ -276,14 +279,16 @@ async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
     return wire.Done()
 
 
-async def _settle(caller: Caller, request: wire.Settle) -> wire.Done:
+async def _settle(caller: Caller, request: wire.Settle) -> wire.Settled:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     if any(start < 0 or end <= start for start, end in request.ranges):
         raise Invalid("a range of offsets is empty or negative")
     if request.ranges and request.partition < 0:
         raise Invalid("offsets need a partition")
-    await caller.broker.subscriptions.settle(caller.principal, topic, subscription, request.partition, request.ranges)
-    return wire.Done()
+    settled = await caller.broker.subscriptions.settle(
+        caller.principal, topic, subscription, request.partition, request.ranges
+    )
+    return wire.Settled(settled)
 
 
 async def _list_unsettled(caller: Caller, request: wire.ListUnsettled) -> wire.OffsetRanges:
@@ -294,6 +299,16 @@ async def _list_unsettled(caller: Caller, request: wire.ListUnsettled) -> wire.O
         caller.principal, topic, subscription, request.partition, request.messages_max, request.after
     )
     return wire.OffsetRanges(ranges)
+
+
+async def _list_pending(caller: Caller, request: wire.ListPending) -> wire.PendingMessages:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    if not 0 < request.messages_max <= _PENDING_MESSAGES_MAX:
+        raise Invalid(f"messages_max={request.messages_max} is out of range: use 1 to {_PENDING_MESSAGES_MAX}")
+    kind, messages, now_us = await caller.broker.subscriptions.pending(
+        caller.principal, topic, subscription, request.partition, request.messages_max, request.after
+    )
+    return wire.PendingMessages(messages, str(kind), now_us)
 
 
 async def _set_failure_policy(caller: Caller, request: wire.SetFailurePolicy) -> wire.Done:
@@ -340,6 +355,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.Advance: _advance,
     wire.Settle: _settle,
     wire.ListUnsettled: _list_unsettled,
+    wire.ListPending: _list_pending,
     wire.SetFailurePolicy: _set_failure_policy,
     wire.FindOffset: _find_offset,
     wire.TopicStatistics: _topic_statistics,

@@ -1,0 +1,112 @@
+"""A producer is one producer to its topic, whatever happened to it on the way; one that is gone is none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flaky_wire import until
+
+from pydanube import Client, Full, StaleEpoch, Unavailable
+from pydanube.client.connection import Connection
+from pydanube.codec.native import requests
+
+TOPIC = "/default/orders"
+
+
+async def producers(client: Client, topic: str = TOPIC) -> list[int]:
+    return [one.producers for one in (await client.topic_statistics(topic)).partitions]
+
+
+async def full_topic(client: Client, partitions: int = 0) -> None:
+    """One message fits into each partition, and one producer."""
+    await client.create_topic(TOPIC, partitions=partitions)
+    await client.create_subscription(TOPIC, "billing")
+    await client.set_policies(TOPIC, backlog_messages_max=1, producers_max=1)
+
+
+@pytest.mark.parametrize(
+    "claim", [{}, {"name": "till-1"}, {"access": "exclusive"}, {"name": "till-1", "access": "exclusive"}]
+)
+async def test_refused_sends_leave_one_producer_and_none_after_closing(client: Client, claim: dict[str, str]) -> None:
+    await full_topic(client)
+    async with client.producer(TOPIC, timeout=0.5, **claim) as producer:  # type: ignore[arg-type]
+        await producer.send(b"fits")
+        for _ in range(3):
+            with pytest.raises((Full, Unavailable)):  # the latter when its last try is on the wire
+                await producer.send(b"does not")
+            assert await producers(client) == [1]
+        await client.clear_backlog(TOPIC, "billing")
+        assert (await producer.send(b"fits again")).offset == 1
+        assert await producers(client) == [1]
+    assert await producers(client) == [0]
+    async with client.producer(TOPIC) as producer:
+        assert await producers(client) == [1]
+
+
+async def test_the_same_over_several_partitions(client: Client) -> None:
+    await full_topic(client, partitions=3)
+    async with client.producer(TOPIC, timeout=0.5) as producer:
+        for _ in range(4):
+            await asyncio.gather(*(producer.send(b"%d" % one) for one in range(12)), return_exceptions=True)
+            assert max(await producers(client)) == 1
+        await client.clear_backlog(TOPIC, "billing")
+        await producer.send_many([b"%d" % one for one in range(3)])
+    assert await producers(client) == [0, 0, 0]
+
+
+async def test_one_that_was_fenced_gives_its_handles_back(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=2)
+    async with client.producer(TOPIC, name="till-1") as former:
+        await former.send(b"mine")
+        async with client.producer(TOPIC, name="till-1") as successor:
+            with pytest.raises(StaleEpoch):
+                await former.send(b"not mine any more")
+            await successor.send(b"mine")
+            assert await producers(client) == [1, 1]
+    assert await producers(client) == [0, 0]
+
+
+async def test_a_producer_that_is_given_up_while_it_opens_leaves_nothing_behind(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await client.set_policies(TOPIC, producers_max=1)
+    for _ in range(5):
+        opening = asyncio.create_task(client.producer(TOPIC).open())
+        await until_asked(client)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+
+    async def nobody() -> bool:
+        return await producers(client) == [0]
+
+    await until(nobody)
+    async with client.producer(TOPIC) as producer:
+        await producer.send(b"one")
+
+
+async def test_a_consumer_that_is_given_up_while_it_attaches_leaves_nothing_behind(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await client.create_subscription(TOPIC, "billing", start="earliest")
+    for _ in range(5):
+        opening = asyncio.create_task(client.consumer(TOPIC, subscription="billing").open())
+        await until_asked(client)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+
+    async def nobody() -> bool:
+        return not (await client.describe_subscription(TOPIC, "billing")).partitions[0].consumer
+
+    await until(nobody)
+
+
+def connection_of(client: Client) -> Connection:
+    (connection,) = client._brokers._connections.values()
+    return connection
+
+
+async def until_asked(client: Client) -> None:
+    """Until a handle was asked for. The broker has not answered: it is on the same loop."""
+    opening = (requests.ProducerOpened, requests.ConsumerOpened)
+    async with asyncio.timeout(5):
+        while not any(getattr(one, "kind", None) in opening for one in connection_of(client)._asked.values()):
+            await asyncio.sleep(0)
