@@ -250,6 +250,11 @@ def test_everything_can_be_sent_to_one_partition(danube, topic):
         ("dlq", "show", "/default/dead", "5"),
         ("dlq", "redrive", "/default/dead"),
         ("dlq", "redrive", "/default/dead", "0:1", "--all"),
+        ("dlq", "redrive", "/default/dead", "--all"),
+        ("dlq", "redrive", "/default/dead", "--from-topic", "/default/t"),
+        ("dlq", "drop", "/default/dead"),
+        ("dlq", "drop", "/default/dead", "--all"),
+        ("dlq", "drop", "/default/dead", "0:1", "--from-subscription", "s"),
     ],
     ids=" ".join,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,19 @@ def test_a_piped_table_is_never_cut_and_has_no_trailing_blanks(capsys: pytest.Ca
     assert "x" * 300 in lines[2]
     assert lines[3] == "\\x1b[2J"
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_on_a_terminal_columns_give_way_so_that_each_row_takes_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows = [("0:1234567", "x" * 100, "y" * 50), ("0:2", "short", "z" * 300)]
+    output.table(["place", "one", "other"], rows, right=["place"], cut=["one", "other"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "0:" in line]
+    assert [line.split()[0] for line in lines] == ["0:1234567", "0:2"]
+    assert all(len(line) <= 80 and "…" in line for line in lines)
+    assert "short" in lines[1]
 
 
 def test_fields_are_aligned(capsys: pytest.CaptureFixture[str]):

@@ -135,12 +135,12 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
 )
 @url_option
 def consume(url: str, **wishes: Any) -> None:
-    """Receive messages from a topic, or from all that match a pattern such as '/default/orders-*'.
+    """Receive messages from a topic.
 
-    Prints payloads as lines of text; --json adds key, attributes, offset and times, and keeps binary payloads whole
-    (payload_encoding base64). With -s messages are acked and the subscription remembers its place; --from counts only
-    when that creates the subscription. Without -s nothing is remembered. A time without a zone is UTC. Ctrl-C is the
-    usual end: exit code 0.
+    TOPIC may be a pattern such as '/default/orders-*', for all topics that match. Prints payloads as lines of text;
+    --json adds key, attributes, offset and times, and keeps binary payloads whole (payload_encoding base64). With -s
+    messages are acked and the subscription remembers its place; --from counts only when that creates the subscription.
+    Without -s nothing is remembered. A time without a zone is UTC. Ctrl-C is the usual end: exit code 0.
     """
     wanted = Wanted(**wishes)
     wanted.check()

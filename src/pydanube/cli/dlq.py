@@ -1,25 +1,32 @@
-"""`danube dlq`: messages that failed too often, looked at and sent back to where they came from."""
+"""`danube dlq`: messages that failed too often, looked at, sent back to where they came from, or dropped."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from pydanube.model.names import TopicName
 
 from . import messages
-from .options import PLACE, TOPIC, confirm, examples, json_option, url_option, yes_option
+from .options import PLACE, SUBSCRIPTION, TOPIC, confirm, examples, json_option, url_option, yes_option
 from .output import emit_json, fail, note, plural, table
 from .session import LEAVE_SECONDS, Stop, with_client
 
 if TYPE_CHECKING:
-    from pydanube.client import Client, DeadLetter, Redriven
+    from pydanube.client import Client, DeadLetter, DeadLetters, Redriven
 
 EXIT_INTERRUPTED: Final = 130
+OTHERS_MAX: Final = 10_000
+"""So many messages that are no letters are looked at before a list ends."""
+WIDE_COLUMNS: Final = 110
+"""From this width on a list has room for the details."""
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 @click.group(
@@ -29,15 +36,51 @@ danube dlq list /default/orders-dlq
 danube dlq show /default/orders-dlq 0:17
 danube dlq redrive /default/orders-dlq 0:17
 danube dlq redrive /default/orders-dlq --all --rate 100
+danube dlq drop /default/orders-dlq 0:18
 """
     )
 )
 def dlq() -> None:
-    """List, show and redrive dead letters.
+    """List, show, redrive and drop dead letters.
 
     A subscription whose failure policy says so publishes messages that failed too often to a dead letter topic; see
     'danube subscriptions failure-policy --help'. TOPIC is that topic, not the one they came from.
     """
+
+
+def filter_options(command: CommandT) -> CommandT:
+    """Which letters, by where they came from; what they give makes a `Filter`."""
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+_FILTERS: Final = (
+    click.option("--from-topic", type=TOPIC, metavar="TOPIC", help="Those that came from this topic."),
+    click.option(
+        "--from-subscription", type=SUBSCRIPTION, metavar="NAME", help="Those that failed for this subscription."
+    ),
+)
+
+
+class Filter:
+    """Letters by where they came from."""
+
+    def __init__(self, from_topic: TopicName | None, from_subscription: str | None) -> None:
+        self._topic = None if from_topic is None else str(from_topic)
+        self._subscription = from_subscription
+
+    def __bool__(self) -> bool:
+        return self._topic is not None or self._subscription is not None
+
+    def __call__(self, letter: DeadLetter) -> bool:
+        return self._topic in (None, letter.original_topic) and (
+            self._subscription in (None, letter.original_subscription)
+        )
+
+    def __str__(self) -> str:
+        topic = f" that came from {self._topic}" if self._topic is not None else ""
+        return topic + (f" that failed for {self._subscription}" if self._subscription is not None else "")
 
 
 @dlq.command(
@@ -45,46 +88,107 @@ def dlq() -> None:
     epilog=examples(
         """
 danube dlq list /default/orders-dlq
+danube dlq list /default/dead --from-topic /default/orders --from-subscription billing
 danube dlq list /default/orders-dlq -n 1000 --json | jq -r '.[].failure_reason' | sort | uniq -c
 """
     ),
 )
 @click.argument("topic", type=TOPIC)
 @click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="How many at most.")
-@click.option("--redriven", is_flag=True, help="Also those that were sent back already.")
+@click.option("--redriven", is_flag=True, help="Also those that were sent back or dropped already.")
+@filter_options
 @url_option
 @json_option
-def list_(topic: TopicName, count: int, redriven: bool, url: str, as_json: bool) -> None:
+def list_(
+    topic: TopicName,
+    count: int,
+    redriven: bool,
+    from_topic: TopicName | None,
+    from_subscription: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
     """List the letters that are left: where each came from, and why it failed."""
-    found = with_client(url, lambda client: client.dead_letters(str(topic)).first(count + 1, redriven=redriven))
-    letters = found[:count]
+    where = Filter(from_topic, from_subscription)
+    letters, more = with_client(url, lambda client: _list(client, str(topic), count, redriven, where))
     if as_json:
         emit_json([as_dict(letter) for letter in letters])
     elif letters:
         _table(letters)
-    if len(found) > count:
-        note(f"only the first {count:,} are shown; -n shows more")
+    if more:
+        note(more)
+
+
+async def _list(client: Client, topic: str, count: int, redriven: bool, where: Filter) -> tuple[list[DeadLetter], str]:
+    """The letters, and what there is to say about them."""
+    letters: list[DeadLetter] = []
+    others = 0
+    async with aclosing(client.dead_letters(topic).listed(redriven=redriven)) as listed:
+        async for letter in listed:
+            if letter.is_letter and where(letter):
+                letters.append(letter)
+            elif not letter.is_letter:
+                others += 1
+            if len(letters) > count:
+                return letters[:count], f"only the first {count:,} are shown; -n shows more"
+            if others == OTHERS_MAX:
+                break
+    if letters:
+        return letters, f"{plural(others, 'message')} there are no dead letters, and not shown" if others else ""
+    return letters, await _nothing(client, topic, where)
+
+
+async def _nothing(client: Client, topic: str, where: Filter) -> str:
+    """That there is nothing; and where else there may be something, should this be the topic letters come from."""
+    policies = [
+        (await client.describe_subscription(topic, name)).failure_policy
+        for name in await client.list_subscriptions(topic)
+    ]
+    others = sorted({one.dead_letter_topic for one in policies if one.dead_letter_topic})
+    hint = f"; messages that die here go to {', '.join(others)}" if others else ""
+    return f"no dead letters{where} are left in {topic}{hint}"
 
 
 def _table(letters: Sequence[DeadLetter]) -> None:
-    columns = ["letter", "died", "from", "subscription", "offset", "attempts", "key", "reason"]
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    wide = not terminal or Console(file=sys.stdout).width >= WIDE_COLUMNS
+    columns: dict[str, Callable[[DeadLetter], object]] = {
+        "letter": lambda letter: letter.place,
+        "died": lambda letter: (
+            f"{letter.message.append_time:%m-%d %H:%M:%S}"
+            if terminal
+            else letter.message.append_time.isoformat(sep=" ", timespec="seconds")
+        ),
+        "tries": lambda letter: "" if letter.attempts is None else letter.attempts,
+        "from": lambda letter: letter.original_topic,
+        "subscription": lambda letter: letter.original_subscription,
+        **({"message": _origin, "key": lambda letter: letter.message.key or ""} if wide else {}),
+        "reason": lambda letter: messages.beginning(letter.reason.encode()),
+    }
     table(
-        columns,
-        [
-            (
-                letter.place,
-                letter.message.append_time.isoformat(sep=" ", timespec="seconds"),
-                letter.original_topic or "unknown",
-                letter.original_subscription,
-                "" if letter.original_offset is None else letter.original_offset,
-                "" if letter.attempts is None else letter.attempts,
-                letter.message.key or "",
-                messages.beginning(letter.reason.encode()),
-            )
-            for letter in letters
-        ],
-        right=["letter", "offset", "attempts"],
+        list(columns),
+        [[cell(letter) for cell in columns.values()] for letter in letters],
+        right=["letter", "message", "tries"],
+        cut=["from", "subscription", "key", "reason"],
     )
+
+
+def original_partition(letter: DeadLetter) -> int | None:
+    """From its own attribute; from its id, where an older broker wrote it."""
+    told = letter.message.attributes.get("x-original-partition", "")
+    if not told:
+        told = letter.id.removeprefix(f"{letter.original_topic}/").partition("/")[0]
+    return int(told) if told.isdecimal() else None
+
+
+def _origin(letter: DeadLetter) -> str:
+    """The place of the message it was: PARTITION:OFFSET, as far as that is known."""
+    partition, offset = original_partition(letter), letter.original_offset
+    if offset is None:
+        return ""
+    return str(offset) if partition is None else f"{partition}:{offset}"
 
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
@@ -92,6 +196,7 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
         "letter": letter.place,
         "id": letter.id,
         "original_topic": letter.original_topic,
+        "original_partition": original_partition(letter),
         "original_subscription": letter.original_subscription,
         "original_offset": letter.original_offset,
         "attempts": letter.attempts,
@@ -113,7 +218,7 @@ def show(topic: TopicName, place: tuple[int, int], url: str, as_json: bool) -> N
         return
     origin = f"{letter.original_topic or 'unknown'}, subscription {letter.original_subscription or 'unknown'}"
     more: list[tuple[str, object]] = [
-        ("from", origin if letter.original_offset is None else f"{origin}, offset {letter.original_offset}"),
+        ("from", origin if not _origin(letter) else f"{origin}, message {_origin(letter)}"),
         ("attempts", "unknown" if letter.attempts is None else letter.attempts),
         ("reason", letter.reason or "none given"),
     ]
@@ -125,13 +230,17 @@ def show(topic: TopicName, place: tuple[int, int], url: str, as_json: bool) -> N
     epilog=examples(
         """
 danube dlq redrive /default/orders-dlq 0:17 0:18
-danube dlq redrive /default/orders-dlq --all --rate 100
+danube dlq redrive /default/orders-dlq --all --rate 100 --yes
+danube dlq redrive /default/dead --from-topic /default/orders --from-subscription billing --yes
+danube dlq redrive /default/orders-dlq 0:17 --to /default/orders-repaired
 """
     ),
 )
 @click.argument("topic", type=TOPIC)
 @click.argument("places", type=PLACE, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that are left.")
+@filter_options
+@click.option("--to", type=TOPIC, metavar="TOPIC", help="Send them there.  [default: where each came from]")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many letters a second.")
 @yes_option
 @url_option
@@ -140,45 +249,121 @@ def redrive(
     topic: TopicName,
     places: tuple[tuple[int, int], ...],
     everything: bool,
+    from_topic: TopicName | None,
+    from_subscription: str | None,
+    to: TopicName | None,
     rate: float | None,
     yes: bool,
     url: str,
     as_json: bool,
 ) -> None:
-    """Send letters back to the topics they came from: those at PLACES (PARTITION:OFFSET), or --all.
+    """Send letters back to the topics they came from: those at PLACES (PARTITION:OFFSET), or all that match.
 
-    They arrive there as new messages, for every subscription. A letter counts as sent back once its topic has it. A
-    letter whose topic is gone stays. Ctrl-C ends it in order; the rest stays for the next time.
+    They arrive there as new messages, published now, for every subscription. A letter counts as sent back once its
+    topic has it. A letter whose topic is gone stays. Ctrl-C ends it in order, with exit code 130; the rest stays for
+    the next time.
     """
-    if bool(places) == everything:
-        raise click.UsageError("say which letters: PARTITION:OFFSET ..., or --all")
-    if everything and sys.stdin.isatty():
-        confirm(f"Send all letters of {topic} back?", yes, not_done="nothing was sent back")
-    wanted = None if everything else list(places)
-    done, ended = with_client(url, lambda client: _redrive(client, str(topic), wanted, rate))
+    where = Filter(from_topic, from_subscription)
+    wanted = _chosen(places, everything, where)
+    if wanted is None:
+        confirm(
+            f"Send all letters of {topic}{where} back?", yes, verb="send them back", not_done="nothing was sent back"
+        )
+    target = None if to is None else str(to)
+
+    def start(letters: DeadLetters, progress: Progress) -> Coroutine[Any, Any, Redriven]:
+        return letters.redrive(wanted, where=where, to=target, rate=rate, progress=progress)
+
+    _finish(url, str(topic), where, start, "sent back", "redriven", as_json)
+
+
+@dlq.command(
+    "drop",
+    epilog=examples(
+        """
+danube dlq drop /default/orders-dlq 0:17 0:18
+danube dlq drop /default/dead --from-topic /default/orders --yes
+danube dlq drop /default/orders-dlq --all --yes
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.argument("places", type=PLACE, nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All that are left.")
+@filter_options
+@yes_option
+@url_option
+@json_option
+def drop(
+    topic: TopicName,
+    places: tuple[tuple[int, int], ...],
+    everything: bool,
+    from_topic: TopicName | None,
+    from_subscription: str | None,
+    yes: bool,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Give letters up: those at PLACES (PARTITION:OFFSET), or all that match.
+
+    They are no longer listed, and a redrive leaves them out. They stay stored until retention lets them go: 'danube dlq
+    list --redriven' still has them.
+    """
+    where = Filter(from_topic, from_subscription)
+    wanted = _chosen(places, everything, where)
+    if wanted is None:
+        confirm(f"Drop all letters of {topic}{where}?", yes, verb="drop them", not_done="nothing was dropped")
+
+    def start(letters: DeadLetters, progress: Progress) -> Coroutine[Any, Any, Redriven]:
+        return letters.drop(wanted, where=where, progress=progress)
+
+    _finish(url, str(topic), where, start, "dropped", "dropped", as_json)
+
+
+Place = tuple[int, int]
+Progress = Callable[["Redriven"], None]
+Start = Callable[["DeadLetters", Progress], Coroutine[Any, Any, "Redriven"]]
+
+
+def _chosen(places: tuple[Place, ...], everything: bool, where: Filter) -> list[Place] | None:
+    """The places; None: all that match."""
+    if bool(places) == (everything or bool(where)):
+        raise click.UsageError("say which letters: PARTITION:OFFSET ..., or --all, --from-topic, --from-subscription")
+    return list(places) or None
+
+
+def _finish(url: str, topic: str, where: Filter, start: Start, verb: str, name: str, as_json: bool) -> None:
+    """Do it, and tell how far it got."""
+
+    async def work(client: Client) -> tuple[Redriven, bool, str]:
+        done, ended = await _run(client, topic, start, verb)
+        idle = ended and not done.done and not done.stayed
+        return done, ended, await _nothing(client, topic, where) if idle else ""
+
+    done, ended, nothing = with_client(url, work)
     if as_json:
-        told = {"topic": str(topic), "redriven": done.done, "stayed": done.stayed, "interrupted": not ended}
+        told = {"topic": topic, name: done.done, "stayed": done.stayed, "interrupted": not ended}
         emit_json(told if ended else told | {"total": done.total})
     elif ended:
-        click.echo(f"sent back {plural(done.done, 'letter')} of {topic}")
+        click.echo(f"{verb} {plural(done.done, 'letter')} of {topic}")
+    if nothing:
+        note(nothing)
     if not ended:
-        note(f"interrupted: {done.done:,} of {plural(done.total, 'letter')} sent back; the same command does the rest")
+        note(f"interrupted: {done.done:,} of {plural(done.total, 'letter')} {verb}; the same command does the rest")
         raise click.exceptions.Exit(EXIT_INTERRUPTED)
     if done.stayed:
         place, reason = next(iter(done.stayed.items()))
         fail(f"{plural(len(done.stayed), 'letter')} stayed; {place}: {reason}")
 
 
-async def _redrive(
-    client: Client, topic: str, places: list[tuple[int, int]] | None, rate: float | None
-) -> tuple[Redriven, bool]:
+async def _run(client: Client, topic: str, start: Start, verb: str) -> tuple[Redriven, bool]:
     """How far it got, and whether to the end."""
     from pydanube.client import Redriven
 
     from .progress import Bar
 
     state, stop = Redriven(0), Stop()
-    with Bar("sent back") as bar:
+    with Bar(verb) as bar:
 
         def progress(now: Redriven) -> None:
             nonlocal state
@@ -187,8 +372,7 @@ async def _redrive(
             if stop.asked:
                 raise _Enough
 
-        redriving = client.dead_letters(topic).redrive(places, rate=rate, progress=progress)
-        work = asyncio.get_running_loop().create_task(redriving)
+        work = asyncio.get_running_loop().create_task(start(client.dead_letters(topic), progress))
         await stop.first(_ended(work))
         if not work.done():
             await asyncio.wait({work}, timeout=LEAVE_SECONDS)  # what was sent is settled before it ends

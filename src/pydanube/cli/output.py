@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NoReturn
 
 import click
@@ -37,9 +37,18 @@ def to_json(value: Any, *, compact: bool = False) -> str:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Iterable[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    right: Iterable[str] = (),
+    cut: Collection[str] = (),
 ) -> None:
-    """A table on stdout. Columns named in `right` are numbers. Piped output is never cut to a width."""
+    """A table on stdout. Columns named in `right` are numbers.
+
+    Where there are columns to `cut`, every row takes one line of a terminal, and these give way. Piped output is never
+    cut to a width.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -52,9 +61,13 @@ def table(
     view = Table(box=box.SIMPLE_HEAD if terminal else None)
     view.pad_edge = terminal
     for column in columns:
-        view.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=not terminal)
+        fixed = not terminal or (bool(cut) and column not in cut)
+        view.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=fixed)
     for row in rows:
-        view.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
+        cells = [cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row]
+        for cell in cells if cut and terminal else ():
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        view.add_row(*cells)
     if terminal:
         Console(file=sys.stdout, highlight=False).print(view)
         return
