@@ -123,7 +123,7 @@ async def churn_of(tmp_path, *, reliable: bool, partitions: int, rounds: int) ->
             try:
                 await churn.run(plan(rng, rounds, reliable))
                 if reliable:
-                    await everything_received(churn.record)
+                    await everything_received(client, churn.record)
                 await churn.finish()
             finally:
                 await churn.abandon()
@@ -135,15 +135,16 @@ async def churn_of(tmp_path, *, reliable: bool, partitions: int, rounds: int) ->
     return churn
 
 
-async def everything_received(record: Record) -> None:
+async def everything_received(client: pydanube.Client, record: Record) -> None:
     def reached() -> bool:
         return not any(record.missing(kind) for kind in TYPES)
 
     try:
         await asyncio.wait_for(record.until(reached), DONE_SECONDS_MAX)
     except TimeoutError:
-        lost = {kind: sorted(record.missing(kind))[:5] for kind in TYPES if record.missing(kind)}
-        raise AssertionError(f"acked and lost: {lost}") from None
+        lost = {kind: sorted(missing)[:5] for kind in TYPES if (missing := record.missing(kind))}
+        told = [f"{kind}: {(await client.describe_subscription(TOPIC, kind)).partitions}" for kind in lost]
+        raise AssertionError("\n".join([f"acked and not received: {lost}", *told])) from None
 
 
 async def at_least_once(tmp_path, partitions: int, rounds: int) -> None:
