@@ -295,6 +295,29 @@ async def test_a_restored_broker_can_be_restored_again(tmp_path: Path, objects: 
     assert len({key.split("-")[0] for key in await keys(objects, "manifests/")}) == 3
 
 
+async def test_what_a_lost_broker_uploads_after_the_restore_is_not_history(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "lost", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"0"])
+        await upload(broker)
+        await broker.tiers.manifests.write()
+        await restored(tmp_path / "second", objects)
+        await door.publish(await door.producer(), [b"of a ghost"])
+        await upload(broker)
+        ghost = (await keys(objects, "segments/"))[-1]
+    async with opened(tmp_path / "second", objects, crash=True) as broker:
+        door = Door(broker)
+        await broker.tiers.manifests.write()
+        answer = await door.publish(await door.producer(), [b"1"])
+        await upload(broker)
+    report = await restored(tmp_path / "third", objects)
+    assert ghost in report.left_out
+    assert len(report.added) == 1
+    async with opened(tmp_path / "third", objects) as broker:
+        assert await Door(broker).read_all() == [(0, b"0"), (answer.base_offset, b"1")]
+
+
 @pytest.mark.parametrize("ack_level", [AckLevel.WRITTEN, AckLevel.MEMORY])
 async def test_topics_that_promise_less_are_restored_too(tmp_path: Path, objects: ObjectStore, ack_level: AckLevel):
     async with opened(tmp_path / "before", objects, crash=True) as broker:

@@ -46,6 +46,14 @@ async def everything(url: str, topic: str, partition: int = 0) -> list[tuple[int
         return [(message.offset, message.payload) async for message in reader]
 
 
+class Cut(Exception):
+    pass
+
+
+def cut(_progress) -> None:
+    raise Cut
+
+
 async def test_a_wiped_broker_comes_back_from_its_object_store_alone(tmp_path, store_url):
     data = tmp_path / "data"
     settings = Settings.load(overrides={"server.data_dir": str(data), "storage.url": store_url})
@@ -69,6 +77,11 @@ async def test_a_wiped_broker_comes_back_from_its_object_store_alone(tmp_path, s
         broker.kill()
         with pytest.raises(Refused, match="is not empty"):
             await restore(settings)
+        shutil.rmtree(data)
+        with pytest.raises(Cut):
+            await restore(settings, cut)
+        with pytest.raises(AssertionError, match="not a data directory"):
+            broker.start()
         shutil.rmtree(data)
         report = await restore(settings)
         assert (report.cluster, report.topics, report.missing) == (cluster, 2, [])

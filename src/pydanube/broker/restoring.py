@@ -203,9 +203,9 @@ class _Rebuilding:
         for one in found:
             self._seen("topic", one.topic_id)
             self._seen(LEDGER_COUNTER, one.record.ledger_id)
-        for known in self._known.values():
+        for (topic_id, _), known in self._known.items():
             known.tail.end = max(known.tail.end, known.record.uploaded_end)
-            known.tail.also = max(known.record.reserved_end, known.record.start_offset)
+            known.tail.starts = self._starts(self._topics[topic_id], known)
         chosen = restoring.continue_with({key: one.tail for key, one in self._known.items()}, found)
         for one in chosen:
             await self._list_segment(one)
@@ -214,6 +214,13 @@ class _Rebuilding:
         self._report.left_out += sorted({one.record.object for one in found} - added)
         for key in self._report.left_out:
             await self._put(garbage_key(key), garbage(key, self._now_us).value)
+
+    def _starts(self, topic: TopicRecord, known: _Known) -> frozenset[int]:
+        reserved, starts = known.record.reserved_end, {known.tail.end, known.record.start_offset}
+        if reserved > known.tail.end:
+            # A durable topic reserves nothing but in a restore: what a former owner uploads since is not its history.
+            starts = {reserved} if topic.config().ack_level is AckLevel.DURABLE else {*starts, reserved}
+        return frozenset(starts)
 
     # -- what follows from it ------------------------------------------------------------------------------------------
 

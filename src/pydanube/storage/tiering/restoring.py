@@ -69,18 +69,19 @@ class Tail:
     """Where the uploaded part of a partition ends."""
 
     end: int = 0
-    also: int = 0
-    """Another offset at which its next segment may begin: what lies between was reserved and never given out."""
+    starts: frozenset[int] = frozenset({0})
+    """Where its next segment may begin: there, or where offsets go on that were reserved and never given out."""
     ledger_id: int = 0
     epoch: int = 0
 
     def continues(self, one: Segment) -> bool:
         record = one.record
-        begins = record.first_offset == self.end or record.first_offset == self.also > self.end
+        begins = record.first_offset in self.starts and record.first_offset >= self.end
         return begins and record.ledger_id >= self.ledger_id and record.epoch >= self.epoch
 
     def advance(self, one: Segment) -> None:
         self.end = one.end_offset
+        self.starts = frozenset({one.end_offset})
         self.ledger_id, self.epoch = one.record.ledger_id, one.record.epoch
 
 
@@ -135,7 +136,7 @@ def continue_with(tails: dict[Key, Tail], found: Iterable[Segment]) -> list[Segm
     for key, by_start in waiting.items():
         tail = tails.get(key)
         while tail is not None:
-            heirs = [one for start in {tail.end, tail.also} for one in by_start.get(start, ()) if tail.continues(one)]
+            heirs = [one for start in tail.starts for one in by_start.get(start, ()) if tail.continues(one)]
             if not heirs:
                 break
             heir = max(heirs, key=lambda one: (one.record.epoch, one.record.ledger_id, one.end_offset))
