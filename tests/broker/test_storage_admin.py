@@ -402,3 +402,64 @@ async def test_a_broker_without_object_storage_says_so(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         with pytest.raises(Refused, match="no object storage"):
             await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+
+
+async def test_nothing_is_collected_in_the_store_of_another_cluster(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    await objects.put("danube-cluster", b"somebody else")
+    await objects.put("segments/shared/00000000/theirs-00000001.seg", b"all they have")
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        clock.advance(10**9)
+        for orphans in (False, True):
+            with pytest.raises(Refused, match="somebody else"):
+                await broker.storage.collect(ANONYMOUS, orphans, False, "")
+            await broker.tiers._collect(orphans)
+        assert len(await keys(objects)) == 1
+
+
+async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_takes(tmp_path: Path, objects: Away):
+    clock = ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 3)
+        there, go_on = asyncio.Event(), asyncio.Event()
+
+        class Slow(Away):
+            async def put(self, key, *arguments, **options):
+                info = await objects.put(key, *arguments, **options)
+                if key.startswith("segments/"):
+                    there.set()
+                    await go_on.wait()
+                return info
+
+        broker.tiers.uploader._objects = Slow()
+        uploading = asyncio.create_task(uploaded(broker))
+        await there.wait()
+        clock.advance(10**9)
+        assert (await collected(broker, orphans=True)).deleted == 0
+        go_on.set()
+        assert (await uploading).failure == ""
+        assert (await verified(broker)).damages == []
+
+
+async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(tmp_path: Path, objects: Away):
+    tiering = replace(SMALL, segment_bytes=1 << 20)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
+        door = Door(broker)
+        await door.create()
+        for _ in range(60):
+            await filled(door, 1)
+            await uploaded(broker)
+        step, place = await broker.storage.verify(ANONYMOUS, None, StoragePlace(), 1)
+        steps = 0
+        while place is not None:
+            assert step.damages == []
+            if steps % 7 == 3:
+                await broker.tiers.merger.round()
+            step, place = await broker.storage.verify(ANONYMOUS, None, place, 1)
+            steps += 1
+        assert broker.tiers.merger.merged > 0
+        found = await verified(broker)
+        assert (found.messages, found.damages) == (6000, [])
+        assert found.segments < 60

@@ -317,6 +317,7 @@ class Storage:
     ) -> tuple[StorageCollected, str]:
         """Delete objects that nobody needs, some of them; and the key after which to go on (empty: that was all)."""
         tiers = self._allowed(principal, Action.ADMINISTER, None)
+        await tiers.check_ours()
         if not after and not dry_run:
             await tiers.forget_deleted_topics()
         step = CollectStep(after, self._clock.monotonic() + STEP_S, dry_run)

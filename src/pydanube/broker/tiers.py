@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,10 +103,13 @@ class Tiers:
         self.merger = Merger(
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )
-        self.collector = Collector(objects, self.catalog, clock, settings.grace_s * MICROSECONDS)
+        self.collector = Collector(objects, self.catalog, clock, settings.grace_s * MICROSECONDS, self._is_being_made)
 
     def _sealed(self) -> Iterable[Sealed]:
         return list(self.partitions.values())
+
+    def _is_being_made(self, object_key: str) -> bool:
+        return object_key in (self.uploader.making, self.merger.making)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -119,7 +123,7 @@ class Tiers:
             if self._claimed:
                 await self._merge()
                 await self.manifests.keep()
-            if self._clock.monotonic() >= next_collection:
+            if self._claimed and self._clock.monotonic() >= next_collection:
                 next_collection = self._clock.monotonic() + COLLECT_EVERY_S
                 collections += 1
                 await self._collect(orphans=collections % ORPHANS_EVERY == 1)
@@ -152,6 +156,12 @@ class Tiers:
             except (DanubeError, TimeoutError) as error:
                 log.warning("manifest.failed", store=self.objects.url, error=str(error))
 
+    async def check_ours(self) -> None:
+        """Raises why the store is not this cluster's, or why nobody knows: what is in it may be somebody else's."""
+        if not await self._is_ours():
+            assert self.uploader.failure is not None
+            raise copy(self.uploader.failure)
+
     async def _is_ours(self) -> bool:
         """Whether the store is this cluster's: nothing is put among somebody else's objects."""
         if not self._claimed:
@@ -163,7 +173,9 @@ class Tiers:
         return self._claimed
 
     async def _collect(self, orphans: bool) -> None:
+        """Only where the store is ours: what another cluster has there would all be orphans."""
         try:
+            await self.check_ours()
             await self.collector.collect_garbage()
             if orphans:
                 await self.forget_deleted_topics()

@@ -8,6 +8,7 @@ Both ways can be gone in steps: a `Step` says where to begin and when to stop, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -24,7 +25,7 @@ OBJECTS_PREFIX: Final = "segments/"
 DELETED_AT_ONCE: Final = 100
 
 ORPHAN_US_MIN: Final = 600 * MICROSECONDS
-"""What is not in the catalog may be on its way there: younger than this it is no orphan, whatever the grace period."""
+"""What is not in the catalog may be on its way there, by another process: younger than this it is no orphan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,16 @@ class Collected:
 class Collector:
     """One for each broker."""
 
-    def __init__(self, objects: ObjectStore, catalog: Catalog, clock: Clock, grace_us: int) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        catalog: Catalog,
+        clock: Clock,
+        grace_us: int,
+        is_being_made: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`is_being_made`: whether an object is on its way into the catalog at this moment."""
+        self._is_being_made = is_being_made
         self._objects = objects
         self._catalog = catalog
         self._clock = clock
@@ -86,8 +96,7 @@ class Collector:
         found: list[str] = []
         async for info in self._objects.list(OBJECTS_PREFIX, step.after):
             result.looked_at += 1
-            # What is known as garbage has a grace period of its own, which begins when it left the catalog.
-            if not await self._catalog.is_used(info.key) and not await self._catalog.is_garbage(info.key):
+            if not await self._is_needed(info.key):
                 if self._clock.now_us() - info.modified_us < max(self._grace_us, ORPHAN_US_MIN):
                     result.waiting += 1
                 else:
@@ -104,6 +113,11 @@ class Collector:
         if result.deleted and not step.dry_run:
             log.info("orphans.deleted", count=result.deleted, bytes=result.deleted_bytes)
         return result
+
+    async def _is_needed(self, key: str) -> bool:
+        """In the making is asked first: what is not any more is in the catalog then, or never will be. What is known as
+        garbage has a grace period of its own, which began when it left the catalog."""
+        return self._is_being_made(key) or await self._catalog.is_used(key) or await self._catalog.is_garbage(key)
 
     async def _delete(self, keys: list[str], step: Step) -> None:
         if keys and not step.dry_run:

@@ -85,6 +85,8 @@ class Merger:
         self._numbers = count(1)
         self._place: tuple[Key, int] = ((0, 0), 0)
         self._unreadable: dict[Key, float] = {}
+        self.making = ""
+        """The object that may be in the store and is not in the catalog yet."""
         self.merged = 0
         """Objects that were made."""
 
@@ -152,9 +154,13 @@ class Merger:
         size = sum(map(len, pieces))
         key = self._key(footer)
         started = self._clock.monotonic()
-        await self._objects.put(key, pieces, create=True)
-        made = [segment_of(key, size, footer, number) for number in range(len(footer.sections))]
-        await self._replace(partition, run, made)
+        self.making = key
+        try:
+            await self._objects.put(key, pieces, create=True)
+            made = [segment_of(key, size, footer, number) for number in range(len(footer.sections))]
+            await self._replace(partition, run, made)
+        finally:
+            self.making = ""
         self.merged += 1
         log.info("segments.merged", object=key, bytes=size, segments=len(run), sections=len(made))
         if self._bytes_per_s:

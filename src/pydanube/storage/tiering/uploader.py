@@ -107,6 +107,8 @@ class Uploader:
         """When that began."""
         self.unreadable: dict[tuple[int, int], tuple[Corrupt, float]] = {}
         """Partitions that cannot be uploaded, why, and when they are tried again."""
+        self.making = ""
+        """The object that may be in the store and is not in the catalog yet."""
         self.uploaded_bytes = 0
         self.objects_made = 0
 
@@ -173,8 +175,12 @@ class Uploader:
         pieces, footer = await asyncio.to_thread(builder.finish)
         key = self._key(job, footer)
         size = sum(map(len, pieces))
-        await self._put(key, pieces, size)
-        await self._commit(key, size, footer, histories)
+        self.making = key
+        try:
+            await self._put(key, pieces, size)
+            await self._commit(key, size, footer, histories)
+        finally:
+            self.making = ""
         self.uploaded_bytes += size
         self.objects_made += 1
         log.info("segment.uploaded", object=key, bytes=size, sections=len(footer.sections))
