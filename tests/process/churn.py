@@ -10,7 +10,6 @@ import json
 import signal
 import sys
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,12 +117,22 @@ class Record:
         self.sessions: list[Session] = []
         self.starts: list[float] = []
         self.broker_kills: list[tuple[float, float]] = []
-        self.seen: dict[str, set[str]] = defaultdict(set)
+        self.seen: dict[str, set[str]] = {kind: set() for kind in TYPES}
         """By subscription, which has its type's name."""
+        self.missing: dict[str, set[str]] = {kind: set() for kind in TYPES}
+        """Acked to their producer and not seen."""
         self.progress = asyncio.Event()
 
+    def published(self, payloads: list[str]) -> None:
+        self.acked.update(payloads)
+        for kind, missing in self.missing.items():
+            missing.update(one for one in payloads if one not in self.seen[kind])
+        self.progress.set()
+
     def received(self, kind: str, took: list[Took]) -> None:
-        self.seen[kind].update(one.payload for one in took)
+        payloads = [one.payload for one in took]
+        self.seen[kind].update(payloads)
+        self.missing[kind].difference_update(payloads)
         self.progress.set()
 
     async def until(self, reached) -> None:
@@ -131,9 +140,6 @@ class Record:
         while not reached():
             self.progress.clear()
             await self.progress.wait()
-
-    def missing(self, kind: str) -> set[str]:
-        return self.acked - self.seen[kind]
 
     def by_time(self, kind: str) -> list[tuple[Session, Took]]:
         events = [(session, one) for session in self.sessions if session.type == kind for one in session.took]
