@@ -386,6 +386,22 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
         assert len(await keys(objects, "manifests/")) == KEPT
 
 
+async def test_a_clean_end_leaves_a_last_manifest(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects) as broker:
+        assert await broker.tiers._is_ours()
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"%d" % n for n in range(20)])
+        consumer = await door.subscribe()
+        await upload(broker)
+        await broker.tiers.manifests.write()
+        await consumer.ack((0, 5))
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects) as broker:
+        consumer = await Door(broker).subscribe()
+        assert [offset for offset, _ in await consumer.wait_for(15)] == list(range(5, 20))
+
+
 async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: Path):
     class Away(MemoryStore):
         away = True
