@@ -51,6 +51,7 @@ def test_a_failure_policy_is_set_at_creation_shown_and_changed_in_part(danube, t
     policy |= {"poison": "dead-letter", "dead_letter_topic": "/default/dead"}
     assert answer(changed) == {"topic": topic, "subscription": "work", **policy}
     unlimited = danube("subscriptions", "failure-policy", topic, "work", "--max-redeliveries", "unlimited", "--json")
+    assert "dead-letter happens after the last try, and tries are unlimited" in unlimited.stderr
     policy |= {"redeliveries_max": None}
     assert answer(unlimited) == {"topic": topic, "subscription": "work", **policy}
     assert answer(danube("subscriptions", "describe", topic, "work", "--json"))["failure_policy"] == policy
@@ -84,6 +85,20 @@ def test_seeking_takes_ends_offsets_times_and_how_long_ago(danube, topic):
     assert danube("subscriptions", "seek", topic, "sub", "--to", "3", "--partition", "0").returncode == 0
     assert position() == 3
     assert danube("subscriptions", "seek", topic, "sub", "1", "--partition", "7").returncode == 1
+    told = answer(danube("subscriptions", "seek", topic, "sub", "-10m", "--json"))
+    assert told["positions"] == {"0": 0}
+    shown = danube("subscriptions", "seek", topic, "sub", "latest").stdout
+    assert shown == f"moved sub on {topic} to latest (partition 0: offset 4)\n"
+
+
+def test_an_offset_that_only_some_partitions_have_is_refused_with_a_way_out(danube, topic):
+    danube("produce", topic, "--partitions", "2", "--partition", "1", stdin="x\n" * 5)
+    danube("subscriptions", "create", topic, "sub")
+    refused = danube("subscriptions", "seek", topic, "sub", "3")
+    assert (refused.returncode, "--partition" in refused.stderr) == (1, True)
+    assert f"partition 0 of {topic}" in refused.stderr
+    told = answer(danube("subscriptions", "seek", topic, "sub", "3", "--partition", "1", "--json"))
+    assert told["positions"] == {"1": 3}
 
 
 def test_peeking_consumes_nothing_and_skipping_settles(danube, topic):
@@ -98,6 +113,10 @@ def test_peeking_consumes_nothing_and_skipping_settles(danube, topic):
         ]
     skipped = danube("subscriptions", "skip", topic, "sub", "--offset", "0:0", "--offset", "0:2")
     assert skipped.stdout == f"skipped 2 messages of sub on {topic}\n", skipped.stderr
+    again = danube("subscriptions", "skip", topic, "sub", "--offset", "0:0", "--offset", "0:0")
+    assert again.stdout == f"skipped 0 messages of sub on {topic}; 1 was acked or skipped before\n"
+    past = danube("subscriptions", "skip", topic, "sub", "--offset", "0:99")
+    assert (past.returncode, "past the end" in past.stderr) == (1, True)
     table = danube("subscriptions", "peek", topic, "sub").stdout.splitlines()
     assert [line.split()[-1] for line in table] == ["payload", "b", "d"]
     assert danube("consume", topic, "-s", "sub", "--count", "2").stdout == "b\nd\n"
@@ -110,8 +129,9 @@ def test_a_backlog_is_cleared_only_when_that_is_said_twice(danube, topic):
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
     assert answer(danube("subscriptions", "describe", topic, "sub", "--json"))["lag"] == 30
-    cleared = danube("subscriptions", "skip", topic, "sub", "--all", "--yes")
-    assert cleared.stdout == f"cleared the backlog of sub on {topic}\n", cleared.stderr
+    cleared = danube("subscriptions", "skip", topic, "sub", "--all", "--yes", "--json")
+    assert answer(cleared) == {"topic": topic, "subscription": "sub", "asked": "all", "skipped": 30}
+    assert danube("subscriptions", "skip", topic, "sub", "--all", "--yes").stdout.startswith("skipped 0 messages")
     assert answer(danube("subscriptions", "describe", topic, "sub", "--json"))["lag"] == 0
 
 
@@ -192,11 +212,14 @@ def test_a_key_filter_leaves_other_keys_alone(danube, topic):
 
 
 def test_delayed_messages_come_when_they_are_due(danube, topic):
-    due = datetime.now(UTC) + timedelta(seconds=4)
+    due = datetime.now(UTC) + timedelta(seconds=15)
     danube("produce", topic, "-m", "late", "--deliver-at", due.isoformat())
     danube("subscriptions", "create", topic, "sub", "--type", "shared", "--from", "earliest")
     danube("produce", topic, "-m", "never", "--deliver-after", "2h")
     danube("produce", topic, "-m", "now")
+    late = next(one for one in answer(danube("subscriptions", "peek", topic, "sub", "--json")) if one["offset"] == 0)
+    assert (late["deliver_at"], late["until"]) == (due.isoformat(), due.isoformat())
+    assert f"delayed until {due:%m-%d %H:%M:%S}" in danube("subscriptions", "peek", topic, "sub").stdout
     received = consumed(danube, topic, "-s", "sub", "--count", "2")
     assert {one["payload"] for one in received} == {"now", "late"}
     assert datetime.now(UTC) >= due
@@ -286,6 +309,10 @@ def test_a_message_that_blocks_is_seen_and_skipped(danube, served, topic):
     while figures()["blocked"] != 1:
         assert time.monotonic() < deadline, figures()
     assert "1 blocked" in danube("top", topic).stdout
+    blocked, behind = answer(danube("subscriptions", "peek", topic, "sub", "--json"))
+    assert (blocked["state"], blocked["redeliveries"], blocked["failure_reason"]) == ("blocked", 1, "cannot be parsed")
+    assert (behind["state"], behind["redeliveries"], behind["failure_reason"]) == ("ready", 0, None)
+    assert "blocked, failed once: cannot be parsed" in danube("subscriptions", "peek", topic, "sub").stdout
     assert danube("subscriptions", "skip", topic, "sub", "--offset", "0:0").returncode == 0
     assert danube("consume", topic, "-s", "sub", "--count", "1").stdout == "fine\n"
     assert figures()["blocked"] == 0

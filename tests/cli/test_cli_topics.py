@@ -69,11 +69,20 @@ def test_retention_0_keeps_nothing_and_that_is_said(danube, topic):
     assert "keep nothing now" in danube("namespaces", "policies", "fleeting", "--set", "retention_bytes=0").stderr
 
 
-def test_policies_without_effect_on_a_non_reliable_topic_are_named(danube, topic):
+def test_policies_of_stored_messages_are_refused_where_nothing_is_stored(danube, topic):
     danube("topics", "create", topic, "--non-reliable")
-    told = danube("topics", "policies", topic, "--set", "ttl_s=5", "--set", "backlog_messages_max=5")
-    assert told.stderr == f"{topic} is non-reliable and stores nothing: ttl_s, backlog_messages_max has no effect\n"
-    assert danube("topics", "policies", topic, "--set", "producers_max=5").stderr == ""
+    told = danube("topics", "policies", topic, "--set", "ttl_s=5")
+    assert (told.returncode, "ttl_s cannot be set" in told.stderr) == (1, True)
+    assert danube("topics", "policies", topic, "--set", "producers_max=5").returncode == 0
+    assert danube("produce", topic, "-m", "x", "--deliver-after", "5").returncode == 1
+    assert answer(danube("topics", "describe", topic, "--json"))["ack_level"] != "durable"
+
+
+def test_what_exists_already_is_described_where_it_differs(danube, topic):
+    danube("topics", "create", topic, "--non-reliable")
+    again = danube("topics", "create", topic, "--if-not-exists")
+    assert (again.returncode, "plain, non-reliable" in again.stderr) == (0, True)
+    assert danube("topics", "create", topic, "--non-reliable", "--if-not-exists").stderr == ""
 
 
 def test_statistics_of_a_topic(danube, topic):

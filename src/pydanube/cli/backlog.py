@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -10,7 +10,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 
 from . import values
-from .messages import record, show_all
+from .messages import pending, record, show_all
 from .options import (
     PLACE,
     POSITION,
@@ -27,6 +27,8 @@ from .session import with_client
 
 if TYPE_CHECKING:
     from pydanube.client import Client
+
+POSITIONS_SHOWN: Final = 8
 
 
 @click.command(
@@ -57,7 +59,7 @@ def seek(
     url: str,
     as_json: bool,
 ) -> None:
-    """Move a subscription, forward or back. What lies behind its new position counts as acked.
+    """Move a subscription, forward or back. What lies below its new position counts as acked.
 
     POSITION is earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z (UTC where it has no zone), or how long
     ago, such as -10m.
@@ -66,11 +68,18 @@ def seek(
         raise click.UsageError("say where to, once: earliest, latest, an offset, a time, or how long ago (-10m)")
     target = position or to
     assert target is not None
-    with_client(url, lambda client: client.seek(str(topic), subscription, target, partition=partition))
+    now = with_client(url, lambda client: client.seek(str(topic), subscription, target, partition=partition))
     if as_json:
-        emit_json({"topic": str(topic), "subscription": subscription, "position": str(target)})
+        positions = {str(index): offset for index, offset in sorted(now.items())}
+        emit_json({"topic": str(topic), "subscription": subscription, "position": str(target), "positions": positions})
     else:
-        click.echo(f"moved {subscription} on {topic} to {target}")
+        click.echo(f"moved {subscription} on {topic} to {target} ({_positions(now)})")
+
+
+def _positions(positions: dict[int, int]) -> str:
+    """Where it stands now, partition by partition; the first of many."""
+    shown = [f"partition {index}: offset {offset}" for index, offset in sorted(positions.items())[:POSITIONS_SHOWN]]
+    return "; ".join(shown) + (f"; {len(positions) - len(shown)} more" if len(positions) > len(shown) else "")
 
 
 @click.command(
@@ -131,32 +140,32 @@ def skip(
 ) -> None:
     """Settle messages as if they had been consumed: one that blocks, some, or the whole backlog.
 
-    Messages stay stored; 'danube subscriptions seek' brings them back.
+    Messages stay stored; 'danube subscriptions seek' brings them back. Those that were acked or skipped before do not
+    count.
     """
     if bool(places) == everything:
         raise click.UsageError("say what to skip: --offset PARTITION:OFFSET, or --all")
     if everything:
         question = f"Skip everything that {subscription} of {topic} has not consumed?"
         confirm(question, yes, verb="clear a backlog", not_done="nothing was skipped")
-    with_client(url, lambda client: _skip(client, str(topic), subscription, places))
+    skipped = with_client(url, lambda client: _skip(client, str(topic), subscription, places))
     if as_json:
-        skipped = "all" if everything else [f"{partition}:{offset}" for partition, offset in places]
-        emit_json({"topic": str(topic), "subscription": subscription, "skipped": skipped})
-    elif everything:
-        click.echo(f"cleared the backlog of {subscription} on {topic}")
-    else:
-        click.echo(f"skipped {plural(len(set(places)), 'message')} of {subscription} on {topic}")
-
-
-async def _skip(client: Client, topic: str, subscription: str, places: tuple[tuple[int, int], ...]) -> None:
-    if not places:
-        await client.clear_backlog(topic, subscription)
+        asked = "all" if everything else [f"{partition}:{offset}" for partition, offset in sorted(set(places))]
+        emit_json({"topic": str(topic), "subscription": subscription, "asked": asked, "skipped": skipped})
         return
+    before = len(set(places)) - skipped
+    rest = f"; {before:,} {'was' if before == 1 else 'were'} acked or skipped before" if before and places else ""
+    click.echo(f"skipped {plural(skipped, 'message')} of {subscription} on {topic}{rest}")
+
+
+async def _skip(client: Client, topic: str, subscription: str, places: tuple[tuple[int, int], ...]) -> int:
+    """How many were not settled before."""
+    if not places:
+        return await client.clear_backlog(topic, subscription)
     by_partition: dict[int, list[int]] = {}
     for partition, offset in sorted(set(places)):
         by_partition.setdefault(partition, []).append(offset)
-    for partition, offsets in by_partition.items():
-        await client.skip(topic, subscription, partition, offsets)
+    return sum([await client.skip(topic, subscription, *one) for one in by_partition.items()])
 
 
 @click.command(
@@ -180,10 +189,13 @@ danube subscriptions peek /default/orders billing --partition 2 -n 1
 def peek(topic: TopicName, subscription: str, count: int, partition: int | None, url: str, as_json: bool) -> None:
     """Show the first messages that a subscription has not settled, without consuming them.
 
-    Its consumers notice nothing; messages that a consumer holds unacked are shown too.
+    Its consumers notice nothing. The state says what keeps a message: ready (its turn is to come), unacked (a consumer
+    has it), waiting (it failed, and comes again), delayed (its producer chose a later time), held (key-shared: an
+    earlier message of its key, or nobody to take it), blocked (it failed too often, and 'danube subscriptions skip'
+    frees what is behind it), dying (it failed too often, and becomes a dead letter).
     """
     found = with_client(url, lambda client: client.peek(str(topic), subscription, count, partition=partition))
     if as_json:
-        emit_json([record(message) for message in found])
+        emit_json([record(message) | pending(message) for message in found])
     else:
         show_all(found)

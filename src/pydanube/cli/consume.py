@@ -247,11 +247,13 @@ class Printer:
             batch.attributes,
             batch.publish_times_us.tolist(),
         )
-        for *row, redeliveries, reason in zip(*columns, batch.redeliveries, batch.failure_reasons, strict=True):
+        tries = zip(*columns, batch.redeliveries, batch.failure_reasons, strict=True)
+        for place, (*row, redeliveries, reason) in enumerate(tries):
             offset, key, content, attributes, micros = row
             if micros not in times:
                 times[micros] = datetime_from_micros(micros).isoformat()
             payload, encoding = payload_json(content)
+            due = batch.deliver_at_at(place)
             yield (
                 self._encode(
                     {
@@ -265,6 +267,7 @@ class Printer:
                         "publish_time": times[micros],
                         "append_time": append_time,
                         "producer": producer,
+                        "deliver_at": due.isoformat() if due is not None else None,
                         "redeliveries": redeliveries,
                         "failure_reason": reason,
                     }

@@ -87,7 +87,8 @@ class Changes:
         if self.poison is not None:
             changes["poison"] = Poison.parse(self.poison)
         changed = replace(policy, **changes)
-        if "poison" in changes and changed.redeliveries_max is None:
+        unlimited = changed.redeliveries_max is None and changes.keys() & {"poison", "redeliveries_max"}
+        if unlimited and ("poison" in changes or changed.poison is not Poison.BLOCK):
             note(f"{changed.poison} happens after the last try, and tries are unlimited: set --max-redeliveries")
         return changed
 

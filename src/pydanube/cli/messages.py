@@ -11,7 +11,9 @@ import click
 from .output import fields, payload_json, payload_text, printable, size, table
 
 if TYPE_CHECKING:
-    from pydanube.client import Message
+    from datetime import datetime
+
+    from pydanube.client import Message, PeekedMessage
 
 PAYLOAD_CHARACTERS: Final = 60
 """Of a payload in a list."""
@@ -37,24 +39,51 @@ def record(message: Message) -> dict[str, Any]:
         "publish_time": message.publish_time.isoformat(),
         "append_time": message.append_time.isoformat(),
         "producer": message.producer,
+        "deliver_at": _iso(message.deliver_at),
+        "redeliveries": message.redeliveries,
+        "failure_reason": message.failure_reason,
     }
 
 
-def show_all(messages: Iterable[Message]) -> None:
-    """A table with the beginnings of their payloads."""
+def pending(message: PeekedMessage) -> dict[str, Any]:
+    """What keeps it, for scripts."""
+    return {"state": message.state, "until": _iso(message.until), "consumer": message.consumer or None}
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def state_of(message: PeekedMessage) -> str:
+    """What keeps it, for people: "waiting until 01-31 12:00:05, failed 2 times: no stock"."""
+    told: str = message.state
+    if message.until is not None:
+        told += f" until {message.until:%m-%d %H:%M:%S}"
+    if message.consumer:
+        told += f" by {message.consumer}"
+    if message.redeliveries:
+        told += f", failed {'once' if message.redeliveries == 1 else f'{message.redeliveries} times'}"
+    return told + (f": {message.failure_reason}" if message.failure_reason else "")
+
+
+def show_all(messages: Iterable[PeekedMessage]) -> None:
+    """A table with what keeps them, and the beginnings of their payloads."""
+    times = "%m-%d %H:%M:%S" if sys.stdout.isatty() else "%Y-%m-%d %H:%M:%S.%f%z"
     table(
-        ["message", "published", "key", "bytes", "payload"],
+        ["message", "published", "key", "bytes", "state", "payload"],
         [
             (
                 place_of(one),
-                one.publish_time.isoformat(sep=" ", timespec="milliseconds"),
+                one.publish_time.strftime(times),
                 "" if one.key is None else one.key,
                 len(one.payload),
+                state_of(one),
                 beginning(one.payload),
             )
             for one in messages
         ],
         right=["message", "bytes"],
+        cut=["key", "state", "payload"],
     )
 
 
@@ -68,6 +97,7 @@ def show(message: Message, more: Iterable[tuple[str, object]] = ()) -> None:
             ("producer", message.producer or "not named"),
             ("published", message.publish_time.isoformat()),
             ("stored", message.append_time.isoformat()),
+            *([("deliver at", message.deliver_at.isoformat())] if message.deliver_at is not None else []),
             *((f"attribute {name}", value) for name, value in message.attributes.items()),
             ("payload", size(len(message.payload))),
         ]

@@ -123,17 +123,9 @@ async def _warnings(client: Client, kind: str, target: str, wanted: dict[str, in
     nothing_kept = any(wanted.get(name) == 0 for name in ("retention_s", "retention_bytes"))
     if kind == "namespace":
         return ["topics without a subscription keep nothing now: messages go as they come"] * nothing_kept
-    topic = await client.describe_topic(target) if wanted else None
-    if topic is None:
+    if not nothing_kept or (await client.describe_topic(target)).subscriptions:
         return []
-    if not topic.config.reliable:
-        idle = [name for name, value in wanted.items() if value is not None and name.startswith(_OF_STORED)]
-        return [f"{target} is non-reliable and stores nothing: {', '.join(idle)} has no effect"] * bool(idle)
-    lost = nothing_kept and not topic.subscriptions
-    return [f"{target} has no subscription and keeps nothing now: messages go as they come"] * lost
-
-
-_OF_STORED: Final = ("retention_", "ttl_", "backlog_", "deduplication_")
+    return [f"{target} has no subscription and keeps nothing now: messages go as they come"]
 
 
 def as_dict(policies: Policies) -> dict[str, Any]:

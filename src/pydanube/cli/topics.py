@@ -73,7 +73,8 @@ def create(
             there = (await client.describe_topic(str(topic))).config
             if there != TopicConfig(partitions, reliable, AckLevel.parse(ack_level)):
                 kind = f"{there.partitions} partitions" if there.partitions else "plain"
-                click.echo(f"danube: {topic} was created with other settings: {kind}, {there.ack_level} acks", err=True)
+                how = f"reliable, {there.ack_level} acks" if there.reliable else "non-reliable"
+                click.echo(f"danube: {topic} was created with other settings: {kind}, {how}", err=True)
             return False
         return True
 
