@@ -37,7 +37,9 @@ def test_sizes_for_people(count: int, shown: str):
     assert output.size(count) == shown
 
 
-@pytest.mark.parametrize(("value", "shown"), [(1234567.8, "1,234,568"), (0.1234, "0.12"), (99.5, "99.50"), (7, "7")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1234567.8, "1,234,568"), (0.1234, "0.12"), (0.001, "0"), (99.5, "99.50"), (7, "7")]
+)
 def test_numbers_for_people(value: float, shown: str):
     assert output.number(value) == shown
 

@@ -89,3 +89,13 @@ def test_a_failure_is_one_line_on_stderr_and_exit_code_1(
         run([])
     assert left.value.code == 1
     assert capsys.readouterr().err == "danube: no broker answers at 127.0.0.1:1; start one with 'danube serve'\n"
+
+
+@pytest.mark.process
+def test_the_broker_may_be_named_before_the_command(danube, served):
+    nowhere = "danube://127.0.0.1:1"
+    assert danube("--url", served.url, "brokers", "list", url=nowhere).returncode == 0
+    assert danube("--url", nowhere, "brokers", "list", "--url", served.url).returncode == 0
+    assert danube("--url", nowhere, "topics", "list").returncode == 1
+    wrong = danube("--url", "http://x", "topics", "list")
+    assert (wrong.returncode, "Error: " in wrong.stderr) == (2, True)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import subprocess
+import sys
+import termios
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -47,7 +53,7 @@ TOPICS = [
 def rendered(width: int, height: int | None = None, topics=TOPICS, **more) -> list[str]:
     snapshot = Snapshot(NOON, "node-1 0.1.0", [added_up(one) for one in topics], more.get("trouble", ""))
     console = Console(file=io.StringIO(), record=True, width=width, height=height or 50, highlight=False)
-    console.print(View(snapshot, "worst", "every 2s, Ctrl-C ends", height))
+    console.print(View(snapshot, "worst", "every 2s, q ends", height))
     return console.export_text().rstrip("\n").split("\n")
 
 
@@ -69,7 +75,13 @@ def test_the_worst_come_first():
 
 def test_the_numbers_are_whole_at_80_columns():
     audit = next(line for line in rendered(80) if "audit" in line)
-    assert audit.split()[-7:] == ["12.3k", "0", "1.2M", "1h", "6m", "0", "0", "2"][-7:]
+    assert audit.split()[-6:] == ["12.3k", "0", "1.2M", "1h", "6m", "2"]
+
+
+def test_what_is_wrong_is_told_at_80_columns():
+    lines = rendered(80)[4:]
+    assert lines[0].rstrip().endswith("1 blocked")
+    assert lines[1].rstrip().endswith("no consumer")
 
 
 def test_the_totals_are_over_all_topics():
@@ -120,7 +132,16 @@ def test_numbers_are_short(value: float):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0, "0"), (0.44, "0.4"), (950, "950"), (9_500, "9,500"), (12_345, "12.3k"), (999_999, "1.0M"), (4.56e9, "4.6G")],
+    [
+        (0, "0"),
+        (0.04, "0"),
+        (0.44, "0.4"),
+        (950, "950"),
+        (9_500, "9,500"),
+        (12_345, "12.3k"),
+        (999_999, "1.0M"),
+        (4.56e9, "4.6G"),
+    ],
 )
 def test_numbers_for_a_glance(value: float, shown: str):
     assert short(value) == shown
@@ -146,6 +167,33 @@ def test_partitions_are_added_up_and_the_oldest_counts():
     assert told["partitions"] == 2
     assert [one["partition"] for one in told["partition_statistics"]] == [0, 1]
     assert "position" not in told["subscriptions"][0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("key", [b"q", b"Q", b"\x03"])
+def test_a_key_ends_the_live_view_and_the_terminal_is_as_it_was(served, key: bytes):
+    ours, its = pty.openpty()
+    before = termios.tcgetattr(its)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pydanube.cli", "top", "--url", served.url],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    try:
+        seen = b""
+        while b"danube top" not in seen:
+            seen += os.read(ours, 4096)
+        os.write(ours, b"x" + key)
+        assert process.wait(timeout=20) == 0
+        assert termios.tcgetattr(its) == before
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(its)
 
 
 def test_a_topic_without_partitions_yet_is_empty():

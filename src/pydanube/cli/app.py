@@ -3,7 +3,8 @@
 Commands are imported when they are called, so that ``danube --version`` and ``--help`` stay instant; their one-line
 summaries are therefore written here and checked against the commands by a test.
 
-Exit codes: 0 done, 1 failed (one clear line on stderr), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed (one clear line on stderr), 2 wrong usage, 130 interrupted. For `consume`, `top` and
+`serve`, which go on until they are told to stop, Ctrl-C is the usual end: 0.
 """
 
 from __future__ import annotations
@@ -89,10 +90,12 @@ Try it, in two terminals:
 
 \b
 Client commands talk to --url or DANUBE_URL, danube://127.0.0.1:6655 by default.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; Ctrl-C ends consume, top and serve with 0.
 'danube COMMAND --help' teaches each command by example.""",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="danube", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.option("--url", help="Where the broker is, for commands that talk to one; also after the command.")
+def cli(url: str | None) -> None:  # read by the commands themselves
     """Publish/subscribe and streaming where an ack means synced and every batch is already columns."""
 
 

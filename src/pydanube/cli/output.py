@@ -110,7 +110,7 @@ def payload_json(payload: bytes) -> tuple[str, str]:
 
 def number(value: float) -> str:
     """1234567.8 -> 1,234,568; small ones keep what matters."""
-    if abs(value) >= 100 or value == int(value):
+    if abs(value) >= 100 or abs(value) < 0.005 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.2f}"
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
@@ -29,3 +35,28 @@ class Screen:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+
+@contextmanager
+def on_key(key: bytes, pressed: Callable[[], None]) -> Iterator[None]:
+    """Calls `pressed` when somebody presses the key; nothing that is typed shows. Without a keyboard, nothing."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(keyboard)
+
+    def typed() -> None:
+        characters = os.read(keyboard, 1024)
+        if not characters:  # it is gone
+            loop.remove_reader(keyboard)
+        elif key in characters.lower():
+            pressed()
+
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, typed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

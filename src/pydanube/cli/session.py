@@ -51,6 +51,10 @@ class Stop:
             self._task.cancel()
         self._asked.set()
 
+    def ask(self) -> None:
+        """As the first signal does."""
+        self._asked.set()
+
     @property
     def asked(self) -> bool:
         return self._asked.is_set()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -48,9 +48,10 @@ danube top --json --interval 10 >> figures.jsonl            one JSON document a 
 def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, url: str, as_json: bool) -> None:
     """Watch topics and subscriptions: rates, backlogs, redeliveries.
 
-    In a terminal the view stays until Ctrl-C; otherwise it is printed once. The worst come first: blocked, then with
-    nobody to consume, then by the age of the backlog. 'in' is what is published to the topic, 'out' what the
-    subscription delivers, 'oldest' the age of its first message that is not acked, 'again' how many were redelivered.
+    In a terminal the view stays until q or Ctrl-C (exit code 0); otherwise it is printed once. The worst come first:
+    blocked, then with nobody to consume, then by the age of the backlog. 'in' is what is published to the topic, 'out'
+    what the subscription delivers, 'oldest' the age of its first message that is not acked; with 110 columns and more
+    also 'again', how many were redelivered.
     """
     if interval < INTERVAL_SECONDS_MIN:
         raise click.BadParameter(f"use {INTERVAL_SECONDS_MIN:g} seconds or more", param_hint="--interval")
@@ -65,7 +66,7 @@ async def _watch(
     client: Client, names: Sequence[str], interval: float, order: str, live: bool, as_json: bool, once: bool
 ) -> None:
     stop = Stop()
-    with _screen(order, interval) if live else nullcontext(_json if as_json else _text(order)) as show:
+    with _screen(order, interval, stop) if live else nullcontext(_json if as_json else _text(order)) as show:
         async for snapshot in _snapshots(client, names, interval, stop):
             show(snapshot)
             if once:
@@ -115,11 +116,13 @@ async def _figures(client: Client, name: str, wanted: bool) -> Figures | None:
         return None  # deleted since they were listed
 
 
-def _screen(order: str, interval: float) -> AbstractContextManager[Callable[[Snapshot], None]]:
+@contextmanager
+def _screen(order: str, interval: float, stop: Stop) -> Iterator[Callable[[Snapshot], None]]:
     """The whole terminal, given back at the end."""
-    from .screen import Screen
+    from .screen import Screen, on_key
 
-    return Screen(order, f"every {span(interval)}, Ctrl-C ends")
+    with Screen(order, f"every {span(interval)}, q ends") as screen, on_key(b"q", stop.ask):
+        yield screen
 
 
 def _json(snapshot: Snapshot) -> None:

@@ -111,7 +111,7 @@ def rows_of(topics: Sequence[Figures], order: str) -> list[Row]:
 def short(value: float) -> str:
     """A number in at most five characters: 950, 9,500, 12.3k, 4.6M."""
     if value < 10_000:
-        return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+        return f"{value:,.0f}" if value >= 10 or value < 0.05 or value == int(value) else f"{value:.1f}"
     for unit in "kMGT":
         value /= 1000
         if value < 999.95:
@@ -136,11 +136,11 @@ COLUMNS: Final = (
     Column("out/s", lambda row: short(row.figure("messages_per_s"))),
     Column("backlog", lambda row: short(row.figure("backlog"))),
     Column("oldest", lambda row: span(row.figure("backlog_s")) if row.figure("backlog") else ""),
-    Column("unacked", lambda row: short(row.figure("unacked"))),
+    Column("unacked", lambda row: short(row.figure("unacked")), wide=True),
     Column("waiting", lambda row: short(row.figure("waiting") + row.figure("delayed")), wide=True),
-    Column("again", lambda row: short(row.figure("redelivered"))),
+    Column("again", lambda row: short(row.figure("redelivered")), wide=True),
     Column("cons", lambda row: str(row.consumers)),
-    Column("note", lambda row: row.note, wide=True, text=True),
+    Column("note", lambda row: row.note, text=True),
 )
 
 
