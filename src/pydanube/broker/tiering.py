@@ -70,7 +70,8 @@ class TieredPartition:
 
     def waiting(self) -> Waiting | None:
         first, end = max(self._past.end, self._stream.start_offset), self._stream.end_offset
-        if first >= end or self._fenced:
+        # After a restore the end may lie behind offsets that were lost: nothing of them is in the log.
+        if first >= end or self._fenced or not self._stream.ledger_ids:
             self._oldest_us = 0
             return None
         self._oldest_us = self._oldest_us or self._clock.now_us()
