@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from copy import copy
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from pydanube.core.tiering import TieringPolicy
@@ -112,9 +113,13 @@ class Tiers:
         return object_key in (self.uploader.making, self.merger.making)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        next_collection = self._clock.monotonic() + COLLECT_EVERY_S
-        collections = made = 0
+        """Until it is cancelled. A collection, which may read a long listing, is not in the way of uploads."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._keep_uploading())
+            both.create_task(self._keep_collecting())
+
+    async def _keep_uploading(self) -> None:
+        made = 0
         while True:
             await self._clock.sleep(0 if made and self.uploader.is_behind else self.uploader.pause_s)
             made = await self.uploader.round(everything=self._is_nearly_full) if await self._is_ours() else 0
@@ -123,10 +128,11 @@ class Tiers:
             if self._claimed:
                 await self._merge()
                 await self.manifests.keep()
-            if self._claimed and self._clock.monotonic() >= next_collection:
-                next_collection = self._clock.monotonic() + COLLECT_EVERY_S
-                collections += 1
-                await self._collect(orphans=collections % ORPHANS_EVERY == 1)
+
+    async def _keep_collecting(self) -> None:
+        for collection in count():
+            await self._clock.sleep(COLLECT_EVERY_S)
+            await self._collect(orphans=collection % ORPHANS_EVERY == 0)
 
     async def _merge(self) -> None:
         """Small segments, while there is nothing more important to do."""
