@@ -79,6 +79,8 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
             return st.sampled_from(arguments)
         case builtin if builtin is list and name == "ranges":
             return OFFSET_RANGES
+        case builtin if builtin is tuple:
+            return st.tuples(*[values_of(one) for one in arguments])
         case builtin if builtin is list:
             return st.lists(values_of(arguments[0]), max_size=3)
         case builtin if builtin is dict:

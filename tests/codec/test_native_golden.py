@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from native_pending_samples import PENDING_HEADS
 from native_samples import GOLDEN, HEADS
 from native_storage_samples import STORAGE_HEADS
 
@@ -84,6 +85,7 @@ def test_requests_keep_their_names() -> None:
         "subscription.seek",
         "subscription.advance",
         "subscription.unsettled",
+        "subscription.pending",
         "subscription.settle",
         "subscription.failure_policy",
         "policies.set",
@@ -100,7 +102,9 @@ def test_requests_keep_their_names() -> None:
     }
 
 
-@pytest.mark.parametrize(("value", "golden"), [*HEADS, *STORAGE_HEADS], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    ("value", "golden"), [*HEADS, *PENDING_HEADS, *STORAGE_HEADS], ids=lambda one: type(one).__name__
+)
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(
     value: msgspec.Struct, golden: bytes
 ) -> None:

@@ -59,6 +59,7 @@ LETTER_ATTRIBUTES: Final = frozenset(
         "x-delivery-attempt",
         "x-failure-reason",
         "x-dead-letter-id",
+        "x-attributes-dropped",
     }
 )
 """What the broker adds to a message that becomes a letter; everything else is the message's own."""
