@@ -45,6 +45,13 @@ MERGE_EVERY_S: Final = 10.0
 """How often a part of the catalog is looked at for small segments."""
 
 COLLECT_EVERY_S: Final = 60.0
+LEISURE: Final = 2.0
+"""Uploads rest so many times as long as they work."""
+
+LEISURE_S_MAX: Final = 2.0
+LEISURE_BYTES_MAX: Final = 1 << 30
+"""Past so much that is due they do not rest."""
+
 CARRIED_AT_ONCE: Final = 100
 """Each is a transaction or two."""
 
@@ -119,9 +126,10 @@ class Tiers:
             both.create_task(self._keep_collecting())
 
     async def _keep_uploading(self) -> None:
-        made = 0
+        made, started = 0, self._clock.monotonic()
         while True:
-            await self._clock.sleep(0 if made and self.uploader.is_behind else self.uploader.pause_s)
+            await self._clock.sleep(self._rest_s(self._clock.monotonic() - started) if made else self.uploader.pause_s)
+            started = self._clock.monotonic()
             made = await self.uploader.round(everything=self._is_nearly_full) if await self._is_ours() else 0
             if made:
                 await self.trim()
@@ -144,6 +152,15 @@ class Tiers:
             merged = False
             log.warning("merge.postponed", store=self.objects.url, error=error.message)
         self._next_merge = self._clock.monotonic() + (0 if merged else MERGE_EVERY_S)
+
+    def _rest_s(self, worked_s: float) -> float:
+        """How long to wait after objects were made. What the log can hold is uploaded at leisure: whoever publishes in
+        bursts has the machine to himself most of the time."""
+        due = self.uploader.due_bytes
+        if not due:
+            return self.uploader.pause_s
+        is_urgent = due > LEISURE_BYTES_MAX or self._is_nearly_full
+        return 0.0 if is_urgent else min(LEISURE_S_MAX, worked_s * LEISURE)
 
     async def upload(self, only: Collection[tuple[int, int]]) -> int:
         """Whatever these partitions have, however little: a round of it. How many objects were made; when none was,

@@ -15,7 +15,7 @@ import msgspec
 from pydanube.cli.output import size
 from pydanube.model.errors import DanubeError
 
-from . import delivery
+from . import delivery, tiering
 from .broker import BrokerProcess
 from .results import Result
 from .runs import measure_baselines, measure_pipeline
@@ -52,6 +52,9 @@ async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncI
         ("20 subscriptions", delivery.subscriptions),
         ("latency, non-reliable", delivery.non_reliable),
         ("cost of a backlog", delivery.backlog),
+        ("publishing while uploading", tiering.saturation),
+        ("latency while uploading", tiering.half_load),
+        ("reading history", tiering.history),
         ("start-up", _start_up),
         ("recovery of 16 KB batches", _recovery_large),
         ("recovery of small batches", _recovery_small),

@@ -139,8 +139,13 @@ class Uploader:
     @property
     def is_behind(self) -> bool:
         """Whether a segment's worth of bytes is waiting somewhere."""
-        waiting = self._waiting(self._partitions())
-        return any(one.bytes >= (one.segment_bytes or self._settings.policy.segment_bytes) for one in waiting)
+        return self.due_bytes > 0
+
+    @property
+    def due_bytes(self) -> int:
+        """What waits where a segment's worth has gathered, or more."""
+        waiting, usual = self._waiting(self._partitions()), self._settings.policy.segment_bytes
+        return sum(one.bytes for one in waiting if one.bytes >= (one.segment_bytes or usual))
 
     def _waiting(self, tiers: Iterable[Sealed]) -> list[Waiting]:
         now = self._clock.monotonic()
