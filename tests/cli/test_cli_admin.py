@@ -74,11 +74,13 @@ def test_the_life_of_a_namespace(danube):
 def test_the_life_of_a_subscription(danube, topic):
     danube("produce", topic, stdin="0\n1\n2\n3\n")
     assert danube("subscriptions", "create", topic, "billing", "--from", "1").stdout == f"created billing on {topic}\n"
-    assert answer(danube("subscriptions", "list", topic, "--json")) == [{"topic": topic, "subscription": "billing"}]
+    (listed,) = answer(danube("subscriptions", "list", topic, "--json"))
+    assert (listed["topic"], listed["subscription"], listed["type"]) == (topic, "billing", "exclusive")
+    assert (listed["backlog"], listed["consumers"]) == (3, 0)
     described = answer(danube("subscriptions", "describe", topic, "billing", "--json"))
     assert (described["type"], described["lag"], described["partitions"][0]["position"]) == ("exclusive", 3, 1)
     moved = danube("subscriptions", "seek", topic, "billing", "--to", "3")
-    assert moved.stdout == f"moved billing on {topic} to 3\n", moved.stderr
+    assert moved.stdout == f"moved billing on {topic} to 3 (partition 0: offset 3)\n", moved.stderr
     assert danube("consume", topic, "-s", "billing", "--count", "1").stdout == "3\n"
     assert "billing" in danube("subscriptions", "describe", topic, "billing").stdout
     assert danube("subscriptions", "delete", topic, "billing", "--yes").stdout == f"deleted billing of {topic}\n"

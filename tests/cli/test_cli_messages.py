@@ -207,3 +207,28 @@ def test_wrong_usage_is_exit_code_2_and_needs_no_broker(arguments):
     )
     assert done.returncode == 2, done.stderr
     assert "Error: " in done.stderr
+
+
+def test_whoever_waits_for_a_full_backlog_is_told_why(danube, served, topic):
+    danube("topics", "create", topic)
+    danube("subscriptions", "create", topic, "asleep")
+    danube("topics", "policies", topic, "--set", "backlog_messages_max=1")
+    assert danube("produce", topic, "-m", "one").returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pydanube.cli", "produce", topic, "-m", "two"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"DANUBE_URL": served.url},
+    )
+    assert process.stderr is not None
+    told = process.stderr.readline()
+    assert told.startswith("waiting: "), told
+    assert "backlog" in told
+    assert danube("subscriptions", "skip", topic, "asleep", "--all", "--yes").returncode == 0
+    assert process.wait(timeout=40) == 0
+    assert process.stderr.read().startswith("published 1 message")
+
+
+def test_one_call_has_one_key(danube, topic):
+    done = danube("produce", topic, "-k", "a", "-k", "b", "-m", "x")
+    assert (done.returncode, "give one key" in done.stderr) == (2, True)

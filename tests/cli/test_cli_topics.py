@@ -100,6 +100,10 @@ def test_statistics_of_a_topic(danube, topic):
     for word in ("25 messages", "unacked", "waiting", "delayed", "held", "unmatched", "blocked", "dropped", "msg/s"):
         assert word in shown
     assert "backlog of late" in shown
+    short = danube("topics", "stats", topic).stdout
+    assert "25 messages" in short
+    assert "dropped" not in short
+    assert "unmatched" not in short
     assert danube("topics", "stats", "/default/no-such").returncode == 1
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 SENDS_IN_FLIGHT: Final = 16
 SEND_SECONDS: Final = 30.0
-"""How long a message is sent again over a broker's restart before it counts as failed."""
+"""How long a message is sent again, over a broker's restart or while a quota is full, before it counts as failed."""
+PATIENCE_SECONDS: Final = 1.0
+"""When nothing was acked for so long, a person is told why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,12 @@ class Wanted:
     def create(self) -> bool:
         """Whether anything was said about the topic to be created."""
         return self.partitions is not None or self.ack_level is not None or self.non_reliable
+
+
+def _only_one(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
+    if len(given) > 1:
+        raise click.BadParameter("give one key: all messages of a call have the same")
+    return given[0] if given else None
 
 
 @click.command(
@@ -76,13 +84,17 @@ danube produce /default/ledger --access exclusive --partition 0 -m entry
     "-f", "--file", "file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Send its lines."
 )
 @click.option("--whole", is_flag=True, help="Send the --file as one message.")
-@click.option("-k", "--key", help="Routing key: messages of one key keep their order.")
+@click.option(
+    "-k", "--key", multiple=True, callback=_only_one, help="Routing key: messages of one key keep their order."
+)
 @click.option("-a", "--attribute", "attributes", type=ATTRIBUTE, multiple=True, help="Attribute; may be repeated.")
 @click.option("--count", type=click.IntRange(min=1), help="Send so many: texts in turn, or that many lines.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many messages a second.")
 @click.option("--deliver-after", type=DURATION, help="Not before so many seconds, or 500ms, 10m, 2h.")
 @click.option("--deliver-at", type=MOMENT, help="Not before this time, such as 2026-01-31T12:00:00Z.")
-@click.option("--partition", type=click.IntRange(min=0), help="Send all to this one.  [default: by key, or in turn]")
+@click.option(
+    "--partition", type=click.IntRange(min=0), help="Send all to this one.  [default: by key; else batch by batch]"
+)
 @click.option(
     "--access",
     type=click.Choice(["shared", "exclusive"]),
@@ -110,9 +122,10 @@ def produce(
     """Publish messages to a topic.
 
     Takes texts (-m), a file, or lines of stdin. Returns when every message is acked at the topic's ack level; a topic
-    that does not exist is created. What was published is told on stderr. Delayed messages (--deliver-after,
-    --deliver-at) wait at the broker for shared and key-shared subscriptions; others keep their order and get them at
-    once.
+    that does not exist is created. What was published is told on stderr. Messages without a key go to the partitions
+    batch by batch, not one by one. Delayed messages (--deliver-after, --deliver-at) wait at the broker for shared and
+    key-shared subscriptions; others keep their order and get them at once. A message that the broker cannot take now (a
+    backlog is full, a restart) is sent again for up to 30 seconds.
     """
     if messages and file is not None:
         raise click.UsageError("-m and --file exclude each other")
@@ -156,11 +169,14 @@ async def _publish(client: Client, wanted: Wanted, source: AsyncIterator[list[by
     ) as producer:
         with _progress() as progress:
             tally = Tally(producer, wanted, progress)
+            watching = asyncio.get_running_loop().create_task(tally.tell_why_it_waits())
             try:
                 await tally.send_all(source)
             except BaseException:
                 note(f"published {tally.messages:,} of {tally.read:,} messages read: so many are acked")
                 raise
+            finally:
+                watching.cancel()
     return {
         "topic": str(wanted.topic),
         "messages": tally.messages,
@@ -203,6 +219,21 @@ class Tally:
         self.bytes = 0
         self.places: dict[int, tuple[int, int]] = {}
         """partition -> first and last offset"""
+        self._sending = 0
+        self._moved = time.perf_counter()
+        """When something was acked, or the first send began."""
+
+    async def tell_why_it_waits(self) -> None:
+        """Once for each reason. To be cancelled."""
+        told: set[str] = set()
+        while True:
+            await asyncio.sleep(PATIENCE_SECONDS / 4)
+            obstacle = self._producer.obstacle
+            if not self._sending or obstacle is None or time.perf_counter() - self._moved < PATIENCE_SECONDS:
+                continue
+            if obstacle.message not in told:
+                told.add(obstacle.message)
+                note(f"waiting: {obstacle.message}")
 
     async def send_all(self, source: AsyncIterator[list[bytes]]) -> None:
         """Raises the first failure, with the others cancelled."""
@@ -219,6 +250,8 @@ class Tally:
         wanted = self._wanted
         keys = None if wanted.key is None else [wanted.key] * len(payloads)
         attributes = [wanted.attributes] * len(payloads) if wanted.attributes else None
+        self._moved = self._moved if self._sending else time.perf_counter()
+        self._sending += 1
         try:
             receipts = await self._producer.send_many(
                 payloads,
@@ -228,7 +261,9 @@ class Tally:
                 deliver_at=wanted.deliver_at,
             )
         finally:
+            self._sending -= 1
             self._room.release()
+        self._moved = time.perf_counter()
         self.messages += len(payloads)
         self.bytes += sum(map(len, payloads))
         for run in receipts.runs:

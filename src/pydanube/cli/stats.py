@@ -24,13 +24,14 @@ danube topics stats /default/orders --json | jq '.subscriptions[] | {name, backl
     ),
 )
 @click.argument("topic", type=TOPIC)
-@click.option("-v", "--verbose", is_flag=True, help="Show consumers and partitions too.")
+@click.option("-v", "--verbose", is_flag=True, help="Show consumers and partitions too, and what is 0.")
 @url_option
 @json_option
 def stats(topic: TopicName, verbose: bool, url: str, as_json: bool) -> None:
     """Show a topic's rates, and the backlog of its subscriptions.
 
-    Rates are averages over the last seconds; totals count since the broker opened the topic. 'danube top' shows the
+    Rates are averages over the last seconds; totals count since the broker opened the topic. Bytes are those of
+    batches, with all they carry. What is 0 of the details shows with -v. 'danube top' shows the
     same live, for many topics.
     """
     figures = added_up(with_client(url, lambda client: client.topic_statistics(str(topic))))
@@ -41,7 +42,7 @@ def stats(topic: TopicName, verbose: bool, url: str, as_json: bool) -> None:
     for subscription in figures.subscriptions:
         click.echo()
         click.secho(f"subscription {subscription.name}", bold=True)
-        fields(_subscription(subscription))
+        fields(_subscription(subscription, verbose))
         if verbose and subscription.consumers:
             click.echo()
             consumers(subscription)
@@ -69,24 +70,31 @@ def _topic(figures: Figures) -> list[tuple[str, object]]:
     return told
 
 
-def _subscription(one: SubscriptionStatistics) -> list[tuple[str, object]]:
-    return [
+def _subscription(one: SubscriptionStatistics, verbose: bool) -> list[tuple[str, object]]:
+    """With `verbose`, also what is 0 of the details."""
+    waiting = {"unacked": one.unacked, "waiting to come again": one.waiting, "delayed": one.delayed}
+    stuck = {"held": one.held, "unmatched": one.unmatched, "blocked": one.blocked}
+    gone = {
+        "dropped": one.dropped,
+        "dead-lettered": one.dead_lettered,
+        "expired": one.expired,
+        "evicted": one.evicted,
+    }
+    keys = f" ({plural(one.blocked_keys, 'key')})" if one.blocked_keys else ""
+    told: list[tuple[str, object]] = [
         ("type", f"{one.type}, {plural(len(one.consumers), 'consumer')}"),
         ("dispatch rate", f"{_rate(one)}; {number(one.acks_per_s)} acks/s"),
         ("backlog", backlog(one)),
-        ("of these", f"{one.unacked:,} unacked, {one.waiting:,} waiting to come again, {one.delayed:,} delayed"),
-        (
-            "not possible now",
-            f"{one.held:,} held, {one.unmatched:,} unmatched, {one.blocked:,} blocked "
-            f"({plural(one.blocked_keys, 'key')})",
-        ),
+        ("of these", _counted(waiting, verbose)),
+        ("not possible now", _counted(stuck, verbose) + keys),
         ("delivered", f"{one.delivered:,}, {one.redelivered:,} of them again; {one.acked:,} acked"),
-        (
-            "given up",
-            f"{one.dropped:,} dropped, {one.dead_lettered:,} dead-lettered, {one.expired:,} expired, "
-            f"{one.evicted:,} evicted",
-        ),
+        ("given up", _counted(gone, verbose)),
     ]
+    return [(name, value) for name, value in told if value]
+
+
+def _counted(figures: dict[str, int], verbose: bool) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in figures.items() if count or verbose)
 
 
 def backlog(one: SubscriptionStatistics) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST, Position
 from pydanube.model.statistics import SubscriptionStatistics
@@ -29,6 +30,9 @@ from .options import (
 from .output import emit_json, fields, table
 from .session import with_client
 from .stats import consumers
+
+if TYPE_CHECKING:
+    from pydanube.client import Client
 
 
 @click.group(
@@ -97,18 +101,42 @@ def create(
 @url_option
 @json_option
 def list_(topic: TopicName | None, url: str, as_json: bool) -> None:
-    """List the subscriptions of a topic, or of all topics."""
-    from pydanube.client import Client
+    """List the subscriptions of a topic, or of all topics, with how far each is behind."""
 
-    async def work(client: Client) -> list[tuple[str, str]]:
+    async def work(client: Client) -> list[tuple[str, SubscriptionStatistics]]:
         names = [str(topic)] if topic else await client.list_topics()
-        return [(name, found) for name in names for found in await client.list_subscriptions(name)]
+        return [(name, one) for name in names for one in await _subscriptions(client, name, topic is not None)]
 
     found = with_client(url, work)
     if as_json:
-        emit_json([{"topic": name, "subscription": subscription} for name, subscription in found])
+        emit_json(
+            [
+                {
+                    "topic": name,
+                    "subscription": one.name,
+                    "type": one.type,
+                    "backlog": one.backlog,
+                    "consumers": len(one.consumers),
+                }
+                for name, one in found
+            ]
+        )
     elif found:
-        table(["topic", "subscription"], found)
+        table(
+            ["topic", "subscription", "type", "backlog", "consumers"],
+            [(name, one.name, one.type, f"{one.backlog:,}", len(one.consumers)) for name, one in found],
+            right=["backlog", "consumers"],
+        )
+
+
+async def _subscriptions(client: Client, topic: str, wanted: bool) -> list[SubscriptionStatistics]:
+    try:
+        if await client.list_subscriptions(topic):
+            return added_up(await client.topic_statistics(topic)).subscriptions
+    except NotFound:
+        if wanted:
+            raise  # others were deleted since they were listed
+    return []
 
 
 @subscriptions.command("describe", epilog=examples("danube subscriptions describe /default/orders billing --json"))
@@ -118,7 +146,6 @@ def list_(topic: TopicName | None, url: str, as_json: bool) -> None:
 @json_option
 def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> None:
     """Show where a subscription is, how far behind, who consumes it, and what happens to messages that fail."""
-    from pydanube.client import Client
 
     async def work(client: Client) -> tuple[SubscriptionDescription, SubscriptionStatistics | None]:
         described = await client.describe_subscription(str(topic), subscription)

@@ -107,6 +107,11 @@ class Lane:
         self._lingered = False
         self._retrying: asyncio.TimerHandle | None = None
 
+    @property
+    def obstacle(self) -> DanubeError | None:
+        """What was in the way last, if anything was."""
+        return self.outbox.refusal or self._problem
+
     # -- the handle --------------------------------------------------------------------------------------------------
 
     async def open(self, renew: bool = False) -> None:

@@ -67,6 +67,12 @@ class Producer(Openable):
         self._sticky = False
         self._reliable = True
 
+    @property
+    def obstacle(self) -> DanubeError | None:
+        """What was in the way last of messages that wait, if anything was: Full, say. They are sent again by themselves
+        until they get through or their time is up."""
+        return next((lane.obstacle for lane in self._lanes if lane.obstacle is not None), None)
+
     # -- sending -----------------------------------------------------------------------------------------------------
 
     async def send(
