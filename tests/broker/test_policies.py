@@ -45,6 +45,23 @@ async def test_a_topic_inherits_from_its_namespace_and_that_from_the_broker(tmp_
         assert (report.own, report.effective.producers_max) == (Policies(), 7)
 
 
+async def test_what_counts_is_put_together_once_and_again_after_a_change(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        await a_topic(broker)
+        policies_of = broker._partitions.policies_of
+        first = policies_of(TOPIC)
+        assert policies_of(TOPIC) is first
+        await broker.policies.set(ANONYMOUS, "default", {"ttl_s": 60})
+        assert policies_of(TOPIC) == replace(first, ttl_s=60)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 30})
+        assert policies_of(TOPIC) == replace(first, ttl_s=30)
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        with pytest.raises(NotFound):
+            policies_of(TOPIC)
+        await Door(broker).create()
+        assert policies_of(TOPIC) == replace(first, ttl_s=60)
+
+
 async def test_policies_survive_a_restart_and_go_with_their_topic(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
         await a_topic(broker, backlog_action=BacklogAction.EVICT, retention_s=-1)

@@ -67,6 +67,15 @@ async def test_one_that_was_fenced_gives_its_handles_back(client: Client) -> Non
     assert await producers(client) == [0, 0]
 
 
+async def test_a_producer_that_a_rate_kept_waiting_for_too_long_hears_of_it(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await client.set_policies(TOPIC, publish_messages_per_s=1)
+    async with client.producer(TOPIC, timeout=0.5) as producer:
+        await producer.send_many([b"%d" % one for one in range(20)])
+        with pytest.raises(Unavailable, match=r"no answer .* publish_messages_per_s .*topics policies /default/orders"):
+            await producer.send(b"one too many")
+
+
 async def test_a_producer_that_is_given_up_while_it_opens_leaves_nothing_behind(client: Client) -> None:
     await client.create_topic(TOPIC)
     await client.set_policies(TOPIC, producers_max=1)
@@ -105,8 +114,8 @@ def connection_of(client: Client) -> Connection:
 
 
 async def until_asked(client: Client) -> None:
-    """Until a handle was asked for. The broker has not answered: it is on the same loop."""
+    """Until a handle was asked for, turn by turn: the answer is not long in coming."""
     opening = (requests.ProducerOpened, requests.ConsumerOpened)
     async with asyncio.timeout(5):
-        while not any(getattr(one, "kind", None) in opening for one in connection_of(client)._asked.values()):
+        while not any(getattr(one, "kind", None) in opening for one in connection_of(client)._asked.values()):  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -111,7 +111,7 @@ async def test_a_long_backlog_is_looked_at_in_pieces(client: Client) -> None:
     assert [one.offset for one in await client.peek(TOPIC, "billing", 12)] == [*range(10), 310, 311]
 
 
-# -- skipping and moving -------------------------------------------------------------------------------------------------
+# -- skipping and moving -----------------------------------------------------------------------------------------------
 
 
 async def test_skipping_tells_what_was_really_skipped(client: Client) -> None:
@@ -143,7 +143,7 @@ async def test_a_seek_answers_where_it_ended_and_points_at_the_partition(client:
     assert await client.seek(TOPIC, "billing", 2, partition=1) == {1: 2}
     with pytest.raises(Invalid, match="partition 0 of /default/orders, which ends at 0: choose one partition"):
         await client.seek(TOPIC, "billing", 2)
-    with pytest.raises(Invalid, match="offset 4 is past the end of partition 1 of /default/orders, which ends at 3$"):
+    with pytest.raises(Invalid, match=r"offset 4 is past the end of partition 1 of /default/orders, which ends at 3$"):
         await client.seek(TOPIC, "billing", 4, partition=1)
 
 
@@ -155,12 +155,12 @@ async def test_a_topic_that_keeps_nothing_says_what_it_is_and_refuses_what_it_ca
     described = await client.describe_topic(TOPIC)
     assert (described.config.reliable, str(described.config.ack_level)) == (False, "memory")
     policy = FailurePolicy(redeliveries_max=3)
-    with pytest.raises(Refused, match="orders is not reliable.*failure policy"):
+    with pytest.raises(Refused, match=r"orders is not reliable.*failure policy"):
         await client.create_subscription(TOPIC, "billing", failure_policy=policy)
     await client.create_subscription(TOPIC, "billing")
-    with pytest.raises(Refused, match="orders is not reliable.*failure policy"):
+    with pytest.raises(Refused, match=r"orders is not reliable.*failure policy"):
         await client.set_failure_policy(TOPIC, "billing", policy)
-    with pytest.raises(Refused, match="orders is not reliable.*failure policy"):
+    with pytest.raises(Refused, match=r"orders is not reliable.*failure policy"):
         await client.consumer(TOPIC, subscription="billing", failure_policy=policy)
     for refused in (client.seek(TOPIC, "billing", "earliest"), client.peek(TOPIC, "billing")):
         with pytest.raises(Refused, match="orders is not reliable"):
@@ -169,6 +169,6 @@ async def test_a_topic_that_keeps_nothing_says_what_it_is_and_refuses_what_it_ca
         await client.set_policies(TOPIC, retention_s=60, backlog_messages_max=5)
     await client.set_policies(TOPIC, retention_s=None, producers_max=5)
     async with client.producer(TOPIC) as producer:
-        with pytest.raises(Refused, match="orders is not reliable.*later"):
+        with pytest.raises(Refused, match=r"orders is not reliable.*later"):
             await producer.send(b"0", deliver_after=5)
         await producer.send(b"0")

@@ -171,6 +171,21 @@ def test_any_other_is_refused(at: Any, after: Any) -> None:
         delivery_time_us(at, after, ManualClock())
 
 
+@pytest.mark.parametrize(
+    ("at", "after"),
+    [
+        (None, 11 * 366 * 24 * 3600),
+        (None, 1e300),
+        (None, timedelta(days=11 * 366)),
+        (datetime(9999, 1, 1, tzinfo=UTC), None),
+    ],
+)
+def test_what_is_further_ahead_than_ten_years_is_refused(at: Any, after: Any) -> None:
+    with pytest.raises(Invalid, match="more than 10 years ahead"):
+        delivery_time_us(at, after, ManualClock())
+    assert delivery_time_us(None, timedelta(days=10 * 365), ManualClock(now_us=0)) > 0
+
+
 async def test_delays_are_a_column_of_the_batch(client: Client) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     later_us = round(later.timestamp() * 1_000_000)

@@ -1,0 +1,102 @@
+"""A consumer that says nothing of the subscription's type takes it as it is; what does not fit the type is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pydanube
+from pydanube import Client, Invalid, Refused
+
+TOPIC = "/default/orders"
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared", "failover", "key-shared"])
+async def test_a_consumer_takes_the_type_of_an_existing_subscription(client: Client, kind: str) -> None:
+    await client.create_topic(TOPIC)
+    await client.create_subscription(TOPIC, "billing", type=kind)
+    consumer = client.consumer(TOPIC, subscription="billing")
+    assert consumer.type is None
+    async with consumer:
+        assert str(consumer.type) == kind
+        async with client.producer(TOPIC) as producer:
+            await producer.send(b"0")
+        message = await consumer.receive(timeout=5)
+        if kind in ("shared", "key-shared"):
+            with pytest.raises(Refused, match=f"a {kind} subscription has no cumulative ack"):
+                await consumer.ack_cumulative(message)
+        else:
+            await consumer.ack_cumulative(message)
+
+
+async def test_a_new_subscription_is_exclusive(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    async with client.consumer(TOPIC, subscription="billing") as consumer:
+        assert str(consumer.type) == "exclusive"
+    assert str((await client.describe_subscription(TOPIC, "billing")).type) == "exclusive"
+
+
+async def test_a_type_that_is_given_has_to_be_the_right_one(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await client.create_subscription(TOPIC, "billing", type="key-shared")
+    with pytest.raises(Refused, match="is key-shared, not exclusive"):
+        await client.consumer(TOPIC, subscription="billing", type="exclusive")
+
+
+async def test_each_topic_of_a_consumer_may_have_its_own(client: Client) -> None:
+    for topic, kind in (("/default/a", "shared"), ("/default/b", "exclusive")):
+        await client.create_topic(topic)
+        await client.create_subscription(topic, "billing", type=kind)
+        async with client.producer(topic) as producer:
+            await producer.send(b"0")
+    async with client.consumer(["/default/a", "/default/b"], subscription="billing") as consumer:
+        for _ in range(2):
+            message = await consumer.receive(timeout=5)
+            if message.topic == "/default/b":
+                await consumer.ack_cumulative(message)
+            else:
+                with pytest.raises(Refused, match="shared"):
+                    await consumer.ack_cumulative(message)
+    assert (await client.describe_subscription("/default/b", "billing")).partitions[0].lag == 0
+
+
+@pytest.mark.parametrize("option", [{"priority": 1}, {"key_filters": ["eu-*"]}])
+@pytest.mark.parametrize("kind", ["exclusive", "shared", None])
+async def test_what_belongs_to_another_type_is_refused_and_creates_nothing(
+    client: Client, kind: str | None, option: dict[str, Any]
+) -> None:
+    await client.create_topic(TOPIC)
+    with pytest.raises(Invalid, match=r"failover|key-shared"):
+        await client.consumer(TOPIC, subscription="billing", type=kind, **option)
+    assert await client.list_subscriptions(TOPIC) == []
+    await client.create_subscription(TOPIC, "billing", type=kind or "exclusive")
+    with pytest.raises(Invalid, match=f"this one is {kind or 'exclusive'}"):
+        await client.consumer(TOPIC, subscription="billing", **option)
+
+
+@pytest.mark.parametrize(("kind", "option"), [("failover", {"priority": 1}), ("key-shared", {"key_filters": "eu-*"})])
+async def test_what_fits_the_existing_subscription_needs_no_type(
+    client: Client, kind: str, option: dict[str, Any]
+) -> None:
+    await client.create_topic(TOPIC)
+    await client.create_subscription(TOPIC, "billing", type=kind)
+    async with client.consumer(TOPIC, subscription="billing", **option) as consumer:
+        assert str(consumer.type) == kind
+
+
+@pytest.mark.parametrize("priority", [-1, 2**31, 1.5])
+async def test_a_priority_out_of_range_is_refused(client: Client, priority: Any) -> None:
+    with pytest.raises(Invalid, match="priority"):
+        client.consumer(TOPIC, subscription="billing", type="failover", priority=priority)
+
+
+def test_without_await() -> None:
+    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        client.create_topic(TOPIC)
+        client.create_subscription(TOPIC, "billing", type="shared")
+        with client.consumer(TOPIC, subscription="billing") as consumer, client.producer(TOPIC) as producer:
+            assert str(consumer.type) == "shared"
+            producer.send(b"0")
+            with pytest.raises(Refused, match="no cumulative ack"):
+                consumer.ack_cumulative(consumer.receive(timeout=5))
