@@ -24,7 +24,7 @@ POLICIES = [
     FailurePolicy(redeliveries_max=1, delay_ms=5, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"),
 ]
 
-SMALL = {"HELD_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4}
+SMALL = {"HELD_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4, "DUE_AT_ONCE": 2}
 """Limits of a window that are met at once."""
 
 
@@ -107,6 +107,9 @@ class Desk:
         self.stored = Stored()
         self.window = Window(subscription_type, Cursor(position), policy, partition)
         self.now_us = 1_000_000_000
+        self.rows_max: int | None = None
+        self.offers = 0
+        """How many batches were offered."""
 
     def join(
         self,
@@ -129,20 +132,25 @@ class Desk:
         """What everybody gets now, in order."""
         delivered: dict[str, list[int]] = {}
         window = self.window
-        if window.next_due_us is not None and window.next_due_us <= self.now_us:
-            window.due(self.now_us)
         for _ in range(100 + 10 * self.stored.end):
+            if window.has_due(self.now_us):
+                window.due(self.now_us)
             wanted = window.wanted
-            if wanted is None or wanted >= self.stored.end:
+            if wanted is not None and wanted < self.stored.end:
+                self._offer(wanted, delivered)
+            elif not window.has_due(self.now_us):
                 return delivered
-            found = self.stored.at(wanted)
-            if found is None:
-                window.skip_to(self.stored.end)
-                continue
-            base, end, batch = found
-            for dealt in window.offer(batch, base, end, self.now_us, self.stored.end - end):
-                delivered.setdefault(dealt.member.consumer, []).extend(offsets_of(dealt, base))
         raise AssertionError("the pump does not come to an end")
+
+    def _offer(self, wanted: int, delivered: dict[str, list[int]]) -> None:
+        self.offers += 1
+        found = self.stored.at(wanted)
+        if found is None:
+            self.window.skip_to(self.stored.end)
+            return
+        base, end, batch = found
+        for dealt in self.window.offer(batch, base, end, self.now_us, self.stored.end - end, self.rows_max):
+            delivered.setdefault(dealt.member.consumer, []).extend(offsets_of(dealt, base))
 
     def ack(self, *offsets: int) -> int:
         return self.window.ack(ranges_of(offsets))

@@ -127,8 +127,8 @@ owner_steps = st.lists(
         st.tuples(st.just("give"), st.integers(1, 3), st.lists(far_spans, max_size=3)),
         st.tuples(st.just("give_each"), st.integers(1, 3), st.lists(far_spans, max_size=3)),
         st.tuples(st.just("release"), st.just(0), st.lists(far_spans, max_size=12)),
-        st.tuples(st.just("release_one"), st.integers(0, FAR), st.just([])),
         st.tuples(st.just("take"), st.integers(1, 3), st.just([])),
+        st.tuples(st.just("take two"), st.integers(1, 3), st.just([])),
     ),
     max_size=15,
 )
@@ -156,15 +156,17 @@ def test_owners_are_a_dictionary_of_offsets(script):
                 assert sorted(hashes.tolist()) == sorted(model[offset][1] for offset in gone)
             assert len(hashes) == len(gone)
             model = {offset: one for offset, one in model.items() if offset not in named}
-        elif act == "release_one":
-            assert (owners.release_one(number) is None) is (model.pop(number, None) is None)
-        elif act == "take":
-            taken, hashes = owners.take(number)
-            assert members(taken) == {offset for offset, one in model.items() if one[0] == number}
+        elif act.startswith("take"):
+            numbers = [number] if act == "take" else [number, number + 1]
+            taken, hashes = owners.take(numbers)
+            assert members(taken) == {offset for offset, one in model.items() if one[0] in numbers}
             assert len(hashes) == len(members(taken))
-            model = {offset: one for offset, one in model.items() if one[0] != number}
+            model = {offset: one for offset, one in model.items() if one[0] not in numbers}
         for each in range(1, 5):
             assert owners.count.get(each, 0) == sum(one[0] == each for one in model.values())
-        assert all((offset in owners) is (offset in model) for offset in range(0, FAR, 97))
+        for each in (None, 1, 2):
+            held = owners.held_by(each, [(0, 5), *((start, start + 97) for start in range(5, FAR, 97))])
+            assert members(held) == {offset for offset, one in model.items() if each in (None, one[0])}
+            assert [start for start, _ in held] == sorted(start for start, _ in held)
     owners.release([(0, FAR + 1)])
     assert not owners._chunks

@@ -53,6 +53,8 @@ class WindowMachine(RuleBasedStateMachine):
         self.dying: set[int] = set()
         self.blocked: set[int] = set()
         self.delivered: set[int] = set()
+        self.rows_max: int | None = None
+        self.published_us: dict[int, int] = {}
 
     @property
     def window(self) -> Window:
@@ -87,11 +89,14 @@ class WindowMachine(RuleBasedStateMachine):
     )
     def publish(self, keys, delays, delayed, producer):
         times = [self.desk.now_us + one * MS if one else 0 for one in delays[: len(keys)]]
-        self.desk.stored.publish(keys, times if delayed else None, producer)
+        self._published(self.desk.stored.publish(keys, times if delayed else None, producer))
 
     @rule(count=st.integers(100, 150))
     def publish_many(self, count):
-        self.desk.stored.publish([KEYS[number % 5] for number in range(count)])
+        self._published(self.desk.stored.publish([KEYS[number % 5] for number in range(count)]))
+
+    def _published(self, base: int) -> None:
+        self.published_us |= dict.fromkeys(range(base, self.desk.stored.end), self.desk.now_us)
 
     @rule(offsets=st.integers(1, 5))
     def leave_gap(self, offsets):
@@ -128,7 +133,7 @@ class WindowMachine(RuleBasedStateMachine):
             return
         member, ended = self.window.attach(name, priority, filters if self.is_keyed else ())
         assert ended is former
-        self._gave_back(former, active)
+        self._gave_back([former], active)
         self.desk.credit(member, messages, PLENTY)
 
     @precondition(lambda self: self.window.members)
@@ -137,12 +142,19 @@ class WindowMachine(RuleBasedStateMachine):
         member, active = self.window.members[pick % len(self.window.members)], self.active()
         self.window.detach(member)
         self.window.detach(member)
-        self._gave_back(member, active)
+        self._gave_back([member], active)
 
-    def _gave_back(self, gone: Member | None, active: Member | None) -> None:
+    @precondition(lambda self: self.window.members)
+    @rule(pick=st.integers(0, 3), count=st.integers(0, 4))
+    def detach_several(self, pick, count):
+        gone, active = self.window.members[pick : pick + count], self.active()
+        self.window.detach(*gone)
+        self._gave_back(gone, active)
+
+    def _gave_back(self, gone: list[Member | None], active: Member | None) -> None:
         if self.is_single and self.active() is not active:
             self.out.clear()
-        self.out = {offset: member for offset, member in self.out.items() if member is not gone}
+        self.out = {offset: member for offset, member in self.out.items() if member not in gone}
 
     @precondition(lambda self: self.window.members)
     @rule(pick=st.integers(0, 3), messages=st.integers(0, 12), size_bytes=st.sampled_from([0, 1, PLENTY]))
@@ -162,35 +174,45 @@ class WindowMachine(RuleBasedStateMachine):
     @rule()
     def deliver(self):
         """As the broker's pump does it."""
-        window, stored = self.window, self.desk.stored
-        if window.next_due_us is not None and window.next_due_us <= self.desk.now_us:
-            self._due()
-        for _ in range(100 + 10 * stored.end):
-            wanted = window.wanted
-            if wanted is None or wanted >= stored.end:
+        for _ in range(1000 + 10 * self.desk.stored.end):
+            if self.window.has_due(self.desk.now_us):
+                self._due()
+            wanted = self.window.wanted
+            if wanted is not None and wanted < self.desk.stored.end:
+                self._offer(wanted)
+            elif not self.window.has_due(self.desk.now_us):
                 break
-            assert any(member.has_room for member in window.members)
-            found = stored.at(wanted)
-            if found is None:
-                window.skip_to(stored.end)
-                self._skipped()
-                continue
-            base, end, batch = found
-            room = {member: member.messages if member.has_room else 0 for member in window.members}
-            dealt = window.offer(batch, base, end, self.desk.now_us, stored.end - end)
-            self._skipped()
-            for one in dealt:
-                offsets = offsets_of(one, base)
-                assert offsets == sorted(set(offsets))
-                assert one.rows == len(offsets) > 0
-                assert room[one.member] > 0
-                assert self.is_single or len(offsets) <= room[one.member]
-                assert one.member.messages == room[one.member] - len(offsets)
-                for offset in offsets:
-                    self._delivered(one.member, offset)
         else:
             raise AssertionError("no progress")
+        assert self.window.next_due_us is None or self.window.next_due_us > self.desk.now_us or self.window._ready
         self._nothing_idles()
+
+    def _offer(self, wanted: int) -> None:
+        window, stored = self.window, self.desk.stored
+        assert any(member.has_room for member in window.members)
+        found = stored.at(wanted)
+        if found is None:
+            window.skip_to(stored.end)
+            self._skipped()
+            return
+        base, end, batch = found
+        room = {member: member.messages if member.has_room else 0 for member in window.members}
+        dealt = window.offer(batch, base, end, self.desk.now_us, stored.end - end, self.rows_max)
+        self._skipped()
+        assert self.rows_max is None or sum(one.rows for one in dealt) <= self.rows_max
+        for one in dealt:
+            offsets = offsets_of(one, base)
+            assert offsets == sorted(set(offsets))
+            assert one.rows == len(offsets) > 0
+            assert room[one.member] > 0
+            assert self.is_single or len(offsets) <= room[one.member]
+            assert one.member.messages == room[one.member] - len(offsets)
+            for offset in offsets:
+                self._delivered(one.member, offset)
+
+    @rule(rows_max=st.sampled_from([None, None, 1, 2, 7, 30]))
+    def limit_rows(self, rows_max):
+        self.rows_max = rows_max
 
     @rule()
     def deliver_again(self):
@@ -236,7 +258,8 @@ class WindowMachine(RuleBasedStateMachine):
         if offset not in self.delivered:
             earlier = [one for one, its in keys.items() if one < offset and its == key and self._is_open(one)]
             late = [one for one in earlier if one not in self.delivered]
-            assert all(self.desk.stored.deliver_at[one] > self.desk.now_us for one in late), "order of a key"
+            at_us = max(self.desk.stored.deliver_at[offset], self.published_us[offset])
+            assert all(self.desk.stored.deliver_at[one] > at_us for one in late), "order of a key"
             assert not any(one in self.failed for one in earlier), "an earlier one of this key failed"
 
     def _is_open(self, offset: int) -> bool:
@@ -390,12 +413,12 @@ class WindowMachine(RuleBasedStateMachine):
 
     def _due(self) -> None:
         now_us = self.desk.now_us
-        ended = {offset for offset, due_us in self.waiting.items() if due_us <= now_us}
+        by_time = sorted((due_us, offset) for offset, due_us in self.waiting.items() if due_us <= now_us)
+        ended = {offset for _, offset in by_time[: window_module.DUE_AT_ONCE]}
         expected = {offset for offset in ended if self.policy.is_exhausted(self.failed[offset])}
         for offset in ended:
             del self.waiting[offset]
         self._exhausted(self.window.due(now_us), expected)
-        assert self.window.next_due_us is None or self.window.next_due_us > now_us
 
     # -- moving --------------------------------------------------------------------------------------------------------
 

@@ -12,13 +12,16 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 from pydanube.model.failure import FailurePolicy, Poison
+
+from .ranges import Range
 
 _STALE_MAX: Final = 1024
 """Times of messages that were settled before; past it they are thrown out of the heap."""
@@ -107,10 +110,10 @@ class Failures:
             self.dying -= 1
             self._wait(offset, failure, due_us)
 
-    def due(self, now_us: int) -> list[int]:
-        """Those whose wait is over."""
+    def due(self, now_us: int, offsets_max: int) -> list[int]:
+        """Those whose wait is over, at most so many."""
         offsets: list[int] = []
-        while self._due and self._due[0][0] <= now_us:
+        while self._due and self._due[0][0] <= now_us and len(offsets) < offsets_max:
             due_us, offset = heappop(self._due)
             if self._is_waiting(due_us, offset):
                 self._of[offset].state = State.OUT
@@ -118,12 +121,14 @@ class Failures:
                 offsets.append(offset)
         return offsets
 
-    def settled(self, start: int, end: int) -> list[int]:
-        """These are done; the offsets among them that had failed."""
-        if end - start < len(self._of):
-            gone = [offset for offset in range(start, end) if offset in self._of]
+    def settled(self, ranges: Sequence[Range]) -> list[int]:
+        """These are done (ascending, none overlapping); the offsets among them that had failed."""
+        known = self._of
+        if sum([end - start for start, end in ranges]) < len(known):
+            gone = [offset for start, end in ranges for offset in range(start, end) if offset in known]
         else:
-            gone = [offset for offset in self._of if start <= offset < end]
+            starts = [start for start, _ in ranges]
+            gone = [one for one in known if (place := bisect_right(starts, one)) and one < ranges[place - 1][1]]
         for offset in gone:
             self._forget(offset)
         return gone

@@ -3,7 +3,7 @@
 Keys belong to members by their slot (see `keys`). What is on its way is counted by slot: a slot that moves to another
 member is held back until everything of it is settled where it was. Of a key with a message that failed, the messages
 behind it are held back until that one is settled. Nothing is routed in a loop over messages unless consumers filter
-keys, or messages of the subscription failed.
+keys, or messages of the same slots failed.
 
 Invariants
     messages of one slot are on their way to one member only, unless they are of different keys
@@ -15,49 +15,22 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
-from .keys import MASK, SLOTS, KeyTable, hashes_of
-from .members import Dealt, Member, Offered
+from .keys import SLOTS, KeyTable, hashes_of, slots_of
+from .members import Dealt, Member, Offered, Turns
 from .owners import NOBODY, Owners, UInt32Array
-from .ranges import IntArray, Range, RangeSet, runs
+from .ranges import IntArray, Range, RangeSet, runs, spread
+from .waiting import BoolArray, FailedKeys, Waiting
 
 MIXED: Final = -2
 """A slot of which different keys are with different members."""
 
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-class Waiting:
-    """Offsets that wait for something that has a number."""
-
-    __slots__ = ("_by", "offsets")
-
-    def __init__(self) -> None:
-        self.offsets = RangeSet()
-        self._by: dict[int, list[int]] = {}
-
-    def add(self, numbers: IntArray | UInt32Array, offsets: IntArray) -> None:
-        self.offsets.update(runs(offsets))
-        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
-            self._by.setdefault(number, []).append(offset)
-
-    def wake(self, numbers: Iterable[int]) -> list[Range]:
-        """What waited for these. What was settled meanwhile does not come."""
-        remove = self.offsets.remove
-        return [
-            (offset, offset + 1)
-            for number in numbers
-            for offset in self._by.pop(number, ())
-            if remove(offset, offset + 1)
-        ]
-
-    def take(self) -> list[Range]:
-        self._by.clear()
-        return self.offsets.take()
+_FEW_MEMBERS: Final = 8
+"""Up to so many, each picks its rows out of all of them; more get theirs from one sort."""
 
 
 class Keyed:
@@ -72,20 +45,19 @@ class Keyed:
         self._owners = Owners(hashed=True)
         self._on_way: IntArray = np.zeros(SLOTS, np.int64)
         self._holder: IntArray = np.full(SLOTS, NOBODY, np.int64)
+        self._turns = Turns()
         self._no_room: dict[int, RangeSet] = {}
+        """For want of room; only members that want it are in it."""
         self._moving = Waiting()
         """Of a slot that is on its way to somebody else."""
         self._behind = Waiting()
         """Behind a message of their key that failed."""
         self._unmatched = RangeSet()
-        self._hash_of: dict[int, int] = {}
-        """Of messages that failed and are not settled."""
-        self._failed: dict[int, set[int]] = {}
-        """The same by hash."""
+        self._failed = FailedKeys()
 
     @property
     def has_room(self) -> bool:
-        return any(member.has_room for member in self._members.values())
+        return self._turns.has_room
 
     @property
     def held(self) -> int:
@@ -102,34 +74,43 @@ class Keyed:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
-        self._table.set_members(members)
+    def join(self, member: Member, members: Collection[Member]) -> list[Range]:
+        self._table.add(member)
         self._members[member.number] = member
-        self._no_room[member.number] = RangeSet()
+        self._turns.add(member)
         return self._everything_held()
 
-    def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
-        self._table.set_members(members)
-        taken, hashes = self._owners.take(member.number)
-        np.subtract.at(self._on_way, _slots(hashes), 1)
+    def leave(self, gone: Sequence[Member], members: Collection[Member]) -> list[Range]:
+        self._table.remove(gone)
+        taken, hashes = self._owners.take([member.number for member in gone])
+        np.subtract.at(self._on_way, slots_of(hashes), 1)
         held = self._everything_held() + taken
-        del self._members[member.number], self._no_room[member.number]
+        for member in gone:
+            del self._members[member.number]
+            self._turns.discard(member)
         return held
 
     def _everything_held(self) -> list[Range]:
         """Members changed: everything is looked at again."""
         held = self._moving.take() + self._behind.take() + self._unmatched.take()
-        return held + [one for each in self._no_room.values() for one in each.take()]
+        held += [one for each in self._no_room.values() for one in each.take()]
+        self._no_room.clear()
+        return held
 
     def refreshed(self, member: Member) -> list[Range]:
         """As much as it has room for: the rest would only be held back again."""
-        return self._no_room[member.number].take_first(member.messages)
+        self._turns.add(member)
+        return self._from_waiting(member) if member.number in self._no_room else []
 
-    def holds(self, member: Member, offset: int) -> bool:
-        return self._owners.owner_of(offset) == member.number
+    def _from_waiting(self, member: Member) -> list[Range]:
+        waiting = self._no_room[member.number]
+        taken = waiting.take_first(member.messages)
+        if not waiting:
+            del self._no_room[member.number]
+        return taken
 
-    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
-        return self._owners.held_by(member.number, ranges)
+    def held_by(self, member: Member | None, ranges: Sequence[Range]) -> list[Range]:
+        return self._owners.held_by(None if member is None else member.number, ranges)
 
     def is_active(self, member: Member) -> bool:
         return True
@@ -142,7 +123,7 @@ class Keyed:
     def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
         rows = offered.row_numbers
         hashes = hashes_of(offered.batch)[rows]
-        slots = _slots(hashes)
+        slots = slots_of(hashes)
         targets = self._table.targets(offered.batch, rows, slots)
         offsets = rows + offered.base
         free = (self._on_way[slots] == 0) | (self._holder[slots] == targets)
@@ -150,8 +131,8 @@ class Keyed:
             free = self._hold_back(offsets, hashes, targets, free)
         given = np.zeros(len(rows), np.bool_)
         dealt: list[Dealt] = []
-        for member in self._members.values():
-            places = self._room_for(member, offsets, np.flatnonzero(free & (targets == member.number)))
+        for member, theirs in self._places(targets, free):
+            places = self._room_for(member, offsets, theirs)
             if len(places):
                 given[places] = True
                 member.charge(len(places), offered.bytes_of(len(places)))
@@ -160,6 +141,20 @@ class Keyed:
             self._note(offsets[given], hashes[given], slots[given], targets[given])
         return dealt, self._with_room()
 
+    def _places(self, targets: IntArray, free: BoolArray) -> Iterator[tuple[Member, IntArray]]:
+        """The places of each member among these rows."""
+        if len(self._members) <= _FEW_MEMBERS:
+            for number, member in self._members.items():
+                yield member, np.flatnonzero(free & (targets == number))
+            return
+        places = np.flatnonzero(free)
+        order = places[np.argsort(targets[places], kind="stable")]
+        numbers = targets[order]
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for start, end in zip([0, *cuts], [*cuts, len(order)], strict=True):
+            if start < end:
+                yield self._members[int(numbers[start])], order[start:end]
+
     def _hold_back(self, offsets: IntArray, hashes: UInt32Array, targets: IntArray, free: BoolArray) -> BoolArray:
         """What nobody accepts, what is with another member, what is behind a failure. Returns what is left."""
         accepted = targets != NOBODY
@@ -167,32 +162,22 @@ class Keyed:
             self._unmatched.update(runs(offsets[~accepted]))
         moving = accepted & ~free
         if moving.any():
-            self._moving.add(_slots(hashes[moving]), offsets[moving])
+            self._moving.add(slots_of(hashes[moving]), offsets[moving])
         free = accepted & free
         if self._failed:
-            behind = free & self._stand_behind(offsets, hashes)
+            behind = free & self._failed.behind(offsets, hashes)
             self._behind.add(hashes[behind], offsets[behind])
             free &= ~behind
         return free
 
-    def _stand_behind(self, offsets: IntArray, hashes: UInt32Array) -> BoolArray:
-        """Those behind a message of their key that failed and is not settled."""
-        behind = np.zeros(len(offsets), np.bool_)
-        failed = self._failed
-        for place, key in enumerate(hashes.tolist()):
-            if key in failed:
-                offset = int(offsets[place])
-                behind[place] = offset > min(failed[key]) and offset not in failed[key]
-        return behind
-
     def _room_for(self, member: Member, offsets: IntArray, places: IntArray) -> IntArray:
         """As many of these as it has room for; the rest is held back for it, and so is what is behind such."""
-        waiting = self._no_room[member.number]
+        waiting = self._no_room.get(member.number)
         room = member.messages if member.has_room else 0
         if waiting:
             room = min(room, int(np.searchsorted(offsets[places], waiting.first)))
         if room < len(places):
-            waiting.update(runs(offsets[places[room:]]))
+            self._no_room.setdefault(member.number, RangeSet()).update(runs(offsets[places[room:]]))
         return places[:room]
 
     def _note(self, offsets: IntArray, hashes: UInt32Array, slots: IntArray, targets: IntArray) -> None:
@@ -205,61 +190,40 @@ class Keyed:
 
     def _with_room(self) -> list[Range]:
         """What is held back for want of room although there is some: to be offered again."""
-        return [
-            one
-            for number, waiting in self._no_room.items()
-            if waiting and self._members[number].has_room
-            for one in waiting.take_first(self._members[number].messages)
-        ]
+        members = [self._members[number] for number in self._no_room]
+        return [one for member in members if member.has_room for one in self._from_waiting(member)]
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         for held in (self._moving.offsets, self._behind.offsets, self._unmatched, *self._no_room.values()):
-            if held:
-                for start, end in ranges:
-                    held.remove(start, end)
+            held.subtract(ranges)
+        for number in [number for number, held in self._no_room.items() if not held]:
+            del self._no_room[number]
         woken = self._freed(self._owners.release(ranges))
-        for offset in failed:
-            woken += self._forget(offset)
+        for key, first in self._failed.settle(failed) if failed else ():
+            woken += self._behind.wake([key]) if first is None else self._behind.wake_below(key, first)
         return woken + self._with_room()
 
     def _freed(self, hashes: UInt32Array) -> list[Range]:
         """These are not on their way any more. Returns what waited for their slots."""
         if not len(hashes):
             return []
-        slots = _slots(hashes)
+        slots = slots_of(hashes)
         np.subtract.at(self._on_way, slots, 1)
         if not self._moving.offsets:
             return []
         return self._moving.wake(slots[self._on_way[slots] == 0].tolist())
 
-    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
-        key = self._owners.release_one(offset)
-        if key is None:
-            return None
+    def given_back(self, ranges: Sequence[Range], failed: bool) -> list[Range]:
+        hashes = self._owners.release(ranges)
         if failed:
-            self._hash_of[offset] = key
-            self._failed.setdefault(key, set()).add(offset)
-        return self._freed(np.array([key], np.uint32))
-
-    def _forget(self, offset: int) -> list[Range]:
-        """A message that had failed is settled. Returns what was behind it."""
-        key = self._hash_of.pop(offset)
-        failed = self._failed[key]
-        failed.remove(offset)
-        if not failed:
-            del self._failed[key]
-        return self._behind.wake([key])
+            self._failed.add(spread(ranges), hashes)
+        return self._freed(hashes)
 
     def clear(self) -> None:
         self._everything_held()
         self._owners.clear()
-        self._hash_of.clear()
         self._failed.clear()
         self._on_way[:] = 0
         self._holder[:] = NOBODY
-
-
-def _slots(hashes: UInt32Array) -> IntArray:
-    return (hashes & MASK).astype(np.int64)

@@ -1,25 +1,24 @@
 """Which member a key belongs to: rendezvous hashing over a fixed number of slots, with key filters where there are any.
 
 Every slot goes to the member that scores highest for it, so a join or a leave moves only the slots that the new one
-wins or the old one had: about 1/n of them.
+wins or the old one had: about 1/n of them, and only these are looked at.
 
 Keys without a filter to pass are routed by table, a whole batch in one expression. With filters every key is looked at,
-once: what was found is remembered until the members change.
+once: what was found is remembered until the members change, unless the key is so long that remembering costs more.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from fnmatch import translate
-from re import compile as compile_pattern
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import Invalid
 
+from .globs import compiled
 from .members import Member
 from .owners import NOBODY, UInt32Array
 from .ranges import IntArray
@@ -30,6 +29,11 @@ KEY_FILTERS_MAX: Final = 100
 KEY_FILTER_CHARACTERS_MAX: Final = 200
 
 _REMEMBERED_MAX: Final = 100_000
+_REMEMBERED_CHARACTERS_MAX: Final = 256
+"""Keys of more are matched again each time."""
+
+_SCORES_AT_ONCE: Final = 1 << 18
+_MIXING: Final = np.uint64(0x9E3779B97F4A7C15)
 
 UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -45,6 +49,10 @@ def hashes_of(batch: Batch) -> UInt32Array:
     return np.where(valid, hashes, np.uint32(_producer_hash(batch)))
 
 
+def slots_of(hashes: UInt32Array) -> IntArray:
+    return (hashes & MASK).astype(np.int64)
+
+
 def key_at(batch: Batch, row: int) -> str:
     key = batch.keys[row] if batch.key_hashes is not None else None
     return batch.producer_name if key is None else key
@@ -57,50 +65,85 @@ def _producer_hash(batch: Batch) -> int:
 class KeyFilter:
     """Globs (`*`, `?`), of which a key must match one; none at all accepts every key."""
 
-    __slots__ = ("_pattern", "globs")
+    __slots__ = ("_matchers", "globs")
 
     def __init__(self, globs: Sequence[str]) -> None:
+        self.check(globs)
+        self.globs = list(globs)
+        self._matchers = compiled(self.globs)
+
+    @staticmethod
+    def check(globs: Sequence[str]) -> None:
+        """Raises Invalid for what cannot be a filter."""
         if len(globs) > KEY_FILTERS_MAX or any(not 0 < len(one) <= KEY_FILTER_CHARACTERS_MAX for one in globs):
             raise Invalid(
                 f"a consumer has at most {KEY_FILTERS_MAX} key filters of 1 to {KEY_FILTER_CHARACTERS_MAX} characters"
             )
-        self.globs = list(globs)
-        # Only * and ? mean something: brackets are letters like others.
-        patterns = [translate(one.replace("[", "[[]")) for one in globs]
-        self._pattern = compile_pattern("|".join(patterns)) if patterns else None
 
     def accepts(self, key: str) -> bool:
-        return self._pattern is None or self._pattern.match(key) is not None
+        return not self._matchers or any(one.matches(key) for one in self._matchers)
 
     @property
     def accepts_all(self) -> bool:
-        return self._pattern is None
+        return not self._matchers
+
+
+class Entry(NamedTuple):
+    """What the table knows of a member."""
+
+    seed: int
+    filter: KeyFilter
 
 
 class KeyTable:
     """Slots and keys to members' numbers."""
 
     def __init__(self) -> None:
-        self._members: list[Member] = []
-        self._filters: list[KeyFilter] = []
-        self._scores: list[UInt64Array] = []
+        self._entries: dict[int, Entry] = {}
+        self._filtering = 0
+        """Members that have filters."""
         self._slots: IntArray = np.full(SLOTS, NOBODY, np.int64)
+        self._best: UInt64Array = np.zeros(SLOTS, np.uint64)
         self._found: dict[str, int] = {}
-        self.is_filtered = False
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    @property
+    def is_filtered(self) -> bool:
+        return self._filtering > 0
+
+    def add(self, member: Member) -> None:
         """Raises Invalid for a filter that cannot be used, and changes nothing then."""
-        filters = [KeyFilter(member.key_filters) for member in members]
-        kept = dict(zip((one.number for one in self._members), self._scores, strict=True))
-        self._members, self._filters = list(members), filters
-        self._scores = [kept[one.number] if one.number in kept else _scores(one.consumer) for one in members]
+        entry = Entry(_seed(member.consumer), KeyFilter(member.key_filters))
+        self._entries[member.number] = entry
+        self._filtering += not entry.filter.accepts_all
         self._found.clear()
-        self.is_filtered = not all(one.accepts_all for one in filters)
-        numbers = np.array([member.number for member in members] or [NOBODY], np.int64)
-        if members:
-            self._slots = numbers[np.argmax(np.stack(self._scores), axis=0)]
-        else:
-            self._slots = np.full(SLOTS, NOBODY, np.int64)
+        scores = _scores(np.uint64(entry.seed), _ALL_SLOTS)
+        won = (scores > self._best) | (self._slots == NOBODY)
+        self._slots[won] = member.number
+        self._best[won] = scores[won]
+
+    def remove(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._filtering -= not self._entries.pop(member.number).filter.accepts_all
+        self._found.clear()
+        numbers = np.array([member.number for member in members], np.int64)
+        lost = np.flatnonzero(np.isin(self._slots, numbers))
+        self._slots[lost], self._best[lost] = NOBODY, 0
+        if self._entries and len(lost):
+            self._fill(lost)
+
+    def _fill(self, slots: IntArray) -> None:
+        """Nobody has these: they go to whoever wants them most, the one who came first among equals."""
+        numbers = np.fromiter(self._entries, np.int64, len(self._entries))
+        seeds = np.array([entry.seed for entry in self._entries.values()], np.uint64)
+        best, owners = self._best[slots], self._slots[slots]
+        at_once = max(1, _SCORES_AT_ONCE // len(slots))
+        for first in range(0, len(seeds), at_once):
+            scores = _scores(seeds[first : first + at_once, None], slots[None, :])
+            winners = np.argmax(scores, axis=0)
+            highest = np.take_along_axis(scores, winners[None, :], axis=0)[0]
+            won = (highest > best) | (owners == NOBODY)
+            best[won], owners[won] = highest[won], numbers[first + winners[won]]
+        self._best[slots], self._slots[slots] = best, owners
 
     def targets(self, batch: Batch, rows: IntArray, slots: IntArray) -> IntArray:
         """The number of the member that each of these rows belongs to; NOBODY where no filter accepts its key."""
@@ -118,22 +161,33 @@ class KeyTable:
     def _match(self, key: str, slot: int) -> int:
         found = self._found.get(key)
         if found is None:
-            if len(self._found) >= _REMEMBERED_MAX:
-                self._found.clear()
-            accepting = [
-                (scores[slot], member.number)
-                for member, one, scores in zip(self._members, self._filters, self._scores, strict=True)
-                if one.accepts(key)
-            ]
-            found = self._found[key] = max(accepting)[1] if accepting else NOBODY
+            accepting = [(number, entry.seed) for number, entry in self._entries.items() if entry.filter.accepts(key)]
+            found = _wants_most(accepting, slot) if accepting else NOBODY
+            if len(key) <= _REMEMBERED_CHARACTERS_MAX:
+                if len(self._found) >= _REMEMBERED_MAX:
+                    self._found.clear()
+                self._found[key] = found
         return found
 
 
-def _scores(consumer: str) -> UInt64Array:
-    """How much a consumer wants each slot: its name and the slot's number, well mixed (as MurmurHash3 finishes)."""
-    seed = np.uint64(zlib.crc32(consumer.encode()) << 32 | zlib.adler32(consumer.encode()))
-    mixed = np.arange(SLOTS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ seed
+def _wants_most(candidates: Sequence[tuple[int, int]], slot: int) -> int:
+    if len(candidates) == 1:
+        return candidates[0][0]
+    seeds = np.array([seed for _, seed in candidates], np.uint64)
+    return candidates[int(np.argmax(_scores(seeds, np.array([slot]))))][0]
+
+
+def _seed(consumer: str) -> int:
+    return zlib.crc32(consumer.encode()) << 32 | zlib.adler32(consumer.encode())
+
+
+def _scores(seeds: UInt64Array | np.uint64, slots: IntArray) -> UInt64Array:
+    """How much a consumer wants a slot: its name and the slot's number, well mixed (as MurmurHash3 finishes)."""
+    mixed: UInt64Array = slots.astype(np.uint64) * _MIXING ^ seeds
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         mixed ^= mixed >> np.uint64(33)
         mixed *= np.uint64(factor)
     return mixed ^ mixed >> np.uint64(33)
+
+
+_ALL_SLOTS: Final[IntArray] = np.arange(SLOTS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -108,11 +109,11 @@ class Policy(Protocol):
     def blocked_keys(self) -> int:
         """Keys with a message that failed and is not settled."""
 
-    def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
+    def join(self, member: Member, members: Collection[Member]) -> list[Range]:
         """`members` includes it. Returns what somebody else has to give back; raises Refused."""
 
-    def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
-        """Returns what it held, settled or not."""
+    def leave(self, gone: Sequence[Member], members: Collection[Member]) -> list[Range]:
+        """`members` are those who stay. Returns what the others held, settled or not."""
 
     def refreshed(self, member: Member) -> list[Range]:
         """It has room again. Returns what was held back for it."""
@@ -123,15 +124,12 @@ class Policy(Protocol):
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         """`failed`: those among them that had failed. Returns what need not be held back any more."""
 
-    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
-        """Its consumer could not manage it; `failed` until it is settled. Returns what need not be held back any
-        more, None when no consumer had it."""
+    def given_back(self, ranges: Sequence[Range], failed: bool) -> list[Range]:
+        """Consumers have these, and could not manage them; `failed` until they are settled. Ascending, none twice.
+        Returns what need not be held back any more."""
 
-    def holds(self, member: Member, offset: int) -> bool:
-        """Whether it has this one now."""
-
-    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
-        """The part of these that it has now."""
+    def held_by(self, member: Member | None, ranges: Sequence[Range]) -> list[Range]:
+        """The part of these that it has now; None: that anybody has."""
 
     def is_active(self, member: Member) -> bool: ...
 
@@ -155,6 +153,49 @@ def first_rows(ranges: Sequence[Range], rows: int) -> tuple[list[Range], list[Ra
     return taken, []
 
 
+class Turns:
+    """Members that may have room, in the order in which it is their turn.
+
+    Whoever is found to have none is left out until it is added again: however many have none, they cost nothing. What
+    was dealt and not weighed yet may turn out to be less than it seemed: such a member stays.
+    """
+
+    __slots__ = ("_order",)
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[Member, None] = OrderedDict()
+
+    def add(self, member: Member) -> None:
+        """Last, unless it has its place."""
+        self._order.setdefault(member)
+
+    def discard(self, member: Member) -> None:
+        self._order.pop(member, None)
+
+    def to_the_end(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._order.move_to_end(member)
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self.first(1))
+
+    def first(self, members_max: int) -> list[Member]:
+        """The next so many that have room."""
+        found: list[Member] = []
+        out: list[Member] = []
+        for member in self._order:
+            if member.has_room:
+                found.append(member)
+                if len(found) >= members_max:
+                    break
+            elif not member.estimated_bytes:
+                out.append(member)
+        for member in out:
+            del self._order[member]
+        return found
+
+
 class Holding:
     """What one member was given. Acks do not shorten it at once: whoever wants to know asks the cursor too.
 
@@ -175,15 +216,11 @@ class Holding:
             self._given = RangeSet(one for start, end in self._given.ranges for one in self._missing(start, end))
             self._limit = max(1024, 2 * len(self._given))
 
-    def __contains__(self, offset: int) -> bool:
-        return offset in self._given
-
     def within(self, ranges: Sequence[Range]) -> list[Range]:
         return [one for start, end in ranges for one in self._given.within(start, end)]
 
-    def remove(self, offset: int) -> bool:
-        """Whether it was given."""
-        return self._given.remove(offset, offset + 1) > 0
+    def remove(self, ranges: Sequence[Range]) -> None:
+        self._given.subtract(ranges)
 
     @property
     def unsettled(self) -> int:

@@ -55,19 +55,12 @@ class Owners:
         self._hashed = hashed
         self._chunks: dict[int, Chunk] = {}
 
-    def __contains__(self, offset: int) -> bool:
-        chunk = self._chunks.get(offset >> CHUNK_BITS)
-        return chunk is not None and bool(chunk.owners[offset & (CHUNK - 1)] != NOBODY)
-
-    def owner_of(self, offset: int) -> int:
-        chunk = self._chunks.get(offset >> CHUNK_BITS)
-        return NOBODY if chunk is None else int(chunk.owners[offset & (CHUNK - 1)])
-
-    def held_by(self, number: int, ranges: Sequence[Range]) -> list[Range]:
-        """The part of these that this one has."""
+    def held_by(self, number: int | None, ranges: Sequence[Range]) -> list[Range]:
+        """The part of these that this one has; None: that anybody has."""
         held: list[Range] = []
         for place, inside in self._pieces(ranges):
-            owned = self._chunks[place].owners[inside] == number
+            owners = self._chunks[place].owners[inside]
+            owned = owners != NOBODY if number is None else owners == number
             offsets = np.arange(CHUNK)[inside][owned] + (place << CHUNK_BITS)
             held += runs(offsets)
         return held
@@ -104,25 +97,15 @@ class Owners:
         released = [self._release(place, inside) for place, inside in self._pieces(ranges)]
         return np.concatenate(released) if self._hashed and released else NO_HASHES
 
-    def release_one(self, offset: int) -> int | None:
-        """Returns its hash (or 0), None when nobody has it."""
-        place, inside = offset >> CHUNK_BITS, offset & (CHUNK - 1)
-        chunk = self._chunks.get(place)
-        if chunk is None or (number := int(chunk.owners[inside])) == NOBODY:
-            return None
-        hashed = int(chunk.hashes[inside]) if self._hashed else 0
-        chunk.owners[inside] = NOBODY
-        self.count[number] -= 1
-        self._dropped(place, chunk, 1)
-        return hashed
-
-    def take(self, number: int) -> tuple[list[Range], UInt32Array]:
-        """What this one has, and the hashes; it has nothing then."""
+    def take(self, numbers: Sequence[int]) -> tuple[list[Range], UInt32Array]:
+        """What these have, and the hashes; they have nothing then."""
         taken: list[Range] = []
         hashes: list[UInt32Array] = []
-        for place in sorted(self._chunks) if self.count.pop(number, 0) else ():
+        having = np.array([number for number in numbers if self.count.pop(number, 0)], np.int32)
+        for place in sorted(self._chunks) if len(having) else ():
             chunk = self._chunks[place]
-            inside = np.flatnonzero(chunk.owners == number)
+            owned = chunk.owners == having[0] if len(having) == 1 else np.isin(chunk.owners, having)
+            inside = np.flatnonzero(owned)
             if len(inside):
                 taken += runs(inside + (place << CHUNK_BITS))
                 hashes += [chunk.hashes[inside]] if self._hashed else []
@@ -157,7 +140,7 @@ class Owners:
         places = range(start >> CHUNK_BITS, ((end - 1) >> CHUNK_BITS) + 1)
         if len(places) <= len(self._chunks):
             return [place for place in places if place in self._chunks]
-        return [place for place in self._chunks if place in places]
+        return sorted([place for place in self._chunks if place in places])
 
     def _release(self, place: int, inside: Selection) -> UInt32Array:
         chunk = self._chunks[place]

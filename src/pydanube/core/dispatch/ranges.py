@@ -157,6 +157,21 @@ class RangeSet:
         self.count -= removed
         return removed
 
+    def subtract(self, ranges: Sequence[Range]) -> None:
+        """Remove many: ascending, none that overlaps another."""
+        if not self.count or not ranges:
+            return
+        low = bisect_right(self._ends, ranges[0][0], lo=self._first)
+        high = bisect_left(self._starts, ranges[-1][1], lo=low)
+        if len(ranges) < _MANY or high - low > _FAR_MORE * len(ranges):
+            for start, end in ranges:
+                self.remove(start, end)
+            return
+        starts, ends = np.array(self._starts[low:high], np.int64), np.array(self._ends[low:high], np.int64)
+        left_starts, left_ends = _difference(starts, ends, *bounds(ranges))
+        self._starts[low:high], self._ends[low:high] = left_starts.tolist(), left_ends.tolist()
+        self.count -= int((ends - starts).sum()) - int((left_ends - left_starts).sum())
+
     def take(self) -> list[Range]:
         """Everything in it; it is empty then."""
         ranges = self.ranges
@@ -206,6 +221,27 @@ class RangeSet:
         if self._first > _COMPACT_AFTER and self._first * 2 > len(self._starts):
             del self._starts[: self._first], self._ends[: self._first]
             self._first = 0
+
+
+def merged(ranges: Sequence[Range]) -> list[Range]:
+    """The same offsets in ascending ranges, none of which touches another."""
+    if len(ranges) == 1 and ranges[0][0] < ranges[0][1]:
+        return list(ranges)
+    together = RangeSet()
+    together.update(ranges)
+    return together.ranges
+
+
+def _difference(starts: IntArray, ends: IntArray, from_: IntArray, to: IntArray) -> tuple[IntArray, IntArray]:
+    """What is in the first ranges and not in the second: at every border it changes whether an offset is in either."""
+    points = np.concatenate((starts, ends, from_, to))
+    order = np.argsort(points, kind="stable")
+    here, there = np.zeros(len(points), np.int64), np.zeros(len(points), np.int64)
+    here[: len(starts)], here[len(starts) : 2 * len(starts)] = 1, -1
+    there[2 * len(starts) : 2 * len(starts) + len(from_)], there[2 * len(starts) + len(from_) :] = 1, -1
+    points = points[order]
+    kept = (np.cumsum(here[order])[:-1] == 1) & (np.cumsum(there[order])[:-1] == 0) & (points[1:] > points[:-1])
+    return points[:-1][kept], points[1:][kept]
 
 
 def runs(offsets: IntArray) -> list[Range]:

@@ -9,9 +9,9 @@ however they are batched.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from .members import Dealt, Member, Offered, first_rows
+from .members import Dealt, Member, Offered, Turns, first_rows
 from .owners import Owners
 from .ranges import Range
 
@@ -27,27 +27,29 @@ class Shared:
 
     def __init__(self, _missing: Callable[[int, int], list[Range]]) -> None:
         self._owners = Owners()
-        self._order: list[Member] = []
+        self._turns = Turns()
         """Who gets one more than the others next time, first."""
         self._round: deque[tuple[Member, int]] = deque()
         """Who is still to get how many of what is being dealt."""
 
     @property
     def has_room(self) -> bool:
-        return any(member.has_room for member in self._order)
+        return self._turns.has_room
 
-    def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
-        self._order.append(member)
+    def join(self, member: Member, members: Collection[Member]) -> list[Range]:
+        self._turns.add(member)
         self._round.clear()
         return []
 
-    def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
-        self._order.remove(member)
+    def leave(self, gone: Sequence[Member], members: Collection[Member]) -> list[Range]:
+        for member in gone:
+            self._turns.discard(member)
         self._round.clear()
-        taken, _ = self._owners.take(member.number)
+        taken, _ = self._owners.take([member.number for member in gone])
         return taken
 
     def refreshed(self, member: Member) -> list[Range]:
+        self._turns.add(member)
         return []
 
     def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
@@ -74,29 +76,26 @@ class Shared:
             member, left = self._round.popleft()
             if member.has_room:
                 return member, left
-        open_now = [member for member in self._order if member.has_room]
+        open_now = self._turns.first(rows + 1)
         if not open_now:
             return None
         share, extra = divmod(rows, len(open_now))
         self._round.extend((member, share + 1) for member in open_now[:extra])
         if share:
             self._round.extend((member, share) for member in open_now[extra:])
-        if extra:  # whoever gets one more goes to the end
-            self._order = [member for member in self._order if member not in open_now[:extra]] + open_now[:extra]
+        self._turns.to_the_end(open_now[:extra])  # who gets one more now gets one less next time
         return self._round.popleft()
 
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         self._owners.release(ranges)
         return []
 
-    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
-        return None if self._owners.release_one(offset) is None else []
+    def given_back(self, ranges: Sequence[Range], failed: bool) -> list[Range]:
+        self._owners.release(ranges)
+        return []
 
-    def holds(self, member: Member, offset: int) -> bool:
-        return self._owners.owner_of(offset) == member.number
-
-    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
-        return self._owners.held_by(member.number, ranges)
+    def held_by(self, member: Member | None, ranges: Sequence[Range]) -> list[Range]:
+        return self._owners.held_by(None if member is None else member.number, ranges)
 
     def is_active(self, member: Member) -> bool:
         return True

@@ -6,7 +6,7 @@ the partitions of a topic take turns among the consumers of equal priority.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pydanube.model.errors import Refused
 
@@ -33,7 +33,7 @@ class Single:
     def has_room(self) -> bool:
         return self._active is not None and self._active.has_room
 
-    def join(self, member: Member, members: Sequence[Member]) -> list[Range]:
+    def join(self, member: Member, members: Collection[Member]) -> list[Range]:
         if self._active not in (None, member) and not self._failover:
             raise Refused(
                 f"the subscription is exclusive and held by consumer {self._active.consumer!r}: close that one, "
@@ -41,10 +41,10 @@ class Single:
             )
         return self._choose(members)
 
-    def leave(self, member: Member, members: Sequence[Member]) -> list[Range]:
+    def leave(self, gone: Sequence[Member], members: Collection[Member]) -> list[Range]:
         return self._choose(members)
 
-    def _choose(self, members: Sequence[Member]) -> list[Range]:
+    def _choose(self, members: Collection[Member]) -> list[Range]:
         former, self._active = self._active, None
         if members:
             first = min(member.priority for member in members)
@@ -66,14 +66,12 @@ class Single:
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         return []
 
-    def given_back(self, offset: int, failed: bool) -> list[Range] | None:
-        return [] if self._holding.remove(offset) else None
+    def given_back(self, ranges: Sequence[Range], failed: bool) -> list[Range]:
+        self._holding.remove(ranges)
+        return []
 
-    def holds(self, member: Member, offset: int) -> bool:
-        return member is self._active and offset in self._holding
-
-    def held_by(self, member: Member, ranges: Sequence[Range]) -> list[Range]:
-        return self._holding.within(ranges) if member is self._active else []
+    def held_by(self, member: Member | None, ranges: Sequence[Range]) -> list[Range]:
+        return self._holding.within(ranges) if member in (None, self._active) else []
 
     def is_active(self, member: Member) -> bool:
         return member is self._active

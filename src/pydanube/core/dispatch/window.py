@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from itertools import repeat
+from math import inf
 from typing import Final, Literal
 
 import numpy as np
@@ -37,9 +39,9 @@ from pydanube.model.topics import SubscriptionType
 from .cursor import Cursor
 from .failures import Exhausted, Failures
 from .keyed import Keyed
-from .keys import KeyFilter
-from .members import Dealt, Member, Offered, Policy
-from .ranges import Range, RangeSet, runs, spread
+from .keys import KeyFilter, hashes_of
+from .members import Dealt, Member, Offered, Policy, first_rows
+from .ranges import Range, RangeSet, merged, runs, spread
 from .shared import Shared
 from .single import Single
 
@@ -51,6 +53,9 @@ FAILED_MAX: Final = 100_000
 
 DELAYED_MAX: Final = 1_000_000
 """Messages that wait for the time their producer chose; past it nothing new is read."""
+
+DUE_AT_ONCE: Final = 5_000
+"""Messages that get ready in one go when their time has come, of those that failed and of those that were delayed."""
 
 _STALE_MAX: Final = 1024
 """Times of delayed messages that were settled before; past it they are thrown out of the heap."""
@@ -68,40 +73,53 @@ class Window:
     ) -> None:
         self.type = subscription_type
         self.cursor = cursor
-        self.members: list[Member] = []
+        self._members: dict[str, Member] = {}
         self.failures = Failures(failure_policy)
         self.next_read = cursor.next_missing(cursor.position)
         self.policy: Policy = _policy(subscription_type, cursor, partition)
         self._ready = RangeSet()
         self._delayed = RangeSet()
-        self._delays: list[tuple[int, int]] = []
+        self._delays: list[tuple[int, int, int]] = []
+        """A heap of (when, offset, hash of the key where keys matter)."""
 
     # -- members -------------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self._members.values())
 
     def attach(self, consumer: str, priority: int = 0, key_filters: Sequence[str] = ()) -> tuple[Member, Member | None]:
         """The new hold, and the one of the same name that it ended."""
         if key_filters and self.type is not SubscriptionType.KEY_SHARED:
             raise Invalid(f"key filters are for key-shared subscriptions, and this one is {self.type}")
-        KeyFilter(key_filters)
-        former = next((one for one in self.members if one.consumer == consumer), None)
+        KeyFilter.check(key_filters)
         member = Member(consumer, priority, tuple(key_filters))
-        members = [*(one for one in self.members if one is not former), member]
+        former = self._members.pop(consumer, None)
+        self._members[consumer] = member
         if former is not None:  # as one change: for failover, what lies between would be other members
-            self._again(self.policy.leave(former, members))
-        self._again(self.policy.join(member, members))
-        self.members = members
+            self._again(self.policy.leave([former], self._members.values()))
+        try:
+            self._again(self.policy.join(member, self._members.values()))
+        except Refused:  # another name has it: nothing was taken over
+            del self._members[consumer]
+            raise
         return member, former
 
-    def detach(self, member: Member) -> None:
-        """It went. A hold that was taken over already has nothing to give back."""
-        if member in self.members:
-            self.members.remove(member)
-            self._again(self.policy.leave(member, self.members))
+    def detach(self, *members: Member) -> None:
+        """They went. A hold that was taken over already has nothing to give back."""
+        gone = [member for member in members if self._has(member)]
+        for member in gone:
+            del self._members[member.consumer]
+        if gone:
+            self._again(self.policy.leave(gone, self._members.values()))
 
     def refresh(self, member: Member) -> None:
         """It may have room again."""
-        if member.has_room and member in self.members:
+        if member.has_room and self._has(member):
             self._again(self.policy.refreshed(member))
+
+    def _has(self, member: Member) -> bool:
+        return self._members.get(member.consumer) is member
 
     # -- delivering ----------------------------------------------------------------------------------------------------
 
@@ -128,27 +146,45 @@ class Window:
         """A message that is exhausted stops the subscription; on key-shared only its key."""
         return self.failures.blocked > 0 and self.type is not SubscriptionType.KEY_SHARED
 
-    def offer(self, batch: Batch, base: int, end: int, now_us: int, following: int = 0) -> list[Dealt]:
+    def offer(
+        self, batch: Batch, base: int, end: int, now_us: int, following: int = 0, rows_max: int | None = None
+    ) -> list[Dealt]:
         """A stored batch that holds the wanted offset, or comes after it when that is not stored any more.
 
-        `following`: about so many messages are offered right after it.
+        `following`: about so many messages are offered right after it. `rows_max`: no more than so many of it now.
         """
         wanted = self.wanted
         assert wanted is not None
         if base > wanted:
             self.skip_to(base)
-        ranges = self._ready.within(base, end)
-        if self.next_read < end:
-            ranges += self.cursor.missing(max(base, self.next_read), end)
-            self.next_read = self.cursor.next_missing(end)
-        self._ready.remove(base, end)
-        if self.policy.delays and batch.header.deliver_at_max > now_us:
+        some_later = self.policy.delays and batch.header.deliver_at_max > now_us
+        ranges = self._take(base, end, None if some_later else rows_max)
+        if some_later:
             ranges = self._delay(batch, base, ranges, now_us)
+            if rows_max is not None:
+                ranges, left = first_rows(ranges, rows_max)
+                self._ready.update(left)
         if not ranges:
             return []
         dealt, left = self.policy.deal(Offered(batch, base, end, ranges, following))
         self._leave(left)
         return dealt
+
+    def _take(self, base: int, end: int, rows_max: int | None) -> list[Range]:
+        """What is to be delivered of these offsets, the first so many: they are not ready or unread any more."""
+        again, left = self._ready.within(base, end), list[Range]()
+        self._ready.remove(base, end)
+        if rows_max is not None:
+            again, back = first_rows(again, rows_max)
+            self._ready.update(back)
+            rows_max -= sum([stop - start for start, stop in again])
+        if self.next_read >= end:
+            return again
+        unread = self.cursor.missing(max(base, self.next_read), end)
+        if rows_max is not None:
+            unread, left = first_rows(unread, rows_max)
+        self.next_read = left[0][0] if left else self.cursor.next_missing(end)
+        return again + unread
 
     def pass_on(self, batch: Batch, base: int, end: int) -> list[Dealt]:
         """For a topic that keeps nothing: whoever has room gets it now, and nobody gets it later."""
@@ -178,12 +214,15 @@ class Window:
         times = batch.deliver_at
         assert times is not None
         offsets = spread(ranges)
-        late = times[offsets - base] > now_us
+        rows = offsets - base
+        late = times[rows] > now_us
         for place in np.flatnonzero(late).tolist() if len(self.failures) else ():
             late[place] = int(offsets[place]) not in self.failures
         self._delayed.update(runs(offsets[late]))
-        for due_us, offset in zip(times[offsets[late] - base].tolist(), offsets[late].tolist(), strict=True):
-            heappush(self._delays, (due_us, offset))
+        is_keyed = self.type is SubscriptionType.KEY_SHARED
+        keys = hashes_of(batch)[rows[late]].tolist() if is_keyed else repeat(0)
+        for one in zip(times[rows[late]].tolist(), offsets[late].tolist(), keys, strict=False):
+            heappush(self._delays, one)
         if len(self._delays) > 2 * self._delayed.count + _STALE_MAX:
             self._delays = [one for one in self._delays if one[1] in self._delayed]
             heapify(self._delays)
@@ -207,15 +246,13 @@ class Window:
             )
 
     def _settle(self, ranges: Sequence[Range]) -> int:
+        ranges = merged(ranges)
         settled = self.cursor.ack_many(ranges)
         if not settled:
             return 0
-        failed: list[int] = []
-        if self._ready or self._delayed or len(self.failures):
-            for start, end in ranges:
-                self._ready.remove(start, end)
-                self._delayed.remove(start, end)
-                failed += self.failures.settled(start, end)
+        self._ready.subtract(ranges)
+        self._delayed.subtract(ranges)
+        failed = self.failures.settled(ranges) if len(self.failures) else []
         self._again(self.policy.settled(ranges, failed))
         if self.next_read < self.cursor.position:
             self.next_read = self.cursor.position
@@ -233,25 +270,29 @@ class Window:
 
         With `member`, only what it has now counts: what went to somebody else meanwhile is no business of its.
         """
-        exhausted: list[Exhausted] = []
-        for start, end in ranges:
-            for first, stop in self.cursor.missing(start, min(end, self.next_read)):
-                for offset in range(first, stop):
-                    if member is None or self.policy.holds(member, offset):
-                        exhausted += self._fail(offset, now_us, delay_ms, reason)
-        return exhausted
+        read = self.next_read
+        missing = [one for start, end in merged(ranges) for one in self.cursor.missing(start, min(end, read))]
+        counted, uncounted = self._countable(self.policy.held_by(member, missing))
+        self._again(self.policy.given_back(counted, failed=True))
+        if uncounted:
+            self._again(self.policy.given_back(uncounted, failed=False))
+            self._ready.update(uncounted)  # too many to count: they just come again
+        failed = self.failures.failed
+        ended = [failed(offset, now_us, delay_ms, reason) for start, end in counted for offset in range(start, end)]
+        return [one for one in ended if one is not None]
 
-    def _fail(self, offset: int, now_us: int, delay_ms: int | None, reason: str) -> list[Exhausted]:
-        counted = len(self.failures) < 2 * FAILED_MAX or offset in self.failures
-        woken = self.policy.given_back(offset, counted)
-        if woken is None:
-            return []
-        self._again(woken)
-        if not counted:
-            self._ready.add(offset, offset + 1)  # too many to count: it just comes again
-            return []
-        one = self.failures.failed(offset, now_us, delay_ms, reason)
-        return [] if one is None else [one]
+    def _countable(self, ranges: list[Range]) -> tuple[list[Range], list[Range]]:
+        """Those whose failure can be remembered, and the rest."""
+        room = 2 * FAILED_MAX - len(self.failures)
+        if sum([end - start for start, end in ranges]) <= room:
+            return ranges, []
+        offsets = spread(ranges)
+        counted = np.zeros(len(offsets), np.bool_)
+        for place, offset in enumerate(offsets.tolist()):
+            known = offset in self.failures
+            counted[place] = known or room > 0
+            room -= not known
+        return runs(offsets[counted]), runs(offsets[~counted])
 
     def try_again(self, offset: int, due_us: int) -> None:
         """What the failure policy asked for did not work."""
@@ -271,26 +312,40 @@ class Window:
         return due_us is not None and due_us <= now_us and not self._ready
 
     def due(self, now_us: int) -> list[Exhausted]:
-        """What waited long enough is ready. Returns what is exhausted under the policy of now.
-
-        On key-shared, of messages that were delayed only as many as come by time as they come by offset: the others
-        are due again at once.
-        """
+        """Some of what waited long enough is ready: there may be more. Returns what is exhausted under the policy of
+        now."""
         exhausted: list[Exhausted] = []
-        for offset in self.failures.due(now_us):
+        ready = self._end_delays(now_us)
+        for offset in self.failures.due(now_us, DUE_AT_ONCE):
             failure = self.failures.at(offset)
             assert failure is not None
             if self.failures.policy.is_exhausted(failure.count):
                 exhausted += [one for one in (self.failures.exhausted(offset, failure.reason),) if one is not None]
             else:
-                self._ready.add(offset, offset + 1)
-        in_order, last = self.type is SubscriptionType.KEY_SHARED, -1
-        while self._delays and self._delays[0][0] <= now_us and not (in_order and self._delays[0][1] < last):
-            _, offset = heappop(self._delays)
-            last = offset
-            if self._delayed.remove(offset, offset + 1):
-                self._ready.add(offset, offset + 1)
+                ready.append(offset)
+        self._ready.update(runs(np.array(sorted(ready), np.int64)))
         return exhausted
+
+    def _end_delays(self, now_us: int) -> list[int]:
+        """Messages that are due, in the order of time. What is ready goes out by offset: on key-shared, of each key
+        only as many as come by time as they come by offset; the others are due again at once."""
+        delays, ended, later = self._delays, list[int](), list[tuple[int, int, int]]()
+        is_keyed, last = self.type is SubscriptionType.KEY_SHARED, dict[int, float]()
+        while delays and delays[0][0] <= now_us and len(ended) < DUE_AT_ONCE and len(later) < 16 + 4 * len(ended):
+            one = heappop(delays)
+            _, offset, key = one
+            if offset not in self._delayed:
+                continue
+            if is_keyed and offset < last.get(key, -1):
+                later.append(one)
+                last[key] = inf  # whatever comes behind it in time waits for it
+            else:
+                ended.append(offset)
+                last[key] = offset
+        for one in later:
+            heappush(delays, one)
+        self._delayed.subtract(runs(np.array(sorted(ended), np.int64)))
+        return ended
 
     def set_failure_policy(self, policy: FailurePolicy) -> list[Exhausted]:
         """In force at once: what was blocked is tried again, or ends as the new policy says."""

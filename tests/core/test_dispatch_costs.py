@@ -1,0 +1,326 @@
+"""What dispatch costs: counted in operations, or compared between a small and a large case, never timed."""
+
+import sys
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+from dispatch_harness import MS, Desk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydanube.core.dispatch import globs as globs_module
+from pydanube.core.dispatch import keys as keys_module
+from pydanube.core.dispatch import window as window_module
+from pydanube.core.dispatch.globs import Automaton, Literals, compiled
+from pydanube.core.dispatch.keys import SLOTS, KeyFilter, KeyTable
+from pydanube.core.dispatch.members import Member, Turns
+from pydanube.core.dispatch.ranges import RangeSet, merged
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.topics import SubscriptionType
+
+KEYED, SHARED = SubscriptionType.KEY_SHARED, SubscriptionType.SHARED
+
+
+def calls_of(act) -> int:
+    """How many functions Python enters or calls while it does this."""
+    count = 0
+
+    def note(_frame, event, _argument) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def grows_with(act, small: int = 500, factor: int = 8) -> float:
+    """How many times as many calls a case takes that is `factor` times as large."""
+    return calls_of(act(small * factor)) / calls_of(act(small))
+
+
+def keyed(messages: int, key=lambda number: "k") -> Desk:
+    one = Desk(KEYED, FailurePolicy(delay_ms=0))
+    one.join("a")
+    for first in range(0, messages, 100):
+        one.stored.publish([key(number) for number in range(first, min(first + 100, messages))])
+    one.pump()
+    return one
+
+
+# -- failures of a key -------------------------------------------------------------------------------------------------
+
+
+def test_failures_of_one_key_cost_as_much_each_however_many_there_are():
+    def fail_and_settle(messages: int):
+        one = keyed(messages)
+
+        def act() -> None:
+            one.nack(*range(messages))
+            assert one.pump() == {"a": list(range(messages))}
+            one.ack(*range(messages))
+
+        return act
+
+    assert grows_with(fail_and_settle) < 12
+
+
+def test_a_settled_failure_wakes_only_what_is_behind_no_other():
+    one = keyed(40)
+    one.nack(*range(40), delay_ms=10)
+    for _ in range(20):
+        one.stored.publish(["k"] * 50)
+    one.pump()
+    one.wait(10)
+    assert one.pump() == {"a": list(range(40))}
+    one.offers = 0
+    for offset in range(39):
+        one.ack(offset)
+        assert one.pump() == {}
+    assert one.offers == 0
+    one.ack(39)
+    assert one.pump() == {"a": list(range(40, 1040))}
+
+
+def test_what_lies_between_two_failures_comes_with_the_first():
+    one = keyed(4, lambda number: "k")
+    one.nack(0, delay_ms=10)
+    one.nack(3, delay_ms=10)
+    one.ack(1, 2)
+    one.window.detach(one.window.members[0])
+    one.join("a")
+    one.stored.publish(["k"])
+    one.wait(10)
+    assert one.pump() == {"a": [0, 3]}
+    one.ack(0)
+    assert one.pump() == {}
+    one.ack(3)
+    assert one.pump() == {"a": [4]}
+
+
+# -- one frame with much in it -----------------------------------------------------------------------------------------
+
+
+def test_repeated_ranges_of_an_ack_are_settled_once():
+    one = Desk(SHARED, FailurePolicy())
+    one.join("a")
+    one.stored.publish(400)
+    one.pump()
+    one.nack(*range(200, 400), delay_ms=86_400_000)
+    assert calls_of(lambda: one.window.ack([(0, 200)] * 10_000)) < 500
+    assert one.window.cursor.position == 200
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_giving_back_many_costs_a_few_calls_each(kind):
+    one = Desk(kind, FailurePolicy())
+    one.join("a")
+    one.stored.publish([f"k{number % 50}" for number in range(5000)])
+    one.pump()
+    assert calls_of(lambda: one.window.nack([(0, 5000)], one.now_us)) < 15 * 5000
+
+
+def test_merged_ranges_are_the_same_offsets():
+    assert merged([(5, 7), (1, 3), (3, 5), (9, 9), (12, 11), (20, 21)] * 30) == [(1, 7), (20, 21)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), max_size=150),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), max_size=150),
+)
+def test_subtracting_many_ranges_is_removing_each(these, those):
+    left = RangeSet((start, start + count) for start, count in these)
+    again = RangeSet(left.ranges)
+    removed = merged([(start, start + count) for start, count in those])
+    left.subtract(removed)
+    for start, end in removed:
+        again.remove(start, end)
+    assert (left.ranges, left.count) == (again.ranges, again.count)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KEYED, SHARED])
+def test_what_falls_due_together_gets_ready_in_portions(kind, monkeypatch):
+    monkeypatch.setattr(window_module, "DUE_AT_ONCE", 100)
+    one = Desk(kind)
+    one.join("a")
+    one.stored.publish(["k"] * 1000, [one.now_us + 10 * MS] * 1000)
+    one.pump()
+    one.wait(10)
+    one.window.due(one.now_us)
+    assert one.window._ready.count == 100
+    assert one.pump() == {"a": list(range(1000))}
+
+
+def test_times_against_offsets_are_dealt_key_by_key_not_message_by_message():
+    keys = 50
+    one = Desk(KEYED)
+    one.join("a")
+    one.stored.publish([f"k{n % keys}" for n in range(1000)], [one.now_us + 10 * MS - n for n in range(1000)])
+    one.pump()
+    one.wait(10)
+    one.offers = 0
+    delivered = one.pump()["a"]
+    assert one.offers <= 1000 / keys + 1
+    for key in range(keys):
+        mine = [offset for offset in delivered if offset % keys == key]
+        assert mine == sorted(mine, reverse=True)
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_an_offer_deals_no_more_than_asked_for_and_the_rest_follows_in_order(kind):
+    one = Desk(kind)
+    one.join("a")
+    one.rows_max = 30
+    one.stored.publish(100)
+    got = []
+    while (wanted := one.window.wanted) < 100:
+        delivered = {}
+        one._offer(wanted, delivered)
+        assert 0 < len(delivered["a"]) <= 30
+        got += delivered["a"]
+    assert got == list(range(100))
+
+
+def test_what_is_left_of_a_batch_does_not_stand_before_what_falls_due():
+    one = Desk(SHARED, FailurePolicy())
+    one.join("a")
+    one.stored.publish(100)
+    one.rows_max = 10
+    one._offer(0, {})
+    one.nack(3, delay_ms=5)
+    one.wait(5)
+    assert one.window.has_due(one.now_us)
+    one.window.due(one.now_us)
+    assert one.window.wanted == 3
+
+
+# -- many consumers ----------------------------------------------------------------------------------------------------
+
+
+def table_of(members) -> np.ndarray:
+    table = KeyTable()
+    for member in members:
+        table.add(member)
+    return table._slots
+
+
+def test_a_table_that_grew_and_shrank_is_that_of_whoever_is_left():
+    members = [Member(f"c{number}") for number in range(60)]
+    table = KeyTable()
+    for member in members:
+        table.add(member)
+    table.remove(members[40:])
+    table.remove([members[3]])
+    left = [*members[:3], *members[4:40]]
+    assert (table._slots == table_of(left)).all()
+    table.remove(left)
+    assert (table._slots == -1).all()
+
+
+def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
+    scored = []
+    scores = keys_module._scores
+
+    def counting(seeds, slots):
+        found = scores(seeds, slots)
+        scored.append(found.size)
+        return found
+
+    members = [Member(f"c{number}") for number in range(200)]
+    table = KeyTable()
+    for member in members:
+        table.add(member)
+    monkeypatch.setattr(keys_module, "_scores", counting)
+    table.remove([members[0]])
+    assert sum(scored) < 2 * SLOTS
+    scored.clear()
+    table.add(members[0])
+    assert sum(scored) == SLOTS
+
+
+@pytest.mark.parametrize("kind", [KEYED, SHARED])
+def test_joins_and_one_leave_of_all_cost_as_much_each_however_many_there_are(kind):
+    def come_and_go(consumers: int):
+        def act() -> None:
+            one = Desk(kind)
+            members = [one.join(f"c{number}", messages=10) for number in range(consumers)]
+            one.window.detach(*members)
+            assert one.window.members == []
+
+        return act
+
+    assert grows_with(come_and_go, small=50) < 10
+
+
+def test_a_message_for_thousands_of_consumers_costs_what_it_costs_for_few():
+    def deal(consumers: int):
+        one = Desk(SHARED)
+        for number in range(consumers):
+            one.join(f"c{number}")
+        for _ in range(20):
+            one.stored.publish(1)
+
+        def act() -> None:
+            for wanted in range(20):
+                one._offer(wanted, {})
+
+        return act
+
+    for factor in (8, 16):
+        assert calls_of(deal(100 * factor)) < 1.5 * calls_of(deal(100)) + 100 * factor
+
+
+def test_whoever_has_no_room_is_looked_at_once():
+    turns = Turns()
+    members = [Member(f"c{number}") for number in range(1000)]
+    for member in members:
+        turns.add(member)
+    assert not turns.has_room
+    assert calls_of(lambda: turns.has_room) < 20
+    members[7].messages = members[7].bytes = 1
+    turns.add(members[7])
+    assert turns.first(5) == [members[7]]
+
+
+def test_a_member_whose_bytes_were_estimated_too_high_keeps_its_turn():
+    turns, member = Turns(), Member("a", messages=5, bytes=100)
+    turns.add(member)
+    member.charge(1, 200)
+    assert not turns.has_room
+    member.weigh(10)
+    assert turns.has_room
+
+
+# -- filters -----------------------------------------------------------------------------------------------------------
+
+texts = st.text("ab*?[\n", max_size=12)
+
+
+@given(st.lists(texts.filter(bool), max_size=6), st.text("ab?*[\n", max_size=12))
+def test_globs_match_as_fnmatch_does(globs, key):
+    expected = any(fnmatchcase(key, one.replace("[", "[[]")) for one in globs)
+    assert any(one.matches(key) for one in compiled(globs)) is expected
+    assert any(Automaton([one]).matches(key) for one in globs) is expected
+    assert any(Literals(one).matches(key) for one in globs if "?" not in one) <= expected
+
+
+def test_an_automaton_looks_at_every_character_once():
+    evil = ["*" + "a?" * 90 + f"z{number}*" for number in range(50)]
+    matchers = compiled(evil)
+    assert len(matchers) == -(-50 // (globs_module._BITS_MAX // 185))
+    assert calls_of(lambda: KeyFilter(evil[:20]).accepts("a" * 10_000)) < 20 * 400 + 3 * 10_000
+
+
+def test_long_keys_are_not_remembered():
+    one = Desk(KEYED)
+    one.join("a", key_filters=["a*"])
+    one.stored.publish(["a" * 60_000, "ab"])
+    assert one.pump() == {"a": [0, 1]}
+    assert list(one.window.policy._table._found) == ["ab"]
