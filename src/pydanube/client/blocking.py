@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from pydanube.model.errors import Full, Refused
+from pydanube.model.errors import DanubeError, Full, Refused
 from pydanube.runtime.telemetry import get_logger
 
 from .blocking_streams import BlockingConsumer, BlockingReader
@@ -64,6 +64,11 @@ class BlockingProducer(Blocking[Producer]):
     @property
     def name(self) -> str:
         return self._inner.name
+
+    @property
+    def obstacle(self) -> DanubeError | None:
+        """See `Producer.obstacle`."""
+        return self._inner.obstacle
 
     def send_nowait(
         self,
