@@ -341,6 +341,7 @@ async def test_every_call_asks_the_authorizer(tmp_path):
             broker.subscriptions.advance(ANONYMOUS, TOPIC, "s", 0, 1, 0),
             broker.subscriptions.settle(ANONYMOUS, TOPIC, "s", 0, []),
             broker.subscriptions.unsettled(ANONYMOUS, TOPIC, "s", 0, 1, 0),
+            broker.subscriptions.pending(ANONYMOUS, TOPIC, "s", 0, 1, 0),
             broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "s", NATIVE),
             broker.policies.set(ANONYMOUS, TOPIC, {}),
             broker.policies.set(ANONYMOUS, "default", {}),

@@ -9,6 +9,7 @@ from pydanube.broker import Attachment
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import NotFound, Refused
+from pydanube.model.failure import FailurePolicy
 from pydanube.model.positions import EARLIEST, LATEST, Position
 from pydanube.model.topics import SubscriptionType
 
@@ -174,6 +175,8 @@ async def test_what_needs_stored_messages_is_refused_with_what_to_do(tmp_path):
             subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, 0, 0),
             subscriptions.settle(ANONYMOUS, TOPIC, "billing", -1, []),
             subscriptions.unsettled(ANONYMOUS, TOPIC, "billing", 0, 10, 0),
+            subscriptions.pending(ANONYMOUS, TOPIC, "billing", 0, 10, 0),
+            subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", FailurePolicy(redeliveries_max=3)),
             door.subscribe("other", start=Position("offset", 0)),
         ):
             with pytest.raises(Refused, match=r"not reliable.*use|not reliable.*create a reliable topic"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import typing
 
+import msgspec
 import pytest
 from native_peer import TOPIC, Between, Peer, door, one_batch
 
@@ -91,7 +92,13 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         billing = requests.DescribeSubscription(topic="/shop/orders", subscription="billing")
         assert len((await peer.request(billing, requests.Subscription)).partitions) == 2
         moved = requests.Seek(topic="/shop/orders", subscription="billing", position=requests.Start("earliest"))
-        await peer.request(moved, requests.Done)
+        assert (await peer.request(moved, requests.Positions)).positions == [(0, 0), (1, 0)]
+        pending = requests.ListPending(topic="/shop/orders", subscription="billing", partition=0, messages_max=250)
+        assert (await peer.request(pending, requests.PendingMessages)).messages == []
+        with pytest.raises(Invalid, match="messages_max=251 is out of range"):
+            await peer.request(msgspec.structs.replace(pending, messages_max=251), requests.PendingMessages)
+        settle = requests.Settle(topic="/shop/orders", subscription="billing")
+        assert (await peer.request(settle, requests.Settled)).messages == 0
         gone = requests.DeleteSubscription(topic="/shop/orders", subscription="billing")
         await peer.request(gone, requests.Done)
         await peer.request(requests.DeleteTopic(topic="/shop/orders"), requests.Done)
