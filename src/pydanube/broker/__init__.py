@@ -6,10 +6,10 @@ Flows through   a door hands over a batch; decide, stamp, log, visible, deliver,
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
-from .consumer import Consumer, Sink
+from .consumer import Consumer, Sink, closings
 from .facade import Broker, BrokerSettings
 from .partition import Fetched, Published
 from .producers import Producer
 from .subscriptions import Attachment
 
-__all__ = ["Attachment", "Broker", "BrokerSettings", "Consumer", "Fetched", "Producer", "Published", "Sink"]
+__all__ = ["Attachment", "Broker", "BrokerSettings", "Consumer", "Fetched", "Producer", "Published", "Sink", "closings"]

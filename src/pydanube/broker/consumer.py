@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from pydanube.core.dispatch.members import Member
@@ -80,3 +81,11 @@ class Consumer:
     def close(self) -> None:
         """Let go. What was delivered and not acked goes to the next consumer."""
         self._subscription.detach(self._member)
+
+
+def closings(consumers: Iterable[Consumer]) -> list[Callable[[], None]]:
+    """What lets go of these: those of one subscription together, so that nothing of theirs goes to another of them."""
+    members: dict[LiveSubscription, list[Member]] = {}
+    for one in consumers:
+        members.setdefault(one._subscription, []).append(one._member)
+    return [partial(subscription.detach, *gone) for subscription, gone in members.items()]

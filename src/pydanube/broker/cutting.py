@@ -15,6 +15,9 @@ from pydanube.core.dispatch.ranges import runs
 GATHER_BYTES_MIN: Final = 8 * 1024
 """Smaller batches are sent whole: copying rows costs more than sending them."""
 
+UNPACK_PARTS_MIN: Final = 16
+"""A compressed batch is sent whole, unless it is for less than one part in so many."""
+
 Rows = list[tuple[int, int]]
 
 
@@ -23,7 +26,7 @@ def cut(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
     rows, count = dealt.rows, batch.count
     if rows == count:
         return batch.view, []
-    worth_it = len(batch.view) >= GATHER_BYTES_MIN and rows * 4 <= count * 3 and batch.header.codec is Codec.NONE
+    worth_it = _is_copied(batch, rows)
     if dealt.scattered is not None:
         if not worth_it:
             return batch.view, runs(dealt.scattered)
@@ -32,6 +35,25 @@ def cut(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
     if worth_it and len(ranges) == 1:
         return memoryview(gather_range(batch, *ranges[0])), []
     return batch.view, ranges
+
+
+def _is_copied(batch: Batch, rows: int) -> bool:
+    """Whether so many of its rows are sent without the others."""
+    few = rows * 4 <= batch.count * 3 if batch.header.codec is Codec.NONE else rows * UNPACK_PARTS_MIN <= batch.count
+    return few and len(batch.view) >= GATHER_BYTES_MIN
+
+
+def rows_for(allowance: tuple[int | None, int | None], batch: Batch) -> int | None:
+    """How many of its rows go now, when so many messages and bytes may; None: all of them.
+
+    Bytes limit only what is copied: of a batch that is sent whole for any of its rows, all of them are paid for.
+    """
+    rows, size_bytes = allowance
+    if size_bytes is not None:
+        fitting = max(1, size_bytes * batch.count // len(batch.view))
+        if _is_copied(batch, fitting):
+            rows = fitting if rows is None else min(rows, fitting)
+    return rows
 
 
 def offsets_dealt(base: int, dealt: Dealt) -> Iterable[int]:

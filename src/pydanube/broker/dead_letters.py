@@ -22,7 +22,7 @@ from pydanube.model.topics import TopicConfig
 if TYPE_CHECKING:
     from .partition import Partition, Published
     from .registry import Registry
-    from .subscription import Place
+    from .subscription_place import Place
 
 
 class DeadLetters(Protocol):

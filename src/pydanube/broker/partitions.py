@@ -27,7 +27,8 @@ from .partition import Partition, PartitionSettings
 from .rates import dispatch_rate
 from .records import SubscriptionRecord, TopicRecord
 from .registry import Registry
-from .subscription import LiveSubscription, Place
+from .subscription import LiveSubscription
+from .subscription_place import Place
 from .tiering import TieredPartition
 from .tiers import Tiers
 

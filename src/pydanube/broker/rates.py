@@ -15,6 +15,10 @@ BURST_S: Final = 0.1
 """How much of a quiet time can be made up for; enough for what arrives together in one turn of the event loop."""
 
 
+PORTION_S: Final = 0.02
+"""What is dealt at a time by a rate that is used up; smaller portions would cost more than they smooth."""
+
+
 class Bucket:
     """One rate. Time is passed in and never goes back."""
 
@@ -30,6 +34,11 @@ class Bucket:
         """How long until something may go; 0 for now."""
         self._refill(now)
         return max(0.0, -self._balance / self.per_s)
+
+    def allowance(self, now: float) -> int:
+        """As much as may go now, for whoever can choose."""
+        self._refill(now)
+        return max(1, int(self._balance), int(self.per_s * PORTION_S))
 
     def take(self, amount: int, now: float) -> None:
         """Something went."""
@@ -60,6 +69,11 @@ class Rate:
         messages = self._messages.wait_s(now) if self._messages is not None else 0.0
         size = self._bytes.wait_s(now) if self._bytes is not None else 0.0
         return max(messages, size)
+
+    def allowance(self, now: float) -> tuple[int | None, int | None]:
+        """How many messages and how many bytes may go now; None: any number."""
+        messages = self._messages.allowance(now) if self._messages is not None else None
+        return messages, self._bytes.allowance(now) if self._bytes is not None else None
 
     def take(self, messages: int, size_bytes: int, now: float) -> None:
         if self._messages is not None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
@@ -19,26 +19,25 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.core.dispatch.members import Dealt, Member
 from pydanube.core.dispatch.pending import pending
-from pydanube.core.dispatch.ranges import RangeSet
-from pydanube.core.dispatch.window import Window
+from pydanube.core.dispatch.ranges import RangeSet, merged
+from pydanube.core.dispatch.window import DUE_AT_ONCE, Window
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_REFUSED
 from pydanube.model.pending import Pending
 from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionPartition, SubscriptionType
-from pydanube.runtime.clock import MICROSECONDS, Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.stream import Stream
 
 from .alarm import Alarm
 from .consumer import Consumer, Sink
 from .counting import Counts, describe_member, describe_window
-from .cutting import below, cut, offsets_dealt
-from .dead_letters import DeadLetters
+from .cutting import below, cut, offsets_dealt, rows_for
 from .rates import Rate
-from .state import Done, NoState, StateLedger
+from .state import Done
+from .subscription_place import Place, Seat
+from .turn import Turn
 
 log = get_logger(__name__)
 
@@ -51,26 +50,6 @@ READ_BYTES: Final = 2 * 1024 * 1024
 
 FEW_AGAIN: Final = 1_000
 """Neighbours to be delivered again, up to which only the batch that holds them is read."""
-
-
-class Seat(NamedTuple):
-    """A member's sink, and what went there."""
-
-    sink: Sink
-    counts: Counts
-
-
-class Place(NamedTuple):
-    """What a subscription needs of its partition and its broker."""
-
-    topic: str
-    partition: int
-    stream: Stream
-    state: StateLedger | NoState
-    tasks: Tasks
-    clock: Clock
-    epoch: Callable[[], int]
-    dead_letters: DeadLetters
 
 
 class LiveSubscription:
@@ -100,6 +79,7 @@ class LiveSubscription:
         self._ahead: deque[memoryview] = deque()
         self._ahead_from = 0
         self._reading: asyncio.Task[None] | None = None
+        self._turn = Turn(self.pump)
         self._is_closed = False
         self._moved_under_consumers = False
         self._dying: deque[Exhausted] = deque()
@@ -134,9 +114,11 @@ class LiveSubscription:
         self.pump()
         return Consumer(self, member, created, self._place.epoch())
 
-    def detach(self, member: Member) -> None:
-        if self._seats.pop(member, None) is not None:
-            self.core.detach(member)
+    def detach(self, *members: Member) -> None:
+        """These go, all at once: nothing of theirs is delivered to another of them."""
+        gone = [member for member in members if self._seats.pop(member, None) is not None]
+        if gone:
+            self.core.detach(*gone)
             self.last_active_us = self._clock.now_us()
             self.forget_ahead()
             self.pump()
@@ -157,8 +139,7 @@ class LiveSubscription:
     def _turn_out(self, error: DanubeError) -> None:
         """Every consumer has to go, and is told why."""
         seats, self._seats = self._seats, {}
-        for member in seats:
-            self.core.detach(member)
+        self.core.detach(*seats)
         self.forget_ahead()
         self._alarm.set(None)
         for seat in seats.values():
@@ -167,15 +148,27 @@ class LiveSubscription:
     # -- delivering ----------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Deliver what there is and what there is room for."""
-        if self._is_closed:
+        """Deliver what there is and what there is room for; if that is much, some of it now and the rest soon."""
+        if self._is_closed or not self._turn.begin():
             return
+        try:
+            self._pump()
+        finally:
+            self._turn.end()
+
+    def _pump(self) -> None:
         core, now_us = self.core, self._clock.now_us()
         while True:
             if core.has_due(now_us):
                 self._end(core.due(now_us))
+                self._turn.worked(0, DUE_AT_ONCE)
             resume_us = self._deliver_wanted()
-            if resume_us is not None or self._reading is not None or not core.has_due(now_us):
+            if resume_us is not None or self._reading is not None:
+                break
+            if self._turn.is_over:
+                self._turn.another()
+                return
+            if not core.has_due(now_us):
                 break
         due_us = core.next_due_us
         if due_us is not None and due_us <= now_us:
@@ -194,6 +187,8 @@ class LiveSubscription:
             if view is None:
                 return None
             self._offer(view)
+            if self._turn.is_over:
+                return None
         self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
         return None
 
@@ -219,9 +214,12 @@ class LiveSubscription:
     def _offer(self, view: memoryview) -> None:
         base, end = offsets_of(view)
         batch = Batch.trust(view)
-        now_us, following = self._clock.now_us(), max(0, offsets_of(self._ahead[-1])[1] - end)
-        for dealt in self.core.offer(batch, base, end, now_us, following):
+        now_us, following, rows_max = self._clock.now_us(), max(0, offsets_of(self._ahead[-1])[1] - end), None
+        if self._rate is not None:  # nobody knows when what follows will be dealt
+            following, rows_max = 0, rows_for(self._rate.allowance(self._clock.monotonic()), batch)
+        for dealt in self.core.offer(batch, base, end, now_us, following, rows_max):
             self._deliver(batch, base, dealt, now_us)
+        self._turn.worked(1, min(batch.count, rows_max or batch.count))
 
     def _deliver(self, batch: Batch, base: int, dealt: Dealt, now_us: int) -> None:
         view, ranges = cut(batch, base, dealt)
@@ -302,7 +300,7 @@ class LiveSubscription:
 
     def settle(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
         """These offsets are done, whoever says so. Returns how many were not before."""
-        clipped = below(ranges, self._stream.end_offset)
+        clipped = merged(below(ranges, self._stream.end_offset))
         settled = 0
         for first in range(0, len(clipped), ACKS_AT_ONCE):
             settled += self.core.ack(clipped[first : first + ACKS_AT_ONCE])

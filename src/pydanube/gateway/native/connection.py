@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from pydanube.broker import Broker, Consumer, Producer, Published
+from pydanube.broker import Broker, Consumer, Producer, Published, closings
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, Kind
 from pydanube.codec.native.requests import (
@@ -412,12 +412,12 @@ class Session:
     def _tear_down(self) -> None:
         self.closed = True
         self._fetches.cancel(Unavailable("the connection was closed"))
-        opened: list[Producer | Consumer] = [*self.consumers.values(), *self.producers.values()]
+        closing = [*closings(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()
         self.producers.clear()
-        for one in opened:
+        for close in closing:
             try:
-                one.close()
+                close()
             except Exception as error:  # the others must be closed all the same
                 requests.internal_error("close", error)
 

@@ -1,0 +1,251 @@
+"""Delivering goes on in turns, by the dispatch rate, and never to those who go together."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+
+from pydanube.broker import closings
+from pydanube.broker import turn as turn_module
+from pydanube.broker.cutting import GATHER_BYTES_MIN, cut, rows_for
+from pydanube.broker.subscription import LiveSubscription
+from pydanube.broker.turn import Turn
+from pydanube.codec.batch import Batch, Codec, encode
+from pydanube.core.dispatch.members import Dealt, Member
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.topics import SubscriptionType
+from pydanube.runtime.clock import ManualClock
+
+SHARED = SubscriptionType.SHARED
+
+
+async def published(door: Door, payloads: list[bytes], batch: int = 1, **columns) -> None:
+    producer = await door.producer()
+    for first in range(0, len(payloads), batch):
+        some = {name: values[first : first + batch] for name, values in columns.items()}
+        await door.publish(producer, payloads[first : first + batch], **some)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def offsets(consumer) -> list[int]:
+    return [offset for offset, _ in consumer.received]
+
+
+async def settled(condition) -> None:
+    """Until it holds; the loop runs meanwhile."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 -- the condition has no event
+            await asyncio.sleep(0)
+
+
+def live(broker) -> LiveSubscription:
+    (partition,) = broker._partitions.of(TOPIC)
+    return partition.subscriptions["billing"]
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_turn_ends_and_another_one_follows_after_the_others():
+    done, turns = [], []
+
+    def go_on() -> None:
+        assert turns[0].begin()
+        assert not turns[0].begin(), "it is under way"
+        done.append("turn")
+        turns[0].worked(turn_module.BATCHES_MAX, 0)
+        assert turns[0].is_over
+        turns[0].end()
+
+    turns.append(Turn(go_on))
+    go_on()
+    turns[0].another()
+    assert not turns[0].begin(), "the next one does it"
+    asyncio.get_running_loop().call_soon(done.append, "others")
+    await asyncio.sleep(0)
+    assert done == ["turn", "turn", "others"]
+
+
+async def test_many_batches_are_delivered_in_turns_and_in_order(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        await published(door, numbered(400))
+        consumer = await door.subscribe(credit=0)
+        consumer.consumer.credit(1000, 1 << 20)
+        assert len(consumer.received) <= turn_module.BATCHES_MAX
+        await consumer.wait_for(400)
+        assert offsets(consumer) == list(range(400))
+
+
+@pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
+async def test_what_falls_due_together_is_delivered_in_turns(tmp_path: Path, kind: SubscriptionType):
+    count, clock = 30_000, ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        due = [clock.now_us() + 1_000_000] * count
+        await published(door, [b"x"] * count, batch=10_000, deliver_at=due)
+        consumer = await door.subscribe(kind=kind)
+        await settled(lambda: live(broker).core.delayed == count)
+        clock.advance(2)
+        await consumer.wait_for(1)
+        assert len(consumer.received) <= turn_module.MESSAGES_MAX
+        await consumer.wait_for(count)
+        assert offsets(consumer) == list(range(count))
+
+
+async def test_acks_between_the_turns_do_not_disturb_them(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        await published(door, numbered(300))
+        consumer = await door.subscribe(kind=SHARED, credit=0)
+        consumer.consumer.credit(10_000, 1 << 20)
+        while len(consumer.received) < 300:
+            await consumer.ack(*[(offset, offset + 1) for offset in offsets(consumer)])
+        assert offsets(consumer) == list(range(300))
+
+
+# -- those who go together ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
+async def test_what_consumers_have_who_go_together_goes_to_none_of_them(tmp_path: Path, kind: SubscriptionType):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        going = [await door.subscribe(consumer=f"c{number}", kind=kind) for number in range(5)]
+        stays = await door.subscribe(consumer="stays", kind=kind)
+        await published(door, numbered(60), batch=20, keys=[f"k{number}" for number in range(60)])
+        await settled(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
+        had = [len(one.received) for one in going]
+        assert all(had)
+        for close in closings(one.consumer for one in going):
+            close()
+        await stays.wait_for(60)
+        assert [len(one.received) for one in going] == had
+        assert sorted(offsets(stays)) == list(range(60))
+        assert live(broker).consumer_names == ["stays"]
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+async def test_a_large_batch_is_dealt_as_the_rate_allows_not_at_once(tmp_path: Path, kind: SubscriptionType):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe(kind=kind)
+        live(broker).set_dispatch_rate(10, 0)
+        await published(door, numbered(1000), batch=1000, keys=[f"k{number % 7}" for number in range(1000)])
+        seen = []
+        for _ in range(5):
+            for _ in range(10):
+                clock.advance(0.1)
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            seen.append(len(consumer.received))
+        gained = [later - earlier for earlier, later in pairwise(seen)]
+        assert all(8 <= one <= 12 for one in gained), seen
+        assert offsets(consumer) == list(range(len(consumer.received)))
+
+
+async def test_a_rate_in_bytes_cuts_batches_too(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        live(broker).set_dispatch_rate(0, 10_000)
+        await published(door, [b"x" * 100] * 1000, batch=1000)
+        assert len(consumer.received) < 100
+        for _ in range(20):
+            clock.advance(0.1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert 100 < len(consumer.received) < 300
+
+
+async def test_a_rate_deals_to_shared_consumers_in_turn(tmp_path: Path):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        first, second = [await door.subscribe(consumer=name, kind=SHARED) for name in "ab"]
+        live(broker).set_dispatch_rate(10, 0)
+        await published(door, numbered(1000), batch=1000)
+        for _ in range(20):
+            clock.advance(0.1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert abs(len(first.received) - len(second.received)) <= 1
+        assert len(first.received) >= 9
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_bytes_limit_rows_only_where_the_rest_is_not_sent_with_them(codec: Codec):
+    view = encode([b"%d" % number * 50 for number in range(10_000)], publish_times=1, codec=codec)
+    batch = Batch.trust(memoryview(view))
+    assert len(view) >= GATHER_BYTES_MIN
+    for size_bytes in (1, len(view) // 100, len(view) // 2, 2 * len(view)):
+        rows = rows_for((None, size_bytes), batch)
+        if rows is None:
+            continue
+        sent, _ = cut(batch, 0, Dealt(Member("a"), [(0, rows)]))
+        assert len(sent) < len(view)
+    assert rows_for((7, None), batch) == 7
+    assert rows_for((7, 1), batch) == 1
+    assert rows_for((None, 2 * len(view)), batch) is None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class Held:
+    """A stream whose next read finds nothing, and not before it is told to."""
+
+    def __init__(self, stream) -> None:
+        self._stream = stream
+        self.asked = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def read_cached(self, offset: int, bytes_max: int):
+        return None
+
+    async def read(self, offset: int, bytes_max: int):
+        if self.answer.is_set():
+            return await self._stream.read(offset, bytes_max)
+        self.asked.set()
+        await self.answer.wait()
+        return []
+
+
+async def test_a_read_that_finds_nothing_settles_nothing_that_got_ready_below_it(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe(kind=SHARED, failure_policy=FailurePolicy(delay_ms=0))
+        await published(door, numbered(5), batch=5)
+        await consumer.wait_for(5)
+        held = live(broker)._stream = Held(live(broker)._stream)
+        await published(door, numbered(5), batch=5)
+        await held.asked.wait()
+        consumer.consumer.nack([(1, 2)], delay_ms=0)
+        assert live(broker).core.wanted == 1
+        held.answer.set()
+        await consumer.wait_for(11)
+        assert offsets(consumer) == [0, 1, 2, 3, 4, 1, 5, 6, 7, 8, 9]
+        assert live(broker).cursor.position == 0
