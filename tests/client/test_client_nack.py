@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid, Refused
-from pydanube.client.acks import Acks, merged, without
+from pydanube.client import source as source_module
+from pydanube.client.acks import Acks, merged, portions, without
 from pydanube.client.message import Message
+from pydanube.gateway.native import connection as connection_module
 
 TOPIC = "/default/orders"
 AT_ONCE = FailurePolicy(delay_ms=0, delay_max_ms=0)
@@ -181,6 +183,25 @@ def test_without_leaves_what_is_not_removed(ranges: list[tuple[int, int]], remov
     left = without(merged(ranges), merged(removed))
     assert offsets(left) == offsets(ranges) - offsets(removed)
     assert left == merged(left)
+
+
+@given(RANGES, st.integers(1, 7))
+def test_portions_are_all_of_it_in_order_and_none_is_too_large(ranges: list[tuple[int, int]], most: int) -> None:
+    given_out = list(portions(merged(ranges), most))
+    assert [len(offsets(one)) for one in given_out[:-1]] == [most] * (len(given_out) - 1)
+    assert all(0 < len(offsets(one)) <= most for one in given_out)
+    assert merged(one for each in given_out for one in each) == merged(ranges)
+
+
+async def test_more_nacks_than_a_frame_may_have_go_in_several(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "NACKED_MESSAGES_MAX", 3)
+    monkeypatch.setattr(connection_module, "NACKED_MESSAGES_MAX", 3)  # of the broker, which runs in here too
+    await publish(client, *[b"%d" % number for number in range(10)])
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=AT_ONCE) as consumer:
+        for message in await take(consumer, 10):
+            await consumer.nack(message, reason="no")
+        again = await take(consumer, 10)
+        assert [(one.payload, one.redeliveries) for one in again] == [(b"%d" % n, 1) for n in range(10)]
 
 
 def test_nacks_that_are_alike_make_one_frame_and_others_keep_their_order() -> None:

@@ -23,7 +23,7 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter, lt
 from typing import NamedTuple
@@ -229,6 +229,23 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
         else:
             result.append((start, end))
     return result
+
+
+def portions(ranges: Iterable[Range], offsets_max: int) -> Iterator[list[Range]]:
+    """The same ranges, so many offsets at a time."""
+    portion: list[Range] = []
+    room = offsets_max
+    for start, end in ranges:
+        while start < end:
+            stop = min(end, start + room)
+            portion.append((start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield portion
+                portion, room = [], offsets_max
+    if portion:
+        yield portion
 
 
 def without(ranges: Sequence[Range], removed: Sequence[Range]) -> list[Range]:

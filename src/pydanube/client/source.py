@@ -23,11 +23,12 @@ from pydanube.codec.native import requests
 from pydanube.codec.native.frames import DeliverHead
 from pydanube.model.errors import Corrupt, DanubeError, NotOwner
 from pydanube.model.failure import ACK_TIMEOUT
+from pydanube.model.limits import NACKED_MESSAGES_MAX
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .acks import Acks, AckSet, merged
+from .acks import Acks, AckSet, merged, portions
 from .backoff import Backoff
 from .connection import Connection
 from .credit import Credit
@@ -249,8 +250,7 @@ class Source:
 
     def _send_nacks(self, connection: Connection) -> None:
         for nack in self.acks.take_nacks():
-            for start in range(0, len(nack.ranges), RANGES_PER_FRAME):
-                ranges = nack.ranges[start : start + RANGES_PER_FRAME]
+            for ranges in portions(nack.ranges, NACKED_MESSAGES_MAX):
                 connection.nack(requests.Nack(self._handle, ranges, nack.delay_ms, nack.reason, nack.timeout))
 
     def _send(self, connection: Connection, taken: AckSet, confirm: bool) -> None:

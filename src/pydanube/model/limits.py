@@ -57,7 +57,7 @@ ACKED_RANGES_MAX: Final = 25_000
 ACKED_RANGES_REFUSED: Final = 2 * ACKED_RANGES_MAX
 """What was delivered before the waiting began may still be acked; whoever makes more gaps than this is closed."""
 
-NACKED_MESSAGES_MAX: Final = 100_000
+NACKED_MESSAGES_MAX: Final = 10_000
 """Messages that one frame gives back: each of them is remembered by itself."""
 
 DELIVERY_DELAY_S_MAX: Final = 10 * 366 * 24 * 3600
