@@ -38,7 +38,7 @@ def test_json_tells_everything_about_a_message(danube, topic):
     (message,) = consumed(danube, topic, "--from", "earliest", "--count", "1")
     assert set(message) == {
         "topic", "partition", "offset", "key", "payload", "payload_encoding", "attributes",
-        "publish_time", "append_time", "producer", "redeliveries", "failure_reason",
+        "publish_time", "append_time", "producer", "deliver_at", "redeliveries", "failure_reason",
     }  # fmt: skip
     assert message["topic"] == topic
     assert (message["partition"], message["offset"], message["redeliveries"]) == (0, 0, 0)

@@ -162,7 +162,7 @@ def test_top_takes_over_a_terminal_and_gives_it_back(danube, served, topic):
     )
     os.close(its)
     seen = b""
-    while b"Ctrl-C ends" not in seen or topic.encode()[:15] not in seen:
+    while b"q ends" not in seen or topic.encode()[:15] not in seen:
         seen += os.read(ours, 65536)
     process.send_signal(signal.SIGINT)
     while process.poll() is None:

@@ -177,9 +177,9 @@ def _table(letters: Sequence[DeadLetter]) -> None:
 
 def original_partition(letter: DeadLetter) -> int | None:
     """From its own attribute; from its id, where an older broker wrote it."""
-    told = letter.message.attributes.get("x-original-partition", "")
-    if not told:
-        told = letter.id.removeprefix(f"{letter.original_topic}/").partition("/")[0]
+    if letter.original_partition is not None:
+        return letter.original_partition
+    told = letter.id.removeprefix(f"{letter.original_topic}/").partition("/")[0]
     return int(told) if told.isdecimal() else None
 
 
@@ -259,9 +259,9 @@ def redrive(
 ) -> None:
     """Send letters back to the topics they came from: those at PLACES (PARTITION:OFFSET), or all that match.
 
-    They arrive there as new messages, published now, for every subscription. A letter counts as sent back once its
-    topic has it. A letter whose topic is gone stays. Ctrl-C ends it in order, with exit code 130; the rest stays for
-    the next time.
+    They arrive there as new messages, with the publish time they had, for every subscription. A letter counts as sent
+    back once its topic has it. A letter whose topic is gone stays. Ctrl-C ends it in order, with exit code 130; the
+    rest stays for the next time.
     """
     where = Filter(from_topic, from_subscription)
     wanted = _chosen(places, everything, where)

@@ -8,7 +8,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from rich.console import Console
@@ -47,9 +47,13 @@ def on_key(key: bytes, pressed: Callable[[], None]) -> Iterator[None]:
     before = termios.tcgetattr(keyboard)
 
     def typed() -> None:
-        characters = os.read(keyboard, 1024)
-        if not characters:  # it is gone
+        try:
+            characters = os.read(keyboard, 1024)
+        except OSError:
+            characters = b""
+        if not characters:  # the terminal is gone, and whoever watched with it
             loop.remove_reader(keyboard)
+            pressed()
         elif key in characters.lower():
             pressed()
 
@@ -59,4 +63,5 @@ def on_key(key: bytes, pressed: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(keyboard)
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        with suppress(termios.error):
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
