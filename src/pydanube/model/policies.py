@@ -116,6 +116,8 @@ STORED: Final = (
     "backlog_messages_max",
     "backlog_bytes_max",
     "backlog_action",
+    "segment_bytes",
+    "segment_age_s",
 )
 """Those about what is stored: they mean nothing on a topic that is not reliable."""
 
