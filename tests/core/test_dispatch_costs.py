@@ -324,3 +324,17 @@ def test_long_keys_are_not_remembered():
     one.stored.publish(["a" * 60_000, "ab"])
     assert one.pump() == {"a": [0, 1]}
     assert list(one.window.policy._table._found) == ["ab"]
+
+
+def test_long_keys_are_matched_a_few_at_a_time_and_none_is_lost(monkeypatch):
+    monkeypatch.setattr(keys_module, "MATCHED_AT_ONCE", 2 * 3 * 1001)
+    one = Desk(KEYED)
+    one.join("a", key_filters=["a*", "*b?"])
+    one.join("b", key_filters=["b*"])
+    one.stored.publish([("a" if number % 3 else "b") * 1000 for number in range(20)])
+    got = one.pump()
+    assert one.offers == 10
+    assert sorted(got["a"] + got["b"]) == list(range(20))
+    assert got["a"] == sorted(got["a"])
+    assert one.window.policy.take_work() > 0
+    assert one.window.policy.take_work() == 0

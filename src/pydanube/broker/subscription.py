@@ -219,7 +219,7 @@ class LiveSubscription:
             following, rows_max = 0, rows_for(self._rate.allowance(self._clock.monotonic()), batch)
         for dealt in self.core.offer(batch, base, end, now_us, following, rows_max):
             self._deliver(batch, base, dealt, now_us)
-        self._turn.worked(1, min(batch.count, rows_max or batch.count))
+        self._turn.worked(1, min(batch.count, rows_max or batch.count), self.core.policy.take_work())
 
     def _deliver(self, batch: Batch, base: int, dealt: Dealt, now_us: int) -> None:
         view, ranges = cut(batch, base, dealt)
@@ -306,13 +306,13 @@ class LiveSubscription:
             settled += self.core.ack(clipped[first : first + ACKS_AT_ONCE])
             if self.cursor.gaps > ACKED_RANGES_REFUSED and first + ACKS_AT_ONCE < len(clipped):
                 # No consumer in its right mind makes so many: the rest is not acked, and nobody is told it were.
-                del clipped[first + ACKS_AT_ONCE :]
-                self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, clipped), None)
+                acked = list(clipped[: first + ACKS_AT_ONCE])
+                self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, acked), None)
                 if done is not None:
                     done(_too_many_gaps())
                 return settled
         if settled:
-            self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, clipped), done)
+            self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, list(clipped)), done)
             self.pump()
         elif done is not None:
             self._place.state.barrier(done)

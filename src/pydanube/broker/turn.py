@@ -29,8 +29,9 @@ class Turn:
         self._is_on, self._left = True, 1.0
         return True
 
-    def worked(self, batches: int, messages: int) -> None:
-        self._left -= batches / BATCHES_MAX + messages / MESSAGES_MAX
+    def worked(self, batches: int, messages: int, more: float = 0.0) -> None:
+        """`more`: of a turn, for what is not counted in batches and messages."""
+        self._left -= batches / BATCHES_MAX + messages / MESSAGES_MAX + more
 
     @property
     def is_over(self) -> bool:

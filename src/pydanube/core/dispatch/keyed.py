@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from .keys import SLOTS, KeyTable, hashes_of, slots_of
+from .keys import MATCHED_AT_ONCE, SLOTS, KeyTable, hashes_of, slots_of
 from .members import Dealt, Member, Offered, Turns
 from .owners import NOBODY, Owners, UInt32Array
 from .ranges import IntArray, Range, RangeSet, runs, spread
@@ -54,6 +54,7 @@ class Keyed:
         """Behind a message of their key that failed."""
         self._unmatched = RangeSet()
         self._failed = FailedKeys()
+        self._matched = 0
 
     @property
     def has_room(self) -> bool:
@@ -122,6 +123,11 @@ class Keyed:
 
     def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
         rows = offered.row_numbers
+        count, work = self._table.at_once(offered.batch, rows)
+        self._matched += work
+        if offered.never_again:
+            count = len(rows)
+        rows, later = rows[:count], runs(rows[count:] + offered.base)
         hashes = hashes_of(offered.batch)[rows]
         slots = slots_of(hashes)
         targets = self._table.targets(offered.batch, rows, slots)
@@ -139,7 +145,11 @@ class Keyed:
                 dealt.append(Dealt(member, [], rows[places]))
         if dealt:
             self._note(offsets[given], hashes[given], slots[given], targets[given])
-        return dealt, self._with_room()
+        return dealt, self._with_room() + later
+
+    def take_work(self) -> float:
+        work, self._matched = self._matched / MATCHED_AT_ONCE, 0
+        return work
 
     def _places(self, targets: IntArray, free: BoolArray) -> Iterator[tuple[Member, IntArray]]:
         """The places of each member among these rows."""

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from pydanube.codec.batch import Batch
+from pydanube.codec.batch.columns import offsets_array
 from pydanube.model.errors import Invalid
 
 from .globs import compiled
@@ -31,6 +32,9 @@ KEY_FILTER_CHARACTERS_MAX: Final = 200
 _REMEMBERED_MAX: Final = 100_000
 _REMEMBERED_CHARACTERS_MAX: Final = 256
 """Keys of more are matched again each time."""
+
+MATCHED_AT_ONCE: Final = 2_000_000
+"""Bytes of keys times globs that are looked at in one go, unless one key alone takes more."""
 
 _SCORES_AT_ONCE: Final = 1 << 18
 _MIXING: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -102,6 +106,8 @@ class KeyTable:
         self._entries: dict[int, Entry] = {}
         self._filtering = 0
         """Members that have filters."""
+        self._globs = 0
+        """That all of them have."""
         self._slots: IntArray = np.full(SLOTS, NOBODY, np.int64)
         self._best: UInt64Array = np.zeros(SLOTS, np.uint64)
         self._found: dict[str, int] = {}
@@ -115,6 +121,7 @@ class KeyTable:
         entry = Entry(_seed(member.consumer), KeyFilter(member.key_filters))
         self._entries[member.number] = entry
         self._filtering += not entry.filter.accepts_all
+        self._globs += len(entry.filter.globs)
         self._found.clear()
         scores = _scores(np.uint64(entry.seed), _ALL_SLOTS)
         won = (scores > self._best) | (self._slots == NOBODY)
@@ -123,7 +130,9 @@ class KeyTable:
 
     def remove(self, members: Sequence[Member]) -> None:
         for member in members:
-            self._filtering -= not self._entries.pop(member.number).filter.accepts_all
+            entry = self._entries.pop(member.number)
+            self._filtering -= not entry.filter.accepts_all
+            self._globs -= len(entry.filter.globs)
         self._found.clear()
         numbers = np.array([member.number for member in members], np.int64)
         lost = np.flatnonzero(np.isin(self._slots, numbers))
@@ -144,6 +153,15 @@ class KeyTable:
             won = (highest > best) | (owners == NOBODY)
             best[won], owners[won] = highest[won], numbers[first + winners[won]]
         self._best[slots], self._slots[slots] = best, owners
+
+    def at_once(self, batch: Batch, rows: IntArray) -> tuple[int, int]:
+        """How many of these rows can be looked at in one go, and what of MATCHED_AT_ONCE that takes."""
+        if not self.is_filtered or batch.key_hashes is None:
+            return len(rows), 0
+        offsets = offsets_array(batch.view, batch.place.key_offsets, batch.count)
+        work = np.cumsum((offsets[rows + 1] - offsets[rows] + 1).astype(np.int64) * self._globs)
+        count = max(1, int(np.searchsorted(work, MATCHED_AT_ONCE, side="right")))
+        return count, int(work[count - 1])
 
     def targets(self, batch: Batch, rows: IntArray, slots: IntArray) -> IntArray:
         """The number of the member that each of these rows belongs to; NOBODY where no filter accepts its key."""

@@ -56,6 +56,8 @@ class Offered:
     ranges: list[Range]
     following: int = 0
     """About so many messages are offered right after it."""
+    never_again: bool = False
+    """What is not dealt now is lost."""
 
     @property
     def rows(self) -> int:
@@ -120,6 +122,9 @@ class Policy(Protocol):
 
     def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
         """Who gets what, and the offsets that are to be offered again: there was no room, or there is again."""
+
+    def take_work(self) -> float:
+        """What dealing took since this was asked last, beyond what every row takes: 1.0 is enough for one turn."""
 
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         """`failed`: those among them that had failed. Returns what need not be held back any more."""

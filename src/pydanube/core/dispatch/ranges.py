@@ -9,9 +9,9 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -223,10 +223,52 @@ class RangeSet:
             self._first = 0
 
 
-def merged(ranges: Sequence[Range]) -> list[Range]:
+class RangeArray(Sequence[Range]):
+    """Many ranges as two columns: what is done with them is done with all at once."""
+
+    __slots__ = ("ends", "starts")
+
+    def __init__(self, starts: IntArray, ends: IntArray) -> None:
+        self.starts = starts
+        self.ends = ends
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[Range]:
+        return zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+
+    @overload
+    def __getitem__(self, place: int) -> Range: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> RangeArray: ...
+
+    def __getitem__(self, place: int | slice) -> Range | RangeArray:
+        if isinstance(place, slice):
+            return RangeArray(self.starts[place], self.ends[place])
+        return int(self.starts[place]), int(self.ends[place])
+
+    @property
+    def is_merged(self) -> bool:
+        """Ascending, none of them empty, none touching another."""
+        return bool((self.starts[1:] > self.ends[:-1]).all() and (self.starts < self.ends).all())
+
+    def below(self, end: int) -> RangeArray:
+        """The part of these below `end`."""
+        if int(self.ends.max(initial=0)) <= end:
+            return self
+        ends = np.minimum(self.ends, end)
+        real = self.starts < ends
+        return RangeArray(self.starts[real], ends[real])
+
+
+def merged(ranges: Sequence[Range]) -> Sequence[Range]:
     """The same offsets in ascending ranges, none of which touches another."""
     if len(ranges) == 1 and ranges[0][0] < ranges[0][1]:
-        return list(ranges)
+        return ranges
+    if isinstance(ranges, RangeArray) and ranges.is_merged:
+        return ranges
     together = RangeSet()
     together.update(ranges)
     return together.ranges
@@ -272,5 +314,7 @@ def spread_out(starts: IntArray, ends: IntArray) -> IntArray:
 
 def bounds(ranges: Sequence[Range]) -> tuple[IntArray, IntArray]:
     """Starts and ends."""
+    if isinstance(ranges, RangeArray):
+        return ranges.starts, ranges.ends
     both = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges))
     return both[::2], both[1::2]

@@ -86,6 +86,9 @@ class Shared:
         self._turns.to_the_end(open_now[:extra])  # who gets one more now gets one less next time
         return self._round.popleft()
 
+    def take_work(self) -> float:
+        return 0.0
+
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         self._owners.release(ranges)
         return []

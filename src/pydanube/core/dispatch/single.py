@@ -63,6 +63,9 @@ class Single:
         member.charge(rows, offered.bytes_of(rows))
         return [Dealt(member, offered.ranges)], []
 
+    def take_work(self) -> float:
+        return 0.0
+
     def settled(self, ranges: Sequence[Range], failed: Sequence[int]) -> list[Range]:
         return []
 

@@ -190,7 +190,7 @@ class Window:
         """For a topic that keeps nothing: whoever has room gets it now, and nobody gets it later."""
         dealt: list[Dealt] = []
         if self.policy.has_room:
-            dealt, _ = self.policy.deal(Offered(batch, base, end, [(base, end)]))
+            dealt, _ = self.policy.deal(Offered(batch, base, end, [(base, end)], never_again=True))
         self.next_read = end
         self._settle([(self.cursor.position, end)])
         return dealt
