@@ -28,7 +28,7 @@ from .verdicts import Verdict
 
 GIB: Final = 1024 * MIB
 
-SATURATED: Final = Scenario(size=1000, batch=100, count=800_000, consumers=0)
+SATURATED: Final = Scenario(size=1000, batch=100, count=1_600_000, partitions=4, consumers=0)
 UPLOADING: Final = {"DANUBE_STORAGE_SEGMENT_BYTES": str(64 * MIB)}
 OFF: Final = {"DANUBE_STORAGE_SEGMENT_BYTES": str(GIB), "DANUBE_STORAGE_SEGMENT_AGE_S": str(86_400)}
 KEPT_MIN: Final = 0.75
@@ -41,7 +41,7 @@ HISTORY: Final = Scenario(size=1000, batch=100, count=500_000, consumers=0)
 HISTORY_LOG: Final = {"DANUBE_LOG_FILE_BYTES": str(16 * MIB), "DANUBE_STORAGE_SEGMENT_AGE_S": "0"}
 HISTORY_RATIO_MIN: Final = 0.5
 UPLOAD_SECONDS_MAX: Final = 120.0
-LEFT_IN_LOG_BYTES: Final = 40 * MIB
+LEFT_IN_LOG_BYTES: Final = 64 * MIB
 
 
 async def saturation(directory: Path, rounds: int) -> Verdict:
