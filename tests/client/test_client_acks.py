@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,20 @@ class TestAcks:
         acks.confirm(second.number)
         assert acks.unconfirmed() is None
         assert acks.confirmed_number == acks.sent_number == 2
+
+    def test_of_batches_that_were_gathered_are_one_table_until_a_nack_takes_some_out(self) -> None:
+        acks, calls = gathered()
+        acks.add_scattered(np.array([1, 2, 5, 9]))
+        acks.add_scattered(np.array([3, 9, 11]))
+        acks.nack([(5, 6)], -1, "")
+        acks.add_scattered(np.array([20, 22]))
+        first = acks.take()
+        assert first.listed() == [(1, 4), (9, 10), (11, 12), (20, 21), (22, 23)]
+        acks.add_scattered(np.array([30, 31, 40]))
+        assert acks.take().listed() == [(30, 32), (40, 41)]
+        left = acks.unconfirmed()
+        assert left is not None and left.listed() == [*first.listed(), (30, 32), (40, 41)]
+        assert len(calls) == 2
 
     @given(st.lists(st.one_of(st.tuples(st.just("add"), RANGES), st.just(("take", None)), st.just(("confirm", None)))))
     def test_are_always_gathered_sent_or_confirmed(self, steps: list[tuple[str, list[tuple[int, int]] | None]]) -> None:

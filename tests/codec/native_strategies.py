@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pydanube.codec.native import requests
 from pydanube.model.failure import DELAY_MS_MAX, Backoff, FailurePolicy, Poison
-from pydanube.model.policies import FIELDS, BacklogAction, Policies
+from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, BacklogAction, Policies
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -56,6 +56,7 @@ def policies() -> st.SearchStrategy[Policies]:
         for name in FIELDS
         if name != "backlog_action"
     }
+    numbers["segment_bytes"] = st.none() | st.just(0) | st.integers(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
     return st.builds(Policies, **numbers, backlog_action=st.none() | st.sampled_from(BacklogAction))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,12 +73,18 @@ def test_more_reasons_than_a_head_takes_lose_some_reasons_and_no_row() -> None:
     assert head.reasons[:kept] == [reason] * kept
 
 
-@given(U32, st.lists(st.tuples(OFFSET, OFFSET).filter(lambda one: one[0] < one[1]), max_size=20))
-def test_an_ack_head_comes_back(handle: int, ranges: list[tuple[int, int]]) -> None:
-    assert frames.decode_ack_head(memoryview(frames.encode_ack_head(handle, ranges))) == (handle, ranges)
+@given(U32, st.lists(st.tuples(OFFSET, OFFSET).filter(lambda one: one[0] < one[1]), max_size=60))
+def test_an_ack_head_comes_back_however_many_ranges_it_has_and_however_they_are_given(
+    handle: int, ranges: list[tuple[int, int]]
+) -> None:
+    head = frames.encode_ack_head(handle, ranges)
+    assert frames.encode_ack_head(handle, np.array(ranges, np.int64).reshape(-1, 2)) == head
+    found, decoded = frames.decode_ack_head(memoryview(head))
+    assert (found, [(int(start), int(end)) for start, end in decoded]) == (handle, ranges)
+    assert isinstance(decoded, np.ndarray) == (len(ranges) >= frames.MANY_RANGES)
 
 
-@pytest.mark.parametrize("ranges", [[(3, 3)], [(5, 4)], [(-1, 4)]])
+@pytest.mark.parametrize("ranges", [[(3, 3)], [(5, 4)], [(-1, 4)], [(0, 1)] * 40 + [(7, 7)], [(0, 1)] * 40 + [(-1, 4)]])
 def test_an_ack_of_nothing_or_of_less_is_refused(ranges: list[tuple[int, int]]) -> None:
     with pytest.raises(Invalid, match="empty or negative"):
         frames.decode_ack_head(memoryview(frames.encode_ack_head(1, ranges)))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from pydanube.core.dispatch.members import Member
+from pydanube.core.dispatch.ranges import RangeArray
 from pydanube.model.errors import DanubeError
 from pydanube.model.failure import ACK_TIMEOUT
 
@@ -14,6 +17,8 @@ from .state import Done
 
 if TYPE_CHECKING:
     from .subscription import LiveSubscription
+
+RangeTable = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Sink(Protocol):
@@ -64,8 +69,11 @@ class Consumer:
         self._member.paused = False
         self._subscription.refresh(self._member)
 
-    def ack(self, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None = None) -> None:
-        """Settle these offsets; `done` is called once that is synced. Late and repeated acks are no error."""
+    def ack(self, ranges: Sequence[tuple[int, int]] | RangeTable, cumulative: bool, done: Done | None = None) -> None:
+        """Settle these offsets; `done` is called once that is synced. Late and repeated acks are no error. Many ranges
+        may come as a table of two columns."""
+        if isinstance(ranges, np.ndarray):
+            ranges = RangeArray(ranges[:, 0], ranges[:, 1])
         self._subscription.ack(self._member, ranges, cumulative, done)
 
     def nack(

@@ -10,7 +10,7 @@ from typing import Final
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.gather import gather_range, gather_rows
 from pydanube.core.dispatch.members import Dealt
-from pydanube.core.dispatch.ranges import runs
+from pydanube.core.dispatch.ranges import RangeArray, runs
 
 GATHER_BYTES_MIN: Final = 8 * 1024
 """Smaller batches are sent whole: copying rows costs more than sending them."""
@@ -62,8 +62,10 @@ def offsets_dealt(base: int, dealt: Dealt) -> Iterable[int]:
     return chain.from_iterable(range(start, end) for start, end in dealt.ranges)
 
 
-def below(ranges: Sequence[tuple[int, int]], end: int) -> Rows:
+def below(ranges: Sequence[tuple[int, int]], end: int) -> Sequence[tuple[int, int]]:
     """The part of these offsets below `end`; nearly always all of them, which costs no loop."""
+    if isinstance(ranges, RangeArray):
+        return ranges.below(end)
     if max(map(itemgetter(1), ranges), default=0) <= end:
         return list(ranges)
     return [(start, min(stop, end)) for start, stop in ranges if start < end]

@@ -26,21 +26,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter, lt
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pydanube.model.errors import DanubeError
 
 from .unsettled import Unsettled
 
 Range = tuple[int, int]
+OffsetArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class AckSet(NamedTuple):
-    """Acks to send: ranges in order, and everything below `below` (0: nothing more). `number` is for `confirm`."""
+    """Acks to send: ranges in order (many scattered ones as a table of two columns), and everything below `below` (0:
+    nothing more). `number` is for `confirm`."""
 
     number: int
-    ranges: list[Range]
+    ranges: list[Range] | OffsetArray
     below: int
+
+    def listed(self) -> list[Range]:
+        if isinstance(self.ranges, np.ndarray):
+            return [(start, end) for start, end in self.ranges.tolist()]
+        return self.ranges
 
 
 class NackSet(NamedTuple):
@@ -60,6 +69,7 @@ class Acks:
         "_high",
         "_nacks",
         "_ranges",
+        "_scattered",
         "_sent",
         "_start",
         "closed",
@@ -84,6 +94,8 @@ class Acks:
         self.confirmed_number = 0
         self._start = -1
         self._ranges: list[Range] = []
+        self._scattered: list[OffsetArray] = []
+        """Offsets of batches that were gathered from larger ones, still one by one."""
         self._high = 0
         """No gathered range but the growing one ends above this."""
         self._below = 0
@@ -127,6 +139,13 @@ class Acks:
         self._ranges.extend(ranges)
         self._high = max(self._high, ranges[-1][1])
 
+    def add_scattered(self, offsets: OffsetArray) -> None:
+        """All of these, which rise, are done."""
+        if not self.dirty:
+            self.on_dirty()
+        self._scattered.append(offsets)
+        self._high = max(self._high, int(offsets[-1]) + 1)
+
     def add_below(self, end: int) -> None:
         """Everything below `end` is done."""
         if end > self._below:
@@ -139,15 +158,18 @@ class Acks:
     @property
     def dirty(self) -> bool:
         """Acks wait to be sent."""
-        return self.end >= 0 or self._below > 0 or bool(self._ranges)
+        return self.end >= 0 or self._below > 0 or bool(self._ranges or self._scattered)
 
     def take(self) -> AckSet:
         """What to send now."""
         self._keep_growing()
-        ranges, below = self._ranges, self._below
-        self._ranges, self._below, self._high = [], 0, 0
+        if self._ranges:
+            self._list_scattered()
+        ranges = table(self._scattered) if self._scattered else merged(self._ranges)
+        below = self._below
+        self._ranges, self._scattered, self._below, self._high = [], [], 0, 0
         self.sent_number += 1
-        taken = AckSet(self.sent_number, merged(ranges), below)
+        taken = AckSet(self.sent_number, ranges, below)
         self._sent.append(taken)
         return taken
 
@@ -161,7 +183,7 @@ class Acks:
         """What was sent and may be lost with its session."""
         if not self._sent:
             return None
-        ranges = merged(one for sent in self._sent for one in sent.ranges)
+        ranges = merged(one for sent in self._sent for one in sent.listed())
         return AckSet(self.sent_number, ranges, max(sent.below for sent in self._sent))
 
     # -- nacks -------------------------------------------------------------------------------------------------------
@@ -200,6 +222,7 @@ class Acks:
         if lowest >= self._high and lowest >= self.end and lowest >= self._below:
             return  # all that is gathered lies before them
         self._keep_growing()
+        self._list_scattered()
         gathered = self._ranges
         if lowest < self._below:
             gathered.append((lowest, self._below))
@@ -207,12 +230,30 @@ class Acks:
         self._ranges = without(merged(gathered), merged(ranges))
         self._high = self._ranges[-1][1] if self._ranges else 0
 
+    def _list_scattered(self) -> None:
+        """From here on there are only ranges."""
+        if self._scattered:
+            self._ranges += [(start, end) for start, end in table(self._scattered).tolist()]
+            self._scattered = []
+
     def _keep_growing(self) -> None:
         """The range that grows is as long as it gets."""
         if self.end >= 0:
             self._ranges.append((self._start, self.end))
             self._high = max(self._high, self.end)
             self._start = self.end = -1
+
+
+def table(scattered: Sequence[OffsetArray]) -> OffsetArray:
+    """These offsets as ranges: two columns, start and end, in order."""
+    offsets = np.concatenate(scattered)
+    if not (offsets[1:] > offsets[:-1]).all():
+        offsets = np.unique(offsets)
+    breaks = np.flatnonzero(offsets[1:] - offsets[:-1] != 1)
+    ranges = np.empty((len(breaks) + 1, 2), np.int64)
+    ranges[0, 0], ranges[1:, 0] = offsets[0], offsets[breaks + 1]
+    ranges[-1, 1], ranges[:-1, 1] = offsets[-1] + 1, offsets[breaks] + 1
+    return ranges
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:

@@ -211,7 +211,7 @@ class Connection:
     def ack(
         self,
         handle: int,
-        ranges: list[tuple[int, int]],
+        ranges: list[tuple[int, int]] | frames.RangeTable,
         cumulative: bool = False,
         on_done: Callable[[DanubeError | None], None] | None = None,
     ) -> None:

@@ -173,6 +173,11 @@ class Consumer(Stream):
 
 def record_ack(received: Message | ReceivedBatch) -> None:
     """`Consumer.ack`, for code on the loop's thread that is no coroutine."""
+    if isinstance(received, ReceivedBatch) and received.is_scattered:
+        acks = received.acks
+        if acks is not None and acks.closed is None and acks.unsettled is None:
+            acks.add_scattered(received.offsets)
+            return
     acks, ranges = acks_of(received)
     acks.add_many(ranges)
 

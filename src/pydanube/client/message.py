@@ -310,6 +310,13 @@ class ReceivedBatch:
             self._reasons[start:end],
         )
 
+    @property
+    def is_scattered(self) -> bool:
+        """Its offsets are no range, or nobody has looked whether they are."""
+        if self._rows is None:
+            return self._batch.header.derived
+        return not isinstance(self._rows, range) or self._batch.span != self._batch.count
+
     def offset_ranges(self) -> list[tuple[int, int]]:
         """The offsets of these messages as ranges [start, end).
 

@@ -264,7 +264,7 @@ class Source:
         if confirm:
             self._confirming = taken.number
             on_done = partial(self._confirmed, connection, self.acks, taken.number)
-        if last or confirm:
+        if len(last) or confirm:
             connection.ack(self._handle, last, on_done=on_done)
 
     def _confirmed(self, connection: Connection, acks: Acks, number: int, error: DanubeError | None) -> None:

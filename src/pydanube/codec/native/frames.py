@@ -22,9 +22,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import ALIGNMENT, CONTROL_BYTES_MAX, FRAME_BYTES_MAX
@@ -155,6 +156,11 @@ Body: whole batches, each padded to 64; the first may begin below the offset tha
 REDELIVERIES_COUNTED: Final = 2**16 - 1
 """That often, or more."""
 
+MANY_RANGES: Final = 32
+"""So many ranges in one ACK are not looked at one by one."""
+
+RangeTable = np.ndarray[Any, np.dtype[np.int64]]
+
 _reasons: Final = msgspec.msgpack.Decoder(list[str | None])
 _ARRAY_HEAD_BYTES_MAX: Final = 5
 """Of a MessagePack array."""
@@ -239,16 +245,25 @@ def _decode_reasons(packed: memoryview, count: int) -> list[str | None]:
     return reasons
 
 
-def encode_ack_head(handle: int, ranges: Sequence[tuple[int, int]]) -> bytes:
+def encode_ack_head(handle: int, ranges: Sequence[tuple[int, int]] | RangeTable) -> bytes:
+    """Many ranges may come as a table of two columns, which costs no loop."""
+    if isinstance(ranges, np.ndarray):
+        return ACK.pack(handle, len(ranges)) + ranges.astype("<i8", copy=False).tobytes()
     return ACK.pack(handle, len(ranges)) + b"".join(_RANGE_OFFSETS.pack(start, end) for start, end in ranges)
 
 
-def decode_ack_head(head: memoryview) -> tuple[int, list[tuple[int, int]]]:
-    """The handle, and ranges that are not empty, not negative; order and overlap are the receiver's business."""
+def decode_ack_head(head: memoryview) -> tuple[int, list[tuple[int, int]] | RangeTable]:
+    """The handle, and ranges that are not empty, not negative; order and overlap are the receiver's business. Many of
+    them come as a table of two columns."""
     _at_least(head, ACK.size, Kind.ACK)
     handle, count = ACK.unpack_from(head)
     if len(head) != ACK.size + count * _RANGE_OFFSETS.size:
         raise Invalid("ACK head does not have the length its count asks for")
+    if count >= MANY_RANGES:
+        table = np.frombuffer(head, "<i8", offset=ACK.size).reshape(count, 2)
+        if int(table[:, 0].min()) < 0 or not (table[:, 0] < table[:, 1]).all():
+            raise Invalid("ACK holds a range that is empty or negative")
+        return handle, table
     ranges = list(_RANGE_OFFSETS.iter_unpack(head[ACK.size :]))
     if any(start < 0 or end <= start for start, end in ranges):
         raise Invalid("ACK holds a range that is empty or negative")
