@@ -48,6 +48,10 @@ COLLECT_EVERY_S: Final = 60.0
 LEISURE: Final = 2.0
 """Uploads rest so many times as long as they work."""
 
+BURST_BYTES_PER_S: Final = 16 << 20
+BURST_S_MAX: Final = 30.0
+"""While more than this comes in every second uploads wait, but for no longer than this."""
+
 LEISURE_S_MAX: Final = 2.0
 LEISURE_BYTES_MAX: Final = 1 << 30
 """Past so much that is due they do not rest."""
@@ -128,7 +132,11 @@ class Tiers:
     async def _keep_uploading(self) -> None:
         made, started = 0, self._clock.monotonic()
         while True:
-            await self._clock.sleep(self._rest_s(self._clock.monotonic() - started) if made else self.uploader.pause_s)
+            appended = self._writer.appended_bytes
+            pause_s = self._rest_s(self._clock.monotonic() - started) if made else self.uploader.pause_s
+            await self._clock.sleep(pause_s)
+            if self._waits_for_a_burst(self._writer.appended_bytes - appended, pause_s, started):
+                continue
             started = self._clock.monotonic()
             made = await self.uploader.round(everything=self._is_nearly_full) if await self._is_ours() else 0
             if made:
@@ -152,6 +160,13 @@ class Tiers:
             merged = False
             log.warning("merge.postponed", store=self.objects.url, error=error.message)
         self._next_merge = self._clock.monotonic() + (0 if merged else MERGE_EVERY_S)
+
+    def _waits_for_a_burst(self, appended: int, within_s: float, last_round: float) -> bool:
+        """Whether much is being published just now, and the log can hold it a while longer: object and log may be on
+        one disk."""
+        if self._clock.monotonic() - last_round > BURST_S_MAX or appended < within_s * BURST_BYTES_PER_S:
+            return False
+        return not self._is_nearly_full and self.uploader.due_bytes < LEISURE_BYTES_MAX
 
     def _rest_s(self, worked_s: float) -> float:
         """How long to wait after objects were made. What the log can hold is uploaded at leisure: whoever publishes in

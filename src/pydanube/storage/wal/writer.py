@@ -276,6 +276,11 @@ class LogWriter:
         self._send(release)
 
     @property
+    def appended_bytes(self) -> int:
+        """What was ever written to the log: it only grows."""
+        return self._engine.position
+
+    @property
     def stored_bytes(self) -> int:
         """What the log takes on disk, about."""
         table = self._engine.table
