@@ -49,7 +49,7 @@ LEISURE: Final = 2.0
 """Uploads rest so many times as long as they work."""
 
 BURST_BYTES_PER_S: Final = 16 << 20
-BURST_S_MAX: Final = 30.0
+BURST_S_MAX: Final = 5.0
 """While more than this comes in every second uploads wait, but for no longer than this."""
 
 LEISURE_S_MAX: Final = 2.0

@@ -34,11 +34,14 @@ from typing import Final
 
 from pydanube.model.errors import AlreadyExists, NotFound, Refused
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.disk import IOVECS_MAX
 from pydanube.runtime.randomness import identity, seeded
 
 from .names import Found, path_of, walk
 from .store import Buffer, ObjectInfo
+
+PIECES_AT_ONCE: Final = 64
+SYNC_BYTES: Final = 4 << 20
+"""What is written and synced at a time: or whoever else syncs on this disk, a log say, waits for all of an object."""
 
 PAGE_OBJECTS: Final = 500
 """Listed at a time."""
@@ -245,10 +248,15 @@ def _read(file: int, start: int, end: int) -> memoryview:
 
 
 def _write(file: int, pieces: Sequence[Buffer]) -> None:
-    for first in range(0, len(pieces), IOVECS_MAX):
-        waiting = [memoryview(piece).cast("B") for piece in pieces[first : first + IOVECS_MAX] if len(piece)]
+    unsynced = 0
+    for first in range(0, len(pieces), PIECES_AT_ONCE):
+        waiting = [memoryview(piece).cast("B") for piece in pieces[first : first + PIECES_AT_ONCE] if len(piece)]
         while waiting:
             written = os.writev(file, waiting)
+            unsynced += written
+            if unsynced >= SYNC_BYTES:
+                os.fsync(file)
+                unsynced = 0
             while waiting and written >= len(waiting[0]):
                 written -= len(waiting.pop(0))
             if written:
