@@ -176,7 +176,7 @@ async def test_other_topics_are_not_concerned(tmp_path):
         await broker.delete_topic(ANONYMOUS, TOPIC)
         await door.create()
         await door.producer(), await door.producer(access="exclusive")
-        await neighbour.publish(shared, [b"x"])
+        assert (await neighbour.publish(shared, [b"x"])).base_offset == 1
 
 
 class Everybody:

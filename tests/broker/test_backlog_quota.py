@@ -65,6 +65,7 @@ async def test_a_topic_without_subscriptions_has_no_backlog(tmp_path, clock):
         await door.create()
         await door.policies(backlog_messages_max=10, backlog_bytes_max=1_000)
         await door.fill(await door.producer(), 20)
+        assert (await door.fetch()).end_offset > 10
 
 
 async def test_deleting_the_one_that_lags_lets_publishers_go_on(tmp_path, clock):

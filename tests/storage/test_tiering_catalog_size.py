@@ -1,6 +1,5 @@
-"""A catalog of 20 GB: opened, listed and sought by time in no time, and without memory for it."""
+"""A catalog of 20 GB is opened, listed and sought by time with few questions, and without memory for it."""
 
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -20,14 +19,26 @@ SEGMENT_BYTES = 1 << 20
 SEGMENTS = 20 * 1024
 """Twenty gigabytes in segments of a megabyte: sixty times as many as there are by default."""
 
-LOADED = 3
-"""A machine that is busy with other tests gets so many times as long."""
 
+class Questions:
+    """Counts what the metadata store is asked: how long each takes is the benchmark's business."""
 
-async def timed(work) -> float:
-    started = time.perf_counter()
-    await work
-    return time.perf_counter() - started
+    def __init__(self, store) -> None:
+        self._list, self._get, self.asked = store.list, store.get, 0
+        store.list, store.get = self.list, self.get
+
+    async def list(self, *arguments, **options):
+        self.asked += 1
+        return await self._list(*arguments, **options)
+
+    async def get(self, *arguments):
+        self.asked += 1
+        return await self._get(*arguments)
+
+    async def of(self, work) -> int:
+        before = self.asked
+        await work
+        return self.asked - before
 
 
 async def pretend(store, topic_id: int, like: Segment, shift_us: int) -> None:
@@ -52,7 +63,7 @@ async def pretend(store, topic_id: int, like: Segment, shift_us: int) -> None:
     await store.transact([], writes)
 
 
-async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_at_once(tmp_path: Path):
+async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few_questions(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}
     base = SEGMENTS * 1000
@@ -77,7 +88,8 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_at_once(
     async with open_broker(tmp_path, **settings) as broker:
         broker.tiers.history.producers = no_producers  # its objects are not there
         door = Door(broker)
-        seconds = {"open": await timed(door.fetch(Position("latest", 0)))}
+        questions = Questions(broker._registry._store)
+        assert await questions.of(door.fetch(Position("latest", 0))) < 100, "a sample, not the catalog"
         assert (await door.fetch(Position("latest", 0))).end_offset == base
         tracemalloc.start()
         listed = [len(page) async for page in broker.tiers.catalog.pages(topic_id, 0)]
@@ -85,13 +97,11 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_at_once(
         tracemalloc.stop()
         assert sum(listed) == SEGMENTS
         assert peak < 10 << 20, "a page at a time"
-        seconds["first page"] = await timed(anext(broker.tiers.catalog.pages(topic_id, 0)))
+        assert await questions.of(anext(broker.tiers.catalog.pages(topic_id, 0))) == 1
         target = clock.now_us() - 7_000 * 1_000_000
-        seconds["find by time"] = await timed(broker.tiers.catalog.find_time(topic_id, 0, target, 0, base))
+        assert await questions.of(broker.tiers.catalog.find_time(topic_id, 0, target, 0, base)) <= 30
         segment = await broker.tiers.catalog.find_time(topic_id, 0, target, 0, base)
         assert segment is not None and segment.record.first_time <= target <= segment.record.last_time
-        print(seconds)
-        assert max(seconds.values()) < 0.2 * LOADED, seconds
         await filled(door, 30)
         await upload_all(broker)
         assert (await door.fetch(Position("offset", base))).batches

@@ -103,6 +103,18 @@ class Failures:
         failure.reason = reason
         return self._exhaust(offset, failure) if failure.state is State.OUT else None
 
+    def judged(self, offsets: Iterable[int]) -> tuple[list[Exhausted], list[int]]:
+        """Of these, which are to come again no more under the policy of now, and which are."""
+        exhausted: list[Exhausted] = []
+        again: list[int] = []
+        for offset in offsets:
+            failure = self._of[offset]
+            if not self.policy.is_exhausted(failure.count):
+                again.append(offset)
+            elif (one := self.exhausted(offset, failure.reason)) is not None:
+                exhausted.append(one)
+        return exhausted, again
+
     def try_again(self, offset: int, due_us: int) -> None:
         """What was to become of an exhausted message did not work: ask again then."""
         failure = self._of.get(offset)

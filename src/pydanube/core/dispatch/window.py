@@ -314,15 +314,8 @@ class Window:
     def due(self, now_us: int) -> list[Exhausted]:
         """Some of what waited long enough is ready: there may be more. Returns what is exhausted under the policy of
         now."""
-        exhausted: list[Exhausted] = []
-        ready = self._end_delays(now_us)
-        for offset in self.failures.due(now_us, DUE_AT_ONCE):
-            failure = self.failures.at(offset)
-            assert failure is not None
-            if self.failures.policy.is_exhausted(failure.count):
-                exhausted += [one for one in (self.failures.exhausted(offset, failure.reason),) if one is not None]
-            else:
-                ready.append(offset)
+        exhausted, ready = self.failures.judged(self.failures.due(now_us, DUE_AT_ONCE))
+        ready += self._end_delays(now_us)
         self._ready.update(runs(np.array(sorted(ready), np.int64)))
         return exhausted
 
@@ -350,14 +343,8 @@ class Window:
     def set_failure_policy(self, policy: FailurePolicy) -> list[Exhausted]:
         """In force at once: what was blocked is tried again, or ends as the new policy says."""
         self.failures.policy = policy
-        exhausted: list[Exhausted] = []
-        for offset in self.failures.release_blocked():
-            failure = self.failures.at(offset)
-            assert failure is not None
-            if policy.is_exhausted(failure.count):
-                exhausted += [one for one in (self.failures.exhausted(offset, failure.reason),) if one is not None]
-            else:
-                self._ready.add(offset, offset + 1)
+        exhausted, ready = self.failures.judged(self.failures.release_blocked())
+        self._ready.update([(offset, offset + 1) for offset in ready])
         return exhausted
 
     # -- moving and telling --------------------------------------------------------------------------------------------
