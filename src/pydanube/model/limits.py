@@ -60,6 +60,9 @@ ACKED_RANGES_REFUSED: Final = 2 * ACKED_RANGES_MAX
 NACKED_MESSAGES_MAX: Final = 10_000
 """Messages that one frame gives back: each of them is remembered by itself."""
 
+STAGES_PER_COMMIT_MAX: Final = 10_000
+"""Staged objects that one commit names: their names fit one metadata value, and the request that brings them."""
+
 DELIVERY_DELAY_S_MAX: Final = 10 * 366 * 24 * 3600
 """How far ahead a message may ask to be delivered: some ten years. What is further away is a mistake of units."""
 

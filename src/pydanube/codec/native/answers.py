@@ -7,6 +7,7 @@ import msgspec
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
+from pydanube.model.staging import StagedQuery
 from pydanube.model.statistics import TopicStatistics
 from pydanube.model.storage import (
     PartitionUsage,
@@ -193,4 +194,27 @@ class GarbageCollected(msgspec.Struct, omit_defaults=True):
     """What one step of a collection did; with `next`, it goes on after that object."""
 
     collected: StorageCollected
+    next: str = ""
+
+
+class Staged(msgspec.Struct, omit_defaults=True):
+    """A stage is synced, and seen by nobody: `stage` is what a commit names it by."""
+
+    stage: str
+
+
+class StagesCommitted(msgspec.Struct, omit_defaults=True):
+    """The decision stands. `repeated`: it had been made before, and this changed nothing.
+
+    `applied`: every partition has its messages; otherwise they follow by themselves.
+    """
+
+    repeated: bool = False
+    applied: bool = True
+
+
+class StagedQueries(msgspec.Struct):
+    """`next`: where the next page begins; empty after the last."""
+
+    queries: list[StagedQuery]
     next: str = ""

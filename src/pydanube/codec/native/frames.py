@@ -55,6 +55,7 @@ class Kind(IntEnum):
     ERROR = 12
     PUBLISH = 20
     PUBLISHED = 21
+    STAGE = 22
     DELIVER = 30
     CREDIT = 31
     ACK = 32

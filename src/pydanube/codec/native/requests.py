@@ -32,6 +32,9 @@ from .answers import ProducerOpened as ProducerOpened
 from .answers import Route as Route
 from .answers import Segments as Segments
 from .answers import Settled as Settled
+from .answers import Staged as Staged
+from .answers import StagedQueries as StagedQueries
+from .answers import StagesCommitted as StagesCommitted
 from .answers import Statistics as Statistics
 from .answers import StorageStep as StorageStep
 from .answers import StorageUploading as StorageUploading
@@ -108,6 +111,31 @@ class Nack(msgspec.Struct, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _check_ranges("NACK", self.ranges)
+
+
+class StagedSection(msgspec.Struct, omit_defaults=True):
+    """Batches of one partition within a STAGE."""
+
+    topic: str
+    partition: int
+    lengths: list[int]
+    """Of each batch in bytes, without the padding behind it."""
+
+
+class Stage(msgspec.Struct, omit_defaults=True):
+    """STAGE: store batches where nobody sees them until `stage.commit` names them. Answered by a RESPONSE with Staged.
+
+    Body: the batches of all sections in order, each padded to 64. It counts for the publish window like a PUBLISH. The
+    batches carry no sequence; whoever stores them in the end gives them one. See `model.staging` for the words.
+    """
+
+    query: str
+    run: str
+    batch_id: int
+    task: int
+    attempt: int
+    part: int
+    sections: list[StagedSection]
 
 
 class ConsumerChanged(msgspec.Struct, omit_defaults=True):
@@ -402,6 +430,33 @@ class CollectGarbage(Request, tag="storage.collect"):
     after: str = ""
 
 
+class CommitStages(Request, tag="stage.commit"):
+    """Publish these stages of a query's batch, all or none, once -> StagesCommitted
+
+    Durable when answered. A batch id that was committed before changes nothing. Refused whole when a stage is gone;
+    StaleEpoch for a run that another one followed. `wait_ms`: how long to wait for the messages to be visible.
+    """
+
+    query: str
+    run: str
+    batch_id: int
+    stages: list[str]
+    wait_ms: int = 0
+
+
+class ListStagedQueries(Request, tag="stage.queries"):
+    """What is remembered of queries that wrote by stages -> StagedQueries"""
+
+    after: str = ""
+    count: int = 1000
+
+
+class ForgetStagedQuery(Request, tag="stage.forget"):
+    """Forget a query and what it had staged -> Done. Its batch ids count as new afterwards."""
+
+    query: str
+
+
 class DescribeBroker(Request, tag="broker.describe"):
     """-> Broker"""
 
@@ -439,6 +494,9 @@ AnyRequest = (
     | UploadStorage
     | VerifyStorage
     | CollectGarbage
+    | CommitStages
+    | ListStagedQueries
+    | ForgetStagedQuery
     | DescribeBroker
 )
 
