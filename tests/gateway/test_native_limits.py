@@ -155,3 +155,44 @@ async def test_a_door_that_closes_does_not_wait_for_a_rate() -> None:
             await peer.receive(Kind.GOAWAY)
             assert isinstance(await peer.error(correlation=late), Unavailable)
             await closing
+
+
+async def test_a_publisher_that_is_held_back_and_goes_away_gives_up_its_subscription() -> None:
+    async with door(publish_memory_bytes=60_000, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        rate = {"publish_messages_per_s": 1}
+        await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
+        gone = await Peer.greet(there)
+        await gone.subscribe("billing")
+        producer = await gone.open_producer()
+        for n in range(30):
+            gone.publish(producer.handle, one_batch(producer, payload_bytes=1_000, sequence=n * 3))
+        session = await there.session_of(gone)
+        await there.until(lambda: bool(session._holds & Hold.MEMORY))
+        gone.close()
+        await there.until(lambda: session.closed)
+        await peer.subscribe("billing")
+
+
+async def test_many_messages_given_back_at_once_leave_others_their_turn() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        consumer = await peer.subscribe("billing")
+        attached = (await there.session_of(peer)).consumers[consumer.handle]
+        give_back, turns, taken = attached.nack, 0, list[int]()
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            asyncio.get_running_loop().call_soon(turn)
+
+        def observed(ranges: list[tuple[int, int]], delay_ms: int | None, reason: str, timeout: bool) -> None:
+            taken.append(turns)
+            give_back(ranges, delay_ms, reason, timeout)
+
+        attached.nack = observed  # type: ignore[method-assign]
+        turn()
+        nack = frames.encode(Kind.NACK, requests.encode(requests.Nack(consumer.handle, [(0, 10_000)])))
+        peer.write(nack * 5 + frames.encode(Kind.PING, correlation=7))
+        await peer.receive(Kind.PONG)
+        assert len(taken) == len(set(taken)) == 5

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,9 +39,6 @@ from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 
 from .clock import Clock
-
-if sys.platform != "win32":
-    import resource
 
 Buffer = bytes | bytearray | memoryview
 
@@ -71,6 +68,9 @@ _LINGER_S: Final = 1.0
 """How long a closing connection waits for the peer to take its last bytes and to close as well."""
 
 _BACKLOG: Final = 1024
+
+_HUNG_UP: Final = getattr(select, "POLLRDHUP", 0)
+"""Without it an end is noticed only when everything before it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +222,15 @@ class FramedConnection(asyncio.BufferedProtocol):
             self.last_received = self._monotonic()  # the silence before was ours
             self._transport.resume_reading()
             self._loop.call_soon(self._cut)
+
+    @property
+    def peer_has_hung_up(self) -> bool:
+        """Whether the peer has ended the connection behind what was not read yet. Not every system can tell."""
+        if self._descriptor < 0:
+            return False
+        ended = select.poll()
+        ended.register(self._descriptor, _HUNG_UP)
+        return bool(ended.poll(0))
 
     def release_idle_memory(self) -> None:
         """Give the receive chunk back while nothing is in it. For connections that have been quiet for a while."""
@@ -450,18 +459,6 @@ class FramedConnection(asyncio.BufferedProtocol):
 
 
 Factory = Callable[[FramedConnection], Handler]
-
-
-def make_descriptors(wanted: int) -> int:
-    """Let this process have so many files and sockets, as far as the system permits; returns how many it may have."""
-    if sys.platform == "win32":  # sockets are no files there
-        return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < reachable:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-        soft = reachable
-    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 async def listen(host: str, port: int, factory: Factory, framing: Framing, clock: Clock) -> asyncio.Server:

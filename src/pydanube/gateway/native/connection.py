@@ -15,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +63,9 @@ KEEP_ALIVE_QUESTIONS: Final = 3
 SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 4
 """Smaller batches are copied out of the chunk they arrived in. A batch that is cached keeps its whole chunk in memory:
 for a large one that is not much more than itself, a small one could hold many times its size."""
+
+NACKED_AT_ONCE: Final = 1_000
+"""Each costs some microseconds: behind a frame that gives back more than this, others get their turn."""
 
 QUIET_S: Final = 0.2
 """While draining, a session with nothing in flight that said nothing for so long is done."""
@@ -253,13 +257,17 @@ class Session:
         nack = decode(frame.head, Nack)
         if any(start < 0 or end <= start for start, end in nack.ranges):
             raise Invalid("NACK holds a range that is empty or negative")
-        if sum([end - start for start, end in nack.ranges]) > NACKED_MESSAGES_MAX:
+        messages = sum([end - start for start, end in nack.ranges])
+        if messages > NACKED_MESSAGES_MAX:
             raise Invalid(f"NACK names more than {NACKED_MESSAGES_MAX} messages: send several")
         if not -1 <= nack.delay_ms <= DELAY_MS_MAX:
             raise Invalid(f"NACK: a delay of {nack.delay_ms} ms is out of range: use -1 to {DELAY_MS_MAX}")
         consumer = self.consumers.get(nack.handle)
         if consumer is not None:  # it may have been closed while the frame was on its way
             consumer.nack(nack.ranges, nack.delay_ms if nack.delay_ms >= 0 else None, nack.reason, nack.timeout)
+            if messages > NACKED_AT_ONCE:  # whatever of its frames has arrived with this one is not taken in one go
+                self.hold(Hold.TURN)
+                asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
 
     def _acked(self, correlation: int, handle: int, error: DanubeError | None) -> None:
         if error is None:
@@ -369,7 +377,8 @@ class Session:
             return self.connection.last_received
         if self._holds & Hold.ANSWERS:
             return self.connection.last_sent
-        return now  # it is this side that does not listen
+        # It is this side that does not listen, and would not hear that the peer is gone.
+        return 0.0 if self.connection.peer_has_hung_up else now
 
     # -- holding back, ending ------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ class Hold:
     PUBLISHES: Final = 2
     ANSWERS: Final = 4
     MEMORY: Final = 8
+    TURN: Final = 16
 
 
 class Publisher(Protocol):
