@@ -1,9 +1,9 @@
 """The batch: what producers build, brokers stamp and store, and consumers and Spark read; all of it the same bytes.
 
 `layout` and `header` draw the bytes. `intake` checks what programs hand over, `assemble` writes it, `encode` is the
-door to both. `verify` (with `hashes`) checks foreign bytes, `columns` reads them in place, `batch` is how everybody
-else holds them, and one row of it is a `message`; `peek` takes single fields. `gather` and `arrow` are what can be made
-of a batch.
+door to both, and `pack` the one for columns that lie in Arrow's layout already. `verify` (with `hashes`) checks foreign
+bytes, `columns` reads them in place, `batch` is how everybody else holds them, and one row of it is a `message`; `peek`
+takes single fields. `gather` and `arrow` are what can be made of a batch.
 """
 
 from .batch import Batch as Batch
