@@ -1,0 +1,159 @@
+"""Where reading begins and ends, as people write it in options: words, offsets, counts back from the end, times.
+
+    earliest, latest                        the ends of each partition
+    1000                                    that offset, in every partition
+    -1000                                   so many messages before the end of each partition
+    {"/default/orders": {"0": 17, "1": "latest"}, "/default/returns": "earliest"}
+                                            each topic, or each partition; what is not named has the default
+    2026-01-31T12:00:00Z, 1769860800000     a time of appending; without a zone it is UTC, a number is milliseconds
+    -10 minutes                             so long ago
+
+Negative numbers in JSON are refused: -1 and -2 have a meaning of their own in other systems. As text they count back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, Literal, Self
+
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import PARTITIONS_MAX
+from pydanube.model.names import TopicName
+from pydanube.model.positions import OFFSET_END, Position
+
+_AGO: Final = re.compile(r"-\s*(\d{1,12})\s*([a-z]+)", re.IGNORECASE)
+_UNITS_US: Final = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1_000),
+    **dict.fromkeys(("s", "second", "seconds"), 1_000_000),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60_000_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000_000),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400_000_000),
+}
+_AGO_MAX_US: Final = 1_000 * 366 * 86_400_000_000
+OFFSETS_FORM: Final = (
+    'use earliest, latest, an offset, a count back from the end such as -1000, or JSON such as {"/default/orders": '
+    '{"0": 17, "1": "latest"}}'
+)
+TIME_FORM: Final = "use a time such as 2026-01-31T12:00:00Z, milliseconds since 1970, or so long ago: -10 minutes"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One place in a partition that is still to be found there."""
+
+    kind: Literal["earliest", "latest", "offset", "back", "time", "ago"]
+    value: int = 0
+    """An offset, a number of messages, or microseconds."""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "offset":
+                return str(self.value)
+            case "back":
+                return f"-{self.value}"
+            case "time":
+                return str(Position("time", self.value))
+            case "ago":
+                return f"{self.value / 1_000_000:g} s ago"
+        return self.kind
+
+    @classmethod
+    def of_offset(cls, text: object, option: str) -> Self:
+        match text:
+            case "earliest":
+                return cls("earliest")
+            case "latest":
+                return cls("latest")
+            case int() if not isinstance(text, bool) and 0 <= text < OFFSET_END:
+                return cls("offset", text)
+            case int() if not isinstance(text, bool) and text < 0:
+                raise Invalid(
+                    f'option {option} has the number {text} in its JSON: write "earliest" or "latest", or the text '
+                    f'"{text}" for so many messages before the end'
+                )
+            case str() if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20:
+                number = int(text)
+                return cls("back", -number) if text.startswith("-") else cls("offset", number)
+        raise Invalid(f"option {option} says {text!r}, which is no offset: {OFFSETS_FORM}")
+
+    @classmethod
+    def of_time(cls, text: str, option: str) -> Self:
+        text = text.strip()
+        ago = _AGO.fullmatch(text)
+        if ago is not None:
+            unit = _UNITS_US.get(ago[2].lower())
+            if unit is not None and (back := int(ago[1]) * unit) <= _AGO_MAX_US:
+                return cls("ago", back)
+            raise Invalid(f"option {option} says {text!r}, which is no time: {TIME_FORM}")
+        try:
+            if text.isascii() and text.isdecimal():
+                return cls("time", Position.parse(Position("time", int(text) * 1_000)).value)
+            return cls("time", Position.parse(datetime.fromisoformat(text)).value)
+        except (ValueError, Invalid):
+            raise Invalid(f"option {option} says {text!r}, which is no time: {TIME_FORM}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of every partition: what was said of it, of its topic, or of all of them."""
+
+    option: str
+    """The name of the option that said it."""
+    default: Bound
+    of_topics: Mapping[str, Bound] = field(default_factory=dict)
+    of_partitions: Mapping[str, Mapping[int, Bound]] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> list[str]:
+        """Those it names."""
+        return sorted({*self.of_topics, *self.of_partitions})
+
+    def of(self, topic: str, partition: int) -> Bound:
+        own = self.of_partitions.get(topic, {}).get(partition)
+        return own or self.of_topics.get(topic) or self.default
+
+    @classmethod
+    def of_offsets(cls, text: str, option: str, default: Bound) -> Self:
+        """`default` counts for what JSON does not name."""
+        text = text.strip()
+        if not text.startswith("{"):
+            return cls(option, Bound.of_offset(text, option))
+        try:
+            named = json.loads(text, object_pairs_hook=_without_repetition)
+        except (ValueError, RecursionError) as error:
+            raise Invalid(f"option {option} begins like JSON and cannot be read ({error}): {OFFSETS_FORM}") from None
+        of_topics: dict[str, Bound] = {}
+        of_partitions: dict[str, dict[int, Bound]] = {}
+        for topic, said in named.items():
+            name = str(TopicName.parse(topic))
+            if isinstance(said, dict):
+                of_partitions[name] = {
+                    _partition(number, name, option): Bound.of_offset(one, option) for number, one in said.items()
+                }
+            else:
+                of_topics[name] = Bound.of_offset(said, option)
+        return cls(option, default, of_topics, of_partitions)
+
+    @classmethod
+    def of_times(cls, text: str, option: str) -> Self:
+        return cls(option, Bound.of_time(text, option))
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
+    return found
+
+
+def _partition(text: str, topic: str, option: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) < 9 and int(text) < PARTITIONS_MAX:
+        return int(text)
+    raise Invalid(f"option {option} names partition {text!r} of {topic}: partitions are numbers, counted from 0")

@@ -1,0 +1,63 @@
+"""``format("danube")``: the one class that Spark looks for. It hands everything on to the readers and writers.
+
+Spark pickles it and asks it for one thing at a time, in processes of its own that know nothing of each other. So
+nothing is kept here but the options, and nobody is connected to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from .options import Mode, ReadOptions
+from .schema import chosen_columns, spark_schema
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+
+class DanubeDataSource(DataSource):
+    """Topics as data frames, batch and stream, read and written."""
+
+    options: MutableMapping[str, str]
+
+    @classmethod
+    def name(cls) -> str:
+        return "danube"
+
+    def schema(self) -> StructType:
+        return spark_schema(ReadOptions.parse(self.options).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from .batch_reader import batch_reader
+
+        return batch_reader(self._read_options("batch", schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        from .stream_reader import DanubeStreamReader
+
+        return DanubeStreamReader(self._read_options("stream", schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from .writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's name
+        from .writer import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
+
+    def _read_options(self, mode: Mode, schema: StructType) -> ReadOptions:
+        """A schema that the user gave chooses the columns, as the option does."""
+        options = ReadOptions.parse(self.options, mode)
+        return replace(options, columns=chosen_columns(schema))

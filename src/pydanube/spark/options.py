@@ -1,0 +1,373 @@
+"""Every option of the data source, parsed and checked in one place. Holding one of these means that it is valid.
+
+Spark hands options over as text, with their names in lower case; messages name them as they are documented. What is
+unknown is refused by name: an option that is misspelt and ignored is a stream that starts in the wrong place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Final, Literal, TypeVar, cast
+
+from pydanube.client.address import parse_addresses
+from pydanube.codec.batch import Codec
+from pydanube.model.errors import Invalid
+from pydanube.model.limits import KEY_BYTES_MAX
+from pydanube.model.names import TopicName, parse_subscription
+from pydanube.model.positions import OFFSET_END
+
+from .bounds import Bound, Bounds
+
+COLUMNS: Final = (
+    "topic",
+    "partition",
+    "offset",
+    "append_time",
+    "publish_time",
+    "key",
+    "payload",
+    "attributes",
+    "producer",
+    "schema_id",
+    "schema_version",
+)
+"""In the order they have when nobody chooses."""
+
+DEFAULT_SERVERS: Final = "danube://127.0.0.1:6655"
+DEFAULT_TIMEOUT_S: Final = 120.0
+"""A broker that restarts is back by then, and a task that cannot read is better tried elsewhere."""
+
+STORE_PREFIX: Final = "store."
+"""Settings of the object store, such as ``store.access_key_id``, are handed on to it."""
+
+COMMON: Final = ("servers", "topic", "timeout")
+READING: Final = (
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "columns",
+    "keyFilter",
+    "includeAttributes",
+    "subscription",
+    "directRead",
+    "store",
+)
+ONLY_STREAMS: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "subscription")
+ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp")
+WRITING: Final = ("queryId", "batchId", "compression")
+SPARKS_OWN: Final = ("path", "checkpointLocation", "queryName")
+"""Spark adds these by itself. A path is taken for the topic: ``.load("/default/orders")``."""
+
+_SIZES: Final = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kib": 1 << 10,
+    "m": 1 << 20,
+    "mib": 1 << 20,
+    "g": 1 << 30,
+    "gib": 1 << 30,
+}
+
+DirectRead = Literal["auto", "always", "never"]
+Mode = Literal["batch", "stream"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a reader was asked for. Picklable: executors get the same."""
+
+    servers: str = DEFAULT_SERVERS
+    topics: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    """Such as ``/default/orders-*``."""
+    start: Bounds | None = None
+    """None: earliest for a batch, latest for a stream."""
+    end: Bounds | None = None
+    """None: latest."""
+    max_offsets: int = 0
+    max_bytes: int = 0
+    """In one trigger of a stream; 0: no limit, as below."""
+    min_partitions: int = 0
+    max_records: int = 0
+    """In one task."""
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = COLUMNS
+    key_filters: tuple[str, ...] = ()
+    """Globs; a row's key matches any of them. None: every row."""
+    subscription: str = ""
+    direct_read: DirectRead = "auto"
+    store: str = ""
+    """URL of the object store as executors see it; empty: as the broker does."""
+    store_settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Credentials among them."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long whatever may work later is tried."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], mode: Mode | None = None) -> ReadOptions:
+        """`mode` None: where it is not known yet which of the two it will be."""
+        given = _Given(options, (*COMMON, *READING), WRITING, "reading")
+        given.check_mode(mode)
+        topics, patterns = _topics(given.topic())
+        return cls(
+            servers=given.servers(),
+            topics=topics,
+            patterns=patterns,
+            start=_start(given, mode),
+            end=_end(given),
+            max_offsets=given.count("maxOffsetsPerTrigger"),
+            max_bytes=given.size("maxBytesPerTrigger"),
+            min_partitions=given.count("minPartitions", 1 << 20),
+            max_records=given.count("maxRecordsPerPartition"),
+            fail_on_data_loss=given.flag("failOnDataLoss", True),
+            columns=_columns(given),
+            key_filters=_key_filters(given.text("keyFilter")),
+            subscription=given.parsed("subscription", parse_subscription, ""),
+            direct_read=_direct_read(given.text("directRead")),
+            store=given.text("store") or "",
+            store_settings=given.store_settings,
+            timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
+        )
+
+    @property
+    def topic(self) -> str:
+        """As it was asked for, for messages."""
+        return ",".join((*self.topics, *self.patterns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What a writer was asked for. Picklable: executors get the same."""
+
+    servers: str = DEFAULT_SERVERS
+    topic: str = ""
+    """For rows without one of their own; empty: every row has to name it."""
+    query_id: str = ""
+    batch_id: int = -1
+    """Of a batch that may be written several times and counts once; -1 with an empty query: it is written once."""
+    codec: Codec = Codec.NONE
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        given = _Given(options, (*COMMON, *WRITING), READING, "writing")
+        query, batch = given.text("queryId"), given.text("batchId")
+        if (query is None) != (batch is None):
+            raise Invalid("options queryId and batchId belong together: give both, or neither")
+        topic = given.topic()
+        compression = given.text("compression")
+        return cls(
+            servers=given.servers(),
+            topic="" if topic is None else str(TopicName.parse(topic)),
+            query_id=_query_id(query),
+            batch_id=-1 if batch is None else given.number("batchId", 0, OFFSET_END - 1),
+            codec=Codec.NONE if compression in (None, "none") else Codec.parse(compression),
+            timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
+        )
+
+
+class _Given:
+    """The options of one data frame, under the names that are documented."""
+
+    def __init__(
+        self, options: Mapping[str, str], known: tuple[str, ...], elsewhere: tuple[str, ...], purpose: str
+    ) -> None:
+        spelling = {name.lower(): name for name in (*known, *SPARKS_OWN)}
+        self._values: dict[str, str] = {}
+        stores: dict[str, str] = {}
+        for name, value in options.items():
+            lower = name.lower()
+            if lower.startswith(STORE_PREFIX) and "store" in spelling:
+                stores[lower.removeprefix(STORE_PREFIX)] = value
+            elif lower in spelling:
+                self._values[spelling[lower]] = value
+            else:
+                raise Invalid(_unknown(name, known, elsewhere, purpose))
+        self.store_settings = tuple(sorted(stores.items()))
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def parsed(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        text = self._values.get(name)
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except Invalid as error:
+            raise Invalid(f"option {name}: {error.message}") from None
+
+    def topic(self) -> str | None:
+        topic, path = self._values.get("topic"), self._values.get("path")
+        if topic is not None and path is not None:
+            raise Invalid(f"the topic is given twice: as the option topic ({topic!r}) and as the path ({path!r})")
+        return path if topic is None else topic
+
+    def servers(self) -> str:
+        addresses = self.parsed("servers", parse_addresses, parse_addresses(DEFAULT_SERVERS))
+        return "danube://" + ",".join(str(one) for one in addresses)
+
+    def number(self, name: str, low: int, high: int) -> int:
+        text = self._values[name].strip()
+        if text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high:
+            return int(text)
+        raise Invalid(f"option {name} is {text!r}: use a whole number from {low} to {high}")
+
+    def count(self, name: str, high: int = OFFSET_END - 1) -> int:
+        return self.number(name, 1, high) if name in self._values else 0
+
+    def flag(self, name: str, default: bool) -> bool:
+        match self._values.get(name, str(default)).strip().lower():
+            case "true":
+                return True
+            case "false":
+                return False
+        raise Invalid(f"option {name} is {self._values[name]!r}: use true or false")
+
+    def size(self, name: str) -> int:
+        text = self._values.get(name)
+        if text is None:
+            return 0
+        digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ").rstrip()
+        unit = _SIZES.get(text.strip()[len(digits) :].strip().lower())
+        if unit and digits.isascii() and digits.isdecimal() and len(digits) < 19 and 0 < int(digits) * unit < 1 << 62:
+            return int(digits) * unit
+        raise Invalid(f"option {name} is {text!r}: use a number of bytes such as 1048576, or 64MiB")
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self._values.get(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0.1 <= value <= 86_400:
+            raise Invalid(f"option {name} is {text!r}: use seconds, 0.1 to 86400")
+        return value
+
+    def check_mode(self, mode: Mode | None) -> None:
+        for name in ONLY_STREAMS if mode == "batch" else ONLY_BATCHES if mode == "stream" else ():
+            if name in self._values:
+                other = "spark.readStream" if mode == "batch" else "spark.read"
+                raise Invalid(f"option {name} means nothing for a {mode}: leave it out, or use {other}")
+
+
+def _unknown(name: str, known: Iterable[str], elsewhere: Iterable[str], purpose: str) -> str:
+    known = list(known)
+    if name.lower() in {one.lower() for one in elsewhere}:
+        return f"option {name!r} is not for {purpose}: leave it out"
+    spelling = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), spelling, 1, 0.6)
+    hint = f"did you mean {spelling[near[0]]!r}?" if near else f"known are {', '.join(known)}"
+    return f"option {name!r} is unknown: {hint}"
+
+
+# -- options of reading ------------------------------------------------------------------------------------------------
+
+
+def _topics(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names and the patterns, each once."""
+    names = list(dict.fromkeys(one.strip() for one in (text or "").split(",") if one.strip()))
+    if not names:
+        raise Invalid(
+            "option topic is missing: name a topic such as /default/orders, several with commas between them, or a "
+            "pattern such as /default/orders-*"
+        )
+    patterns = [one for one in names if any(character in one for character in "*?[")]
+    for one in patterns:
+        if one.count("/") != 2 or not one.startswith("/"):
+            raise Invalid(
+                f"option topic: the pattern {one!r} is not of the form /namespace/topic, as /default/orders-*"
+            )
+    return tuple(str(TopicName.parse(one)) for one in names if one not in patterns), tuple(patterns)
+
+
+def _start(given: _Given, mode: Mode | None) -> Bounds | None:
+    default = Bound("latest") if mode == "stream" else Bound("earliest")
+    found = _bounds(given, "startingOffsets", "startingTimestamp", default)
+    if mode == "batch" and found is not None and found.default.kind == "latest":
+        raise Invalid("option startingOffsets is latest, behind which a batch finds nothing: use earliest or an offset")
+    return found
+
+
+def _end(given: _Given) -> Bounds | None:
+    found = _bounds(given, "endingOffsets", "endingTimestamp", Bound("latest"))
+    if found is not None and found.default.kind == "earliest":
+        raise Invalid("option endingOffsets is earliest, before which there is nothing: use latest or an offset")
+    return found
+
+
+def _bounds(given: _Given, offsets: str, timestamp: str, default: Bound) -> Bounds | None:
+    by_offset, by_time = given.text(offsets), given.text(timestamp)
+    if by_offset is not None and by_time is not None:
+        raise Invalid(f"options {offsets} and {timestamp} say the same thing twice: give one of them")
+    if by_time is not None:
+        return Bounds.of_times(by_time, timestamp)
+    return None if by_offset is None else Bounds.of_offsets(by_offset, offsets, default)
+
+
+def _columns(given: _Given) -> tuple[str, ...]:
+    attributes = given.flag("includeAttributes", True)
+    text = given.text("columns")
+    if text is None:
+        return tuple(one for one in COLUMNS if attributes or one != "attributes")
+    chosen = [one.strip().lower() for one in text.split(",")]
+    for one in chosen:
+        if one not in COLUMNS:
+            near = get_close_matches(one, COLUMNS, 1, 0.6)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(COLUMNS)}"
+            raise Invalid(f"option columns names {one!r}, which no message has: {hint}")
+        if chosen.count(one) > 1:
+            raise Invalid(f"option columns names {one!r} more than once")
+    if "attributes" in chosen and not attributes:
+        raise Invalid("option columns names attributes, and includeAttributes is false: drop one of the two")
+    if given.text("includeAttributes") is not None and attributes and "attributes" not in chosen:
+        chosen.append("attributes")
+    return tuple(chosen)
+
+
+def _key_filters(text: str | None) -> tuple[str, ...]:
+    """One glob, or a JSON list of them."""
+    if text is None:
+        return ()
+    found: object = text
+    if text.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):  # a glob may begin with a bracket too
+            found = json.loads(text)
+    globs = found if isinstance(found, list) else [found]
+    for one in globs:
+        if not isinstance(one, str) or not one or len(one.encode(errors="replace")) > KEY_BYTES_MAX:
+            raise Invalid(
+                f'option keyFilter says {one!r}: use a glob such as user-*, or JSON such as ["user-*", "vip"]'
+            )
+    if not globs:
+        raise Invalid("option keyFilter is an empty list, which no key matches: leave it out, or name a key")
+    return tuple(cast(list[str], globs))
+
+
+def _direct_read(text: str | None) -> DirectRead:
+    chosen = "auto" if text is None else text.strip().lower()
+    if chosen not in ("auto", "always", "never"):
+        raise Invalid(f"option directRead is {text!r}: use auto, always or never")
+    return cast(DirectRead, chosen)
+
+
+def _query_id(text: str | None) -> str:
+    if text is None:
+        return ""
+    if not 0 < len(text.encode(errors="replace")) <= 200 or not text.isprintable():
+        raise Invalid(f"option queryId is {text!r}: use 1 to 200 printable characters")
+    return text

@@ -1,0 +1,92 @@
+"""The columns of a message, in the types of Spark and of Arrow. Spark compares the two exactly.
+
+Everything may be null as far as Spark is concerned: it says so of every column that comes out of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from pydanube.model.errors import Invalid
+
+from .options import COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+ARROW_TYPES: Final[dict[str, pa.DataType]] = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "append_time": pa.timestamp("us", tz="UTC"),
+    "publish_time": pa.timestamp("us", tz="UTC"),
+    "key": pa.string(),
+    "payload": pa.binary(),
+    "attributes": pa.map_(pa.string(), pa.string()),
+    "producer": pa.string(),
+    "schema_id": pa.int64(),
+    "schema_version": pa.int32(),
+}
+SPARK_TYPES: Final = {
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "append_time": "timestamp",
+    "publish_time": "timestamp",
+    "key": "string",
+    "payload": "binary",
+    "attributes": "map<string,string>",
+    "producer": "string",
+    "schema_id": "bigint",
+    "schema_version": "int",
+}
+assert tuple(ARROW_TYPES) == tuple(SPARK_TYPES) == COLUMNS
+
+
+def arrow_schema(columns: Iterable[str] = COLUMNS) -> pa.Schema:
+    return pa.schema([pa.field(name, ARROW_TYPES[name]) for name in columns])
+
+
+def spark_schema(columns: Iterable[str] = COLUMNS) -> StructType:
+    from pyspark.sql.types import (
+        BinaryType,
+        DataType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+
+    types: dict[str, DataType] = {
+        "string": StringType(),
+        "int": IntegerType(),
+        "bigint": LongType(),
+        "timestamp": TimestampType(),
+        "binary": BinaryType(),
+        "map<string,string>": MapType(StringType(), StringType()),
+    }
+    return StructType([StructField(name, types[SPARK_TYPES[name]]) for name in columns])
+
+
+def chosen_columns(schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema that a user gave, which must be ours: some of them, in any order, in our types."""
+    if not schema.fields:
+        raise Invalid(f"the schema has no columns: leave it out, or choose of {', '.join(COLUMNS)}")
+    for column in schema.fields:
+        if column.name not in SPARK_TYPES:
+            near = get_close_matches(column.name, COLUMNS, 1, 0.6)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(COLUMNS)}"
+            raise Invalid(f"the schema has a column {column.name!r}, which no message has: {hint}")
+        kind, expected = column.dataType.simpleString(), SPARK_TYPES[column.name]
+        if kind != expected:
+            raise Invalid(
+                f"column {column.name!r} is {expected}, and the schema says {kind}: leave the schema out, and cast"
+            )
+    return tuple(column.name for column in schema.fields)
