@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from pydanube.model.errors import DanubeError, Full, Refused
+from pydanube.model.errors import DanubeError, Full
 from pydanube.runtime.telemetry import get_logger
 
+from .answers import Fetched
 from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import DEFAULT_URL, Client
 from .dead_letters import DeadLetter, DeadLetters
+from .fetches import FETCH_BYTES as RANGE_FETCH_BYTES
 from .lifecycle import Openable
 from .loop_thread import Blocking, LoopThread, blocking
 from .producer import Producer
@@ -135,24 +136,10 @@ class BlockingDeadLetters:
 
     def listed(self, *, redriven: bool = False) -> Iterator[DeadLetter]:
         """See `DeadLetters.listed`."""
-        letters = self._inner.listed(redriven=redriven)
-        try:
-            while (letter := self._thread.call(_next(letters))) is not None:
-                yield letter
-        finally:
-            with suppress(Refused):  # closed with its client
-                self._thread.call(_closed(letters))
+        return self._thread.iterate(self._inner.listed(redriven=redriven))
 
     def _hand_over(self) -> None:
         """Nothing is collected here."""
-
-
-async def _next(letters: AsyncGenerator[DeadLetter, None]) -> DeadLetter | None:
-    return await anext(letters, None)
-
-
-async def _closed(letters: AsyncGenerator[DeadLetter, None]) -> None:
-    await letters.aclose()
 
 
 def _making(
@@ -205,6 +192,12 @@ class BlockingClient(Blocking[Client]):
     def dead_letters(self, topic: str) -> BlockingDeadLetters:
         """See `Client.dead_letters`."""
         return BlockingDeadLetters(self._inner.dead_letters(topic), self._thread)
+
+    def fetches(
+        self, topic: str, partition: int, start: int, end: int, *, fetch_bytes: int = RANGE_FETCH_BYTES
+    ) -> Iterator[Fetched]:
+        """See `Client.fetches`."""
+        return self._thread.iterate(self._inner.fetches(topic, partition, start, end, fetch_bytes=fetch_bytes))
 
     create_topic = blocking(Client.create_topic)
     delete_topic = blocking(Client.delete_topic)

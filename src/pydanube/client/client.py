@@ -12,27 +12,31 @@ All that is made from one client shares its connections, one per broker. Closing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Final, Literal, TypeVar
 from weakref import WeakSet
 
 from pydanube.codec.batch import Codec
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.limits import KIB, MIB
+from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
+from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.randomness import seeded
 
 from .address import parse_addresses
 from .admin import Admin
+from .answers import Fetched
 from .consumer import Consumer, Wanted
 from .dead_letters import DeadLetters
+from .fetches import FETCH_BYTES as RANGE_FETCH_BYTES
+from .fetches import fetches
 from .lifecycle import Openable
 from .partitioning import PartitionBy
 from .producer import Producer
 from .reader import FETCH_BYTES, Reader
 from .routing import Brokers
-from .settings import ConsumerSettings, ProducerSettings, check_number
+from .settings import ConsumerSettings, ProducerSettings, check_count, check_number
 from .wire import AnyPosition
 
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
@@ -180,6 +184,14 @@ class Client(Admin):
                             the reader is opened; None: never, it waits for new messages
         """
         return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
+
+    def fetches(
+        self, topic: str, partition: int, start: int, end: int, *, fetch_bytes: int = RANGE_FETCH_BYTES
+    ) -> AsyncGenerator[Fetched, None]:
+        """Offsets [start, end) of one partition as the broker's answers, not verified; see `client.fetches`."""
+        check_count("partition", partition, 0, 1 << 31)
+        check_count("fetch_bytes", fetch_bytes, 1, BATCH_BYTES_MAX)
+        return fetches(self._brokers, str(TopicName.parse(topic)), partition, start, end, fetch_bytes)
 
     def dead_letters(self, topic: str) -> DeadLetters:
         """The letters of a dead letter topic: to look at them, and to send them back where they came from."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from pydanube.model.errors import Refused
 
@@ -18,6 +19,8 @@ from .lifecycle import Openable
 P = ParamSpec("P")
 T = TypeVar("T")
 OpenableT = TypeVar("OpenableT", bound=Openable)
+
+_END: Final = object()
 
 
 class LoopThread:
@@ -61,6 +64,15 @@ class LoopThread:
             future.cancel()
             raise
 
+    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """What it yields there, one by one. Left early, it is closed."""
+        try:
+            while (item := self.call(_next(items))) is not _END:
+                yield cast(T, item)
+        finally:
+            with suppress(Refused):  # closed with its client
+                self.call(_closed(items))
+
     def soon(self, callback: Callable[[], None]) -> None:
         """Run it there, after whatever was asked for before."""
         self.running_loop().call_soon_threadsafe(callback)
@@ -78,6 +90,14 @@ class LoopThread:
         if self.elsewhere:
             raise Refused("this client was opened in another process: after a fork, connect again in the child")
         return loop
+
+
+async def _next(items: AsyncGenerator[T, None]) -> T | object:
+    return await anext(items, _END)
+
+
+async def _closed(items: AsyncGenerator[T, None]) -> None:
+    await items.aclose()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -33,7 +33,7 @@ import msgspec
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import END_BYTES, Block, Section, SegmentFooter, decode_footer, read_trailer
-from pydanube.model.errors import Corrupt, DanubeError, NotFound, Refused
+from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.objects.opening import open_store
@@ -207,7 +207,16 @@ class Segments(Openable):
         allow_gaps: bool,
         form: Form[T],
     ) -> AsyncGenerator[list[T], None]:
-        """What each read brings. Reads are planned and begun by a task of their own, a few ahead."""
+        """What each read brings."""
+        async with aclosing(self._reads(segments, start, end, allow_gaps)) as reads:
+            async for read, content in reads:
+                if portion := _portion(read, content, form):
+                    yield portion
+
+    async def _reads(
+        self, segments: AnySegments, start: AnyPosition | None, end: AnyPosition | None, allow_gaps: bool
+    ) -> AsyncGenerator[tuple[_Read, memoryview], None]:
+        """Bytes as they come. Reads are planned and begun by a task of their own, a few ahead."""
         window = Window.parse(start, end)
         chosen = [segment for segment in await self._chosen(segments) if window.touches(segment)]
         if not allow_gaps:
@@ -218,9 +227,7 @@ class Segments(Openable):
             while (read := await reads.get()) is not None:
                 if isinstance(read, Exception):
                     raise read
-                portion = _portion(read, await read.content, form)
-                if portion:
-                    yield portion
+                yield read, await read.content
 
     async def _chosen(self, segments: AnySegments) -> list[SegmentInfo]:
         if isinstance(segments, str):
@@ -302,7 +309,7 @@ class BlockingSegments(Blocking[Segments]):
         allow_gaps: bool = False,
     ) -> Iterator[Batch]:
         """See `Segments.batches`."""
-        return self._iterated(self._inner._portions(segments, start, end, allow_gaps, _rows))
+        return self._formed(segments, start, end, allow_gaps, _rows)
 
     def arrow(
         self,
@@ -313,7 +320,18 @@ class BlockingSegments(Blocking[Segments]):
         allow_gaps: bool = False,
     ) -> Iterator[pyarrow.RecordBatch]:
         """See `Segments.arrow`."""
-        return self._iterated(self._inner._portions(segments, start, end, allow_gaps, _arrow_rows))
+        return self._formed(segments, start, end, allow_gaps, _arrow_rows)
+
+    def rows(
+        self,
+        segments: AnySegments,
+        *,
+        start: AnyPosition | None = None,
+        end: AnyPosition | None = None,
+        allow_gaps: bool = False,
+    ) -> Iterator[tuple[Batch, int, int]]:
+        """As `batches`, without copying at the edges: whole batches, and which rows [start, end) of each are meant."""
+        return self._formed(segments, start, end, allow_gaps, _places)
 
     def history(
         self,
@@ -327,13 +345,18 @@ class BlockingSegments(Blocking[Segments]):
         """See `Segments.history`."""
         return self.batches(self.find(topic_id, partition), start=start, end=end, allow_gaps=allow_gaps)
 
-    def _iterated(self, portions: AsyncGenerator[list[T], None]) -> Iterator[T]:
-        try:
-            while (portion := self._thread.call(_next(portions))) is not None:
-                yield from portion
-        finally:
-            with suppress(Refused):  # closed before it was read to its end
-                self._thread.call(_closed(portions))
+    def _formed(
+        self,
+        segments: AnySegments,
+        start: AnyPosition | None,
+        end: AnyPosition | None,
+        allow_gaps: bool,
+        form: Form[T],
+    ) -> Iterator[T]:
+        """The loop brings bytes; what is made of them is made by the thread that asks for it."""
+        with closing(self._thread.iterate(self._inner._reads(segments, start, end, allow_gaps))) as reads:
+            for read, content in reads:
+                yield from _portion(read, content, form)
 
     def open(self) -> Self:
         self._thread.start()
@@ -362,14 +385,6 @@ def open_segments_blocking(
 ) -> BlockingSegments:
     """As `open_segments`, without await: to be opened with `with`."""
     return BlockingSegments(open_segments(url, settings, read_ahead=read_ahead, range_bytes=range_bytes), LoopThread())
-
-
-async def _next(portions: AsyncGenerator[list[T], None]) -> list[T] | None:
-    return await anext(portions, None)
-
-
-async def _closed(portions: AsyncGenerator[list[T], None]) -> None:
-    await portions.aclose()
 
 
 def _told_where_it_is_awaited(task: asyncio.Task[Any], error: BaseException) -> None:
@@ -410,6 +425,10 @@ def _portion(read: _Read, content: memoryview, form: Form[T]) -> list[T]:
         if start < end:
             portion.append(form(batch, start, end))
     return portion
+
+
+def _places(batch: Batch, start: int, end: int) -> tuple[Batch, int, int]:
+    return batch, start, end
 
 
 def _rows(batch: Batch, start: int, end: int) -> Batch:

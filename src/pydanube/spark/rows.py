@@ -1,0 +1,254 @@
+"""Rows of stored batches as Arrow record batches of exactly the columns that Spark was promised. The hot path.
+
+A stored batch has a few hundred rows as a rule; what Spark is given has about ROWS_AIM, because every record batch
+costs both sides the same whatever it holds. So pieces of several batches become one record batch. Their payloads are
+copied once, into one run of bytes, which a column of Arrow has to be; those of a batch that is large enough alone are
+not copied at all. Numbers are written by numpy, a few calls for each piece and none for each row.
+
+Columns that say the same in every row (topic, partition, the schema's id, as a rule the producer) are made once for a
+process and lent out as slices.
+
+Only ever from a `Batch`, whose structure was verified: Arrow believes the offsets it is given.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from pydanube.codec.batch import Batch
+from pydanube.codec.batch.columns import INT32, INT64, Int32Array, Int64Array, offsets_array
+from pydanube.codec.batch.layout import ATTRIBUTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME
+from pydanube.model.limits import MIB
+
+ROWS_AIM: Final = 10_000
+BYTES_AIM: Final = 2 * MIB
+"""A record batch is handed on when it has so many rows, or so many bytes of payloads."""
+
+CONSTANTS_KEPT: Final = 64
+"""Columns of one value that are kept; each is as long as the longest record batch that needed it."""
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+ATTRIBUTES_TYPE: Final = pa.map_(pa.string(), pa.string())
+
+
+class Piece(NamedTuple):
+    """Rows [start, end) of a batch."""
+
+    batch: Batch
+    start: int
+    end: int
+
+
+Pieces: TypeAlias = Sequence[Piece]
+
+
+class RowForm:
+    """Makes record batches of some of the columns, in the order of `schema`, for one partition of a topic."""
+
+    def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
+        self.schema = schema
+        columns = {**_COLUMNS, "topic": _constant(pa.string(), topic), "partition": _constant(pa.int32(), partition)}
+        self._columns = [columns[name] for name in schema.names]
+
+    def of(self, pieces: Pieces) -> pa.RecordBatch:
+        """All rows of these pieces, in order; at least one."""
+        count = sum(piece.end - piece.start for piece in pieces)
+        assert count > 0
+        return pa.RecordBatch.from_arrays([column(pieces, count) for column in self._columns], schema=self.schema)
+
+    def batches(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+        """Record batches of about ROWS_AIM rows or BYTES_AIM bytes; more only where a single piece has more."""
+        together: list[Piece] = []
+        rows = size = 0
+        for piece in pieces:
+            more_rows, more_bytes = piece.end - piece.start, piece.batch.header.plain_length
+            if together and (rows + more_rows > ROWS_AIM or size + more_bytes > BYTES_AIM):
+                yield self.of(together)
+                together, rows, size = [], 0, 0
+            together.append(piece)
+            rows += more_rows
+            size += more_bytes
+        if together:
+            yield self.of(together)
+
+
+Column: TypeAlias = Callable[[Pieces, int], pa.Array]
+
+
+# -- columns of one value ----------------------------------------------------------------------------------------------
+
+_kept: OrderedDict[tuple[pa.DataType, Any], pa.Array] = OrderedDict()
+
+
+def _constant(kind: pa.DataType, value: Any) -> Column:
+    return lambda _pieces, count: _repeated(kind, value, count)
+
+
+def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
+    """`count` rows of one value, of an array that is kept for the next time. None: no value."""
+    known = _kept.get((kind, value))
+    if known is None or len(known) < count:
+        length = max(count, ROWS_AIM)
+        _kept[kind, value] = known = (
+            pa.nulls(length, kind) if value is None else pa.repeat(pa.scalar(value, kind), length)
+        )
+        while len(_kept) > CONSTANTS_KEPT:
+            _kept.popitem(last=False)
+    _kept.move_to_end((kind, value))
+    return known.slice(0, count)
+
+
+def _of_each_piece(kind: pa.DataType, values: list[Any], pieces: Pieces, count: int) -> pa.Array:
+    """Each piece's value in each of its rows."""
+    first = values[0]
+    if values.count(first) == len(values):
+        return _repeated(kind, first, count)
+    places = np.repeat(np.arange(len(pieces), dtype=INT32), _lengths(pieces))
+    return pa.array(values, kind).take(pa.array(places))
+
+
+def _lengths(pieces: Pieces) -> list[int]:
+    return [piece.end - piece.start for piece in pieces]
+
+
+def _producers(pieces: Pieces, count: int) -> pa.Array:
+    return _of_each_piece(pa.string(), [piece.batch.producer_name for piece in pieces], pieces, count)
+
+
+def _schema_ids(pieces: Pieces, count: int) -> pa.Array:
+    return _of_each_piece(pa.int64(), [piece.batch.header.schema_id for piece in pieces], pieces, count)
+
+
+def _schema_versions(pieces: Pieces, count: int) -> pa.Array:
+    return _of_each_piece(pa.int32(), [piece.batch.header.schema_version for piece in pieces], pieces, count)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _offsets(pieces: Pieces, count: int) -> pa.Array:
+    first = pieces[0].batch.base_offset + pieces[0].start
+    if _dense(pieces):
+        return pa.array(np.arange(first, first + count, dtype=INT64))
+    return pa.array(np.concatenate([batch.offsets[start:end] for batch, start, end in pieces]))
+
+
+def _dense(pieces: Pieces) -> bool:
+    """Every row's offset follows that of the row before it."""
+    follows = pieces[0].batch.base_offset + pieces[0].start
+    for batch, start, end in pieces:
+        if batch.header.columns & OFFSETS or batch.base_offset + start != follows:
+            return False
+        follows = batch.base_offset + end
+    return True
+
+
+def _append_times(pieces: Pieces, count: int) -> pa.Array:
+    times = np.array([piece.batch.append_time for piece in pieces], INT64)
+    return _times(np.repeat(times, _lengths(pieces)), count)
+
+
+def _publish_times(pieces: Pieces, count: int) -> pa.Array:
+    if any(piece.batch.header.columns & PUBLISH_TIME for piece in pieces):
+        return _times(np.concatenate([batch.publish_times[start:end] for batch, start, end in pieces]), count)
+    times = np.array([piece.batch.header.publish_time_min for piece in pieces], INT64)
+    return _times(np.repeat(times, _lengths(pieces)), count)
+
+
+def _times(times: Int64Array, count: int) -> pa.Array:
+    return pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
+
+
+# -- bytes and text ----------------------------------------------------------------------------------------------------
+
+
+def _payloads(pieces: Pieces, count: int) -> pa.Array:
+    """In one run of bytes, and where each begins and ends in it."""
+    offsets = np.empty(count + 1, INT32)
+    offsets[0] = row = size = 0
+    runs: list[memoryview] = []
+    for batch, start, end in pieces:
+        own = offsets_array(batch.view, batch.place.payload_offsets + 4 * start, end - start)
+        first, last = own.item(0), own.item(-1)
+        np.add(own[1:], size - first, out=offsets[row + 1 : row + 1 + end - start])
+        runs.append(batch.data[first:last])
+        row += end - start
+        size += last - first
+    data = runs[0] if len(runs) == 1 else b"".join(runs)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _keys(pieces: Pieces, count: int) -> pa.Array:
+    if not any(piece.batch.header.columns & KEY for piece in pieces):
+        return _repeated(pa.string(), None, count)
+    return pa.concat_arrays([_keys_of(batch).slice(start, end - start) for batch, start, end in pieces])
+
+
+def _keys_of(batch: Batch) -> pa.Array:
+    count, part = batch.count, batch.sections
+    if not batch.header.columns & KEY:
+        return _repeated(pa.string(), None, count)
+    valid = None
+    if batch.header.columns & KEY_VALIDITY:
+        valid = pa.py_buffer(batch.view[batch.place.key_validity : batch.place.key_validity + (count + 7) // 8])
+    return _text(batch, batch.place.key_offsets, count, batch.data[part.keys_start : part.keys_end], valid)
+
+
+def _text(batch: Batch, place: int, count: int, section: memoryview, valid: pa.Buffer | None = None) -> pa.Array:
+    offsets = offsets_array(batch.view, place, count).copy()  # Arrow wants them aligned, and a frame may not be
+    return pa.Array.from_buffers(pa.string(), count, [valid, pa.py_buffer(offsets), pa.py_buffer(section)])
+
+
+def _attributes(pieces: Pieces, count: int) -> pa.Array:
+    if not any(piece.batch.header.columns & ATTRIBUTES for piece in pieces):
+        return _empty_maps(count)
+    return pa.concat_arrays([_attributes_of(batch).slice(start, end - start) for batch, start, end in pieces])
+
+
+def _attributes_of(batch: Batch) -> pa.Array:
+    header, place, part, data = batch.header, batch.place, batch.sections, batch.data
+    if not header.columns & ATTRIBUTES:
+        return _empty_maps(header.count)
+    entries = header.attribute_entries
+    names = data[part.attribute_keys_start : part.attribute_keys_end]
+    values = data[part.attribute_values_start : part.attribute_values_end]
+    lists = offsets_array(batch.view, place.attribute_lists, header.count).copy()
+    texts = [
+        _text(batch, place.attribute_keys, entries, names),
+        _text(batch, place.attribute_values, entries, values),
+    ]
+    return _maps(lists, texts)
+
+
+def _maps(lists: Int32Array, texts: list[pa.Array]) -> pa.Array:
+    pairs = pa.StructArray.from_arrays(texts, fields=[ATTRIBUTES_TYPE.key_field, ATTRIBUTES_TYPE.item_field])
+    return pa.Array.from_buffers(ATTRIBUTES_TYPE, len(lists) - 1, [None, pa.py_buffer(lists)], children=[pairs])
+
+
+def _empty_maps(count: int) -> pa.Array:
+    """Rows without attributes have an empty map."""
+    known = _kept.get((ATTRIBUTES_TYPE, ""))
+    if known is None or len(known) < count:
+        none = pa.array([], pa.string())
+        known = _maps(np.zeros(max(count, ROWS_AIM) + 1, INT32), [none, none])
+        _kept[ATTRIBUTES_TYPE, ""] = known
+    return known.slice(0, count)
+
+
+_COLUMNS: Final[dict[str, Column]] = {
+    "offset": _offsets,
+    "append_time": _append_times,
+    "publish_time": _publish_times,
+    "key": _keys,
+    "payload": _payloads,
+    "attributes": _attributes,
+    "producer": _producers,
+    "schema_id": _schema_ids,
+    "schema_version": _schema_versions,
+}
+"""How each column that is not the same for a whole partition is made."""
