@@ -7,8 +7,9 @@ import sys
 from datetime import datetime, timedelta, timezone
 from random import Random
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube import testing
@@ -16,7 +17,7 @@ from pydanube.client.address import Address, parse_addresses
 from pydanube.client.backoff import Backoff
 from pydanube.client.intake import ANY_PARTITION, cut
 from pydanube.client.message import ReceivedBatch, rows_of
-from pydanube.client.partitioning import Partitioner, fnv1a_64
+from pydanube.client.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
 from pydanube.client.receipts import Placed, Receipt, Receipts
 from pydanube.client.room import Room
 from pydanube.client.rows import Rows
@@ -75,6 +76,14 @@ class TestPartitions:
         assert fnv1a_64(b"a") == 0xAF63DC4C8601EC8C
         assert fnv1a_64(b"foobar") == 0x85944171F73967E8
         assert Partitioner(7).of_key("foobar") == 0x85944171F73967E8 % 7
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.binary(max_size=90) | st.sampled_from([b"", bytes(700), b"\xff" * 9])), st.integers(0, 40))
+    def test_of_many_keys_are_those_of_each(self, keys: list[bytes], before: int) -> None:
+        keys = keys * 4  # on both sides of where numpy takes over from plain Python
+        offsets = np.cumsum([before, *map(len, keys)], dtype=np.int32)
+        hashes = fnv1a_64_each(offsets, memoryview(bytes(before) + b"".join(keys)).cast("b"))
+        assert hashes.tolist() == [fnv1a_64(key) for key in keys]
 
     def test_without_a_key_take_turns(self) -> None:
         partitioner = Partitioner(3, first=4)

@@ -149,7 +149,7 @@ def _add_attributes(draft: Draft, attributes: AttributeColumns, count: int) -> i
 def _add_texts(draft: Draft, texts: Texts, length_max: int, what: str) -> tuple[Int32Array, memoryview]:
     """A column of byte strings; returns its offsets, counted from 0, and its bytes."""
     first, end = int(texts.offsets[0]), int(texts.offsets[-1])
-    data = memoryview(texts.data)
+    data = memoryview(texts.data).cast("B")
     if first < 0 or end > len(data):
         raise Invalid(f"{what} offsets {first}..{end} lie outside of {len(data)} bytes")
     offsets = _add_offsets(draft, texts.offsets, length_max, what + " of {} bytes is")
