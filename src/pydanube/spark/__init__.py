@@ -1,0 +1,41 @@
+"""THE DATA PIPELINE. Topics as Spark data frames, batch and stream, read and written exactly once.
+
+Lives here      the data source, its options and columns, reading ranges, staged writing, sessions and their Java
+May import      client, codec, runtime, model; pyspark and pyarrow
+Flows through   tasks wrap stored batches as Arrow; rows become staged batches, and one commit publishes them
+Never           a decision of the broker; a socket that is pickled; a Python loop over rows
+
+The extra `spark` brings what this room needs. Without it, using one of the names below says so.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .datasource import DanubeDataSource
+    from .sessions import session
+
+__all__ = ["DanubeDataSource", "session"]
+
+_HOMES = {"DanubeDataSource": ".datasource", "session": ".sessions"}
+
+
+def __getattr__(name: str) -> object:
+    """What was not imported yet. Spark takes a second to import, and not every module of this room needs it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value: object = getattr(import_module(_HOMES[name], __name__), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"pyspark", "py4j", "pyarrow"}:
+            raise
+        needed = f"pydanube.spark needs {error.name}, which is not installed: pip install 'pydanube[spark]'"
+        raise ModuleNotFoundError(needed, name=error.name) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
