@@ -1,0 +1,107 @@
+"""Messages that were to be read and are gone: which ones, and why. Told, never passed over in silence.
+
+`failOnDataLoss` decides what becomes of the query: it fails with the report, or goes on behind what is lost, and the
+report is a warning in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pydanube.model.errors import Refused
+from pydanube.runtime.telemetry import get_logger
+
+from .offsets import Offsets, TopicView, View
+
+log = get_logger(__name__)
+
+LISTED_MAX: Final = 50
+"""Ranges that a report names one by one."""
+
+REMEDY: Final = (
+    "With failOnDataLoss=false the query goes on without them. A stream with a `subscription` keeps retention from "
+    "removing what it has not read."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Offsets [start, end) of a partition that cannot be read any more; end -1: everything from start on."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    why: str
+
+    @property
+    def count(self) -> int:
+        return max(0, self.end - self.start)
+
+    def __str__(self) -> str:
+        offsets = f"{self.start}..{self.end} ({self.count})" if self.end >= 0 else f"{self.start} and all behind it"
+        return f"{self.topic}[{self.partition}] offsets {offsets}: {self.why}"
+
+
+def trimmed(topic: str, partition: int, start: int, end: int, first: int) -> Lost | None:
+    """What of [start, end) lies before `first`, where the partition begins now."""
+    if start >= min(end, first):
+        return None
+    return Lost(
+        topic, partition, start, min(end, first), f"retention removed them, the partition begins at {first} now"
+    )
+
+
+def missing(topic: str, partition: int, start: int, end: int, view: TopicView) -> Iterable[Lost]:
+    """What of [start, end) cannot be read of a partition that looks like this."""
+    first, last = view.starts[partition], view.ends[partition]
+    if (lost := trimmed(topic, partition, start, end, first)) is not None:
+        yield lost
+    if end > last:
+        why = f"the partition ends at {last} now: its log came back shorter after a crash"
+        yield Lost(topic, partition, max(start, last), end, why)
+
+
+def vanished(start: Offsets, view: View) -> list[Lost]:
+    """What a stream that has come to `start` can never read: of topics that are gone, or gone and made anew."""
+    found: list[Lost] = []
+    for name, known in start.topics.items():
+        now = view.get(name)
+        if now is not None and now.topic_id == known.topic_id:
+            continue
+        why = "the topic was deleted"
+        if now is not None:
+            why += f", and another was made under its name (id {known.topic_id} then, {now.topic_id} now)"
+        found.extend(Lost(name, partition, offset, -1, why) for partition, offset in enumerate(known.offsets))
+    return found
+
+
+def report(losses: Sequence[Lost], details: str = "") -> str:
+    """For people: how much, what exactly, why, and what to do."""
+    known = sum(one.count for one in losses)
+    open_ended = any(one.end < 0 for one in losses)
+    amount = f"{known} messages" if not open_ended else f"at least {known} messages" if known else "messages"
+    listed = [f"  {one}" for one in losses[:LISTED_MAX]]
+    if len(losses) > LISTED_MAX:
+        listed.append(f"  and {len(losses) - LISTED_MAX} ranges more")
+    partitions = len({(one.topic, one.partition) for one in losses})
+    where = "1 partition" if partitions == 1 else f"{partitions} partitions"
+    return "\n".join(
+        [f"{amount} of {where} cannot be read any more:", *listed, *([details] if details else []), REMEDY]
+    )
+
+
+def judge(losses: Sequence[Lost], fail: bool, details: str = "") -> None:
+    """Raises Refused with the report, or logs it; nothing where nothing is lost."""
+    if not losses:
+        return
+    if fail:
+        raise Refused(report(losses, details))
+    for one in losses[:LISTED_MAX]:
+        log.warning(
+            "spark.messages_lost", topic=one.topic, partition=one.partition, start=one.start, end=one.end, why=one.why
+        )
+    if len(losses) > LISTED_MAX:
+        log.warning("spark.messages_lost", ranges_more=len(losses) - LISTED_MAX)

@@ -1,0 +1,122 @@
+"""How far a stream has come: one offset for each partition of each topic, and the JSON that Spark keeps of it.
+
+    {"version": 1, "topics": {"/default/orders": {"id": 12, "offsets": [4711, 4702, 0]}}}
+
+The offset at place k is where partition k goes on; what is below it was read. `id` tells a topic from a later one of
+the same name. Topics are in the order of their names, because Spark compares this as text.
+
+The very first offsets are those of nothing: {"version": 1, "initial": true}. Where reading really began is decided once
+and written into the end of the first batch, as "since". So Spark's own checkpoint pins the start in the same write that
+makes the first batch: a query that dies in it reads the same messages again when it comes back, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from pydanube.model.errors import Invalid
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic as it was a moment ago: what can be read of each partition."""
+
+    topic_id: int
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.starts) == len(self.ends)
+
+
+View = Mapping[str, TopicView]
+"""By name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """Where each partition of a topic goes on."""
+
+    topic_id: int
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Where each partition of each topic goes on."""
+
+    topics: Mapping[str, TopicOffsets] = field(default_factory=dict)
+    since: Mapping[str, TopicOffsets] | None = None
+    """Set on the end of a stream's first batch: where that batch begins."""
+    initial: bool = False
+    """Nothing was read, and it is not decided where reading begins."""
+
+    @classmethod
+    def ends_of(cls, view: View) -> Self:
+        return cls({name: TopicOffsets(one.topic_id, one.ends) for name, one in view.items()})
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Raises Invalid for what this release did not write, and cannot read."""
+        try:
+            if value["version"] != VERSION:
+                raise Invalid(
+                    f"the checkpoint has offsets of version {value['version']}, and this release reads version "
+                    f"{VERSION}: use the release that wrote it, or a newer one"
+                )
+            if value.get("initial"):
+                return cls(initial=True)
+            since = value.get("since")
+            return cls(_topics(value["topics"]), None if since is None else _topics(since))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Invalid(
+                f"the checkpoint holds offsets that this source did not write ({error!r}): it belongs to another "
+                f"source, or was changed by hand"
+            ) from None
+
+    def to_json(self) -> dict[str, Any]:
+        if self.initial:
+            return {"version": VERSION, "initial": True}
+        told: dict[str, Any] = {"version": VERSION, "topics": _told(self.topics)}
+        if self.since is not None:
+            told["since"] = _told(self.since)
+        return told
+
+    def of(self, topic: str, topic_id: int, partition: int) -> int:
+        """Where this partition goes on. One that is not known yet begins at its first offset."""
+        known = self.topics.get(topic)
+        if known is None or known.topic_id != topic_id or partition >= len(known.offsets):
+            return 0
+        return known.offsets[partition]
+
+    def places(self) -> Iterator[tuple[str, int, int]]:
+        """(topic, partition, offset) of all of them."""
+        for name, one in self.topics.items():
+            for partition, offset in enumerate(one.offsets):
+                yield name, partition, offset
+
+    def begun(self, end: Offsets) -> Offsets:
+        """Where the batch from here to `end` begins, whichever run of the query made it."""
+        if end.since is not None:
+            return Offsets(end.since)
+        assert not self.initial, "the end of a first batch says where it began"
+        return self
+
+
+def _topics(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+    found: dict[str, TopicOffsets] = {}
+    for name in sorted(value):
+        offsets = tuple(value[name]["offsets"])
+        topic_id = value[name]["id"]
+        if not all(isinstance(one, int) and one >= 0 for one in (topic_id, *offsets)):
+            raise ValueError(f"{name} has offsets that are none")
+        found[name] = TopicOffsets(topic_id, offsets)
+    return found
+
+
+def _told(topics: Mapping[str, TopicOffsets]) -> dict[str, Any]:
+    return {name: {"id": topics[name].topic_id, "offsets": list(topics[name].offsets)} for name in sorted(topics)}
