@@ -8,7 +8,7 @@ Never           broker, storage or gateway code; a task or a thread that outlive
 
 from __future__ import annotations
 
-from .blocking import BlockingClient, BlockingDeadLetters, BlockingProducer, connect_blocking
+from .blocking import BlockingClient, BlockingDeadLetters, BlockingProducer, BlockingStager, connect_blocking
 from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import Client, connect
 from .consumer import Consumer
@@ -17,6 +17,7 @@ from .message import Message, PeekedMessage, ReceivedBatch
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt, Receipts
+from .staging import Stager
 
 __all__ = [
     "BlockingClient",
@@ -24,6 +25,7 @@ __all__ = [
     "BlockingDeadLetters",
     "BlockingProducer",
     "BlockingReader",
+    "BlockingStager",
     "Client",
     "Consumer",
     "DeadLetter",
@@ -36,6 +38,7 @@ __all__ = [
     "Receipts",
     "ReceivedBatch",
     "Redriven",
+    "Stager",
     "connect",
     "connect_blocking",
 ]

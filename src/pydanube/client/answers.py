@@ -94,6 +94,24 @@ class Answer(Generic[StructT]):
         fail(self.answer, error)
 
 
+class WindowAnswer:
+    """An answer that gives back what its request took of the publish window."""
+
+    __slots__ = ("answer", "on_settled")
+
+    def __init__(self, answer: Answerable, on_settled: Callable[[], None]) -> None:
+        self.answer = answer
+        self.on_settled = on_settled
+
+    def succeed(self, head: memoryview) -> None:
+        self.answer.succeed(head)  # one that cannot be read ends the connection, and with it in `fail`
+        self.on_settled()
+
+    def fail(self, error: DanubeError) -> None:
+        self.on_settled()
+        self.answer.fail(error)
+
+
 class Unheard:
     """A request whose answer, good or bad, changes nothing."""
 

@@ -36,6 +36,7 @@ from .lifecycle import Openable
 from .loop_thread import Blocking, LoopThread, blocking
 from .producer import Producer
 from .rows import Attributes, checked_payload
+from .staging import Stager
 
 log = get_logger(__name__)
 
@@ -142,6 +143,14 @@ class BlockingDeadLetters:
         """Nothing is collected here."""
 
 
+class BlockingStager(Blocking[Stager]):
+    """See `Stager`."""
+
+    partitions = blocking(Stager.partitions)
+    add = blocking(Stager.add)
+    finish = blocking(Stager.finish)
+
+
 def _making(
     method: Callable[Concatenate[Client, P], OpenableT], form: Callable[[OpenableT, LoopThread], FormT]
 ) -> Callable[Concatenate[BlockingClient, P], FormT]:
@@ -188,6 +197,7 @@ class BlockingClient(Blocking[Client]):
     producer = _making(Client.producer, BlockingProducer)
     consumer = _making(Client.consumer, BlockingConsumer)
     reader = _making(Client.reader, BlockingReader)
+    stager = _making(Client.stager, BlockingStager)
 
     def dead_letters(self, topic: str) -> BlockingDeadLetters:
         """See `Client.dead_letters`."""
@@ -228,6 +238,9 @@ class BlockingClient(Blocking[Client]):
     upload_storage = blocking(Client.upload_storage)
     verify_storage = blocking(Client.verify_storage)
     collect_garbage = blocking(Client.collect_garbage)
+    commit_stages = blocking(Client.commit_stages)
+    staged_queries = blocking(Client.staged_queries)
+    forget_staged_query = blocking(Client.forget_staged_query)
 
 
 def connect_blocking(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> BlockingClient:

@@ -37,6 +37,7 @@ from .producer import Producer
 from .reader import FETCH_BYTES, Reader
 from .routing import Brokers
 from .settings import ConsumerSettings, ProducerSettings, check_count, check_number
+from .staging import StagedWrites, StageOrigin, Stager
 from .wire import AnyPosition
 
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
@@ -44,7 +45,7 @@ DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 OpenableT = TypeVar("OpenableT", bound=Openable)
 
 
-class Client(Admin):
+class Client(Admin, StagedWrites):
     """A connection to a cluster. Made by `connect`; belongs to the loop it was opened on."""
 
     _what = "client"
@@ -192,6 +193,16 @@ class Client(Admin):
         check_count("partition", partition, 0, 1 << 31)
         check_count("fetch_bytes", fetch_bytes, 1, BATCH_BYTES_MAX)
         return fetches(self._brokers, str(TopicName.parse(topic)), partition, start, end, fetch_bytes)
+
+    def stager(self, query: str, *, run: str, batch_id: int, task: int = 0, attempt: int = 0) -> Stager:
+        """Stores encoded batches where nobody sees them, until `commit_stages` publishes all of them, once.
+
+        query               what the batch ids belong to, for as long as it lives
+        run                 one life of the query; a later one fences those before it, with StaleEpoch
+        batch_id            counted by the query, 0 and up; what was committed is not committed again
+        task, attempt       who stages a share of the batch; only to be recognised by
+        """
+        return self._keep(Stager(self._brokers, StageOrigin(query, run, batch_id, task, attempt)))
 
     def dead_letters(self, topic: str) -> DeadLetters:
         """The letters of a dead letter topic: to look at them, and to send them back where they came from."""

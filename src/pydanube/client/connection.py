@@ -16,19 +16,21 @@ Requests are pipelined: each takes a correlation number and its answer finds the
 Invariants
     every request ends exactly once: with its answer, the broker's error, or Unavailable when the connection ends
     at most FETCHES_MAX fetches are unanswered, also counting those whose answer nobody waits for any more
-    the bytes of unanswered PUBLISH frames stay within the broker's window, except for a single batch larger than it
+    the bytes of unanswered PUBLISH and STAGE frames stay within the broker's window, except for a single one larger
     a handle's listener is registered before any frame for it can be looked at
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 
+from pydanube.codec.batch import ByteBuffer
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, Kind
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
@@ -37,7 +39,17 @@ from pydanube.runtime.clock import Clock
 from pydanube.version import __version__
 
 from .address import Address
-from .answers import AckAnswer, Answer, Answerable, DeliveryListener, Fetched, PublishListener, Unheard, fail
+from .answers import (
+    AckAnswer,
+    Answer,
+    Answerable,
+    DeliveryListener,
+    Fetched,
+    PublishListener,
+    Unheard,
+    WindowAnswer,
+    fail,
+)
 from .keepalive import KeepAlive
 from .window import PublishWindow
 
@@ -196,6 +208,39 @@ class Connection:
             self._framed.send_now(front, batch)
         else:
             self._framed.send(front, batch)
+
+    async def stage(
+        self, stage: requests.Stage, body: Sequence[ByteBuffer], timeout: float = REQUEST_SECONDS
+    ) -> requests.Staged:
+        """Have batches stored where nobody sees them. Waits for room in the window. Cancelled, the answer is ignored.
+
+        The buffers must not change before the answer.
+        """
+        size = sum(map(len, body))
+        while not self.window.has_room(size):
+            await self._next_room(size)
+        correlation = self._next_correlation()
+        waiting: asyncio.Future[requests.Staged] = self._loop.create_future()
+        answer = Answer(waiting, requests.Staged, None, None)
+        self._asked[correlation] = WindowAnswer(answer, partial(self._stage_settled, size))
+        self.window.take(size)
+        self._framed.send(frames.encode_front(Kind.STAGE, requests.encode(stage), size, correlation), *body)
+        return await self._answer(waiting, timeout, "Stage")
+
+    async def _next_room(self, size: int) -> None:
+        """Until there was room for so much, which may be gone again."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        self.on_lost(waiting, partial(fail, waiting))
+        self.window.when_room(waiting, size, partial(_done, waiting))
+        try:
+            await waiting
+        finally:
+            self.forget(waiting)
+
+    def _stage_settled(self, size: int) -> None:
+        self.window.give_back(size)
+        if self.lost is None:
+            self.window.let_in()
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -376,6 +421,11 @@ class Connection:
 
 def _give_up(waiting: asyncio.Future[T], what: str, address: Address, timeout: float) -> None:
     fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))
+
+
+def _done(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _take_note(done: asyncio.Future[T]) -> None:
