@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test soak soak-delivery demo bench serve clean
+.PHONY: help setup check format test test-spark test-stores soak soak-delivery soak-spark demo bench serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +35,12 @@ format: setup ## format the code as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup ## run the tests (about five minutes on two cores)
-	$(PYTEST) -n 2 --dist worksteal -m "not soak and not stores"
+# loadgroup: what is marked as a group, as all tests of Spark are, stays in one worker and is dealt first.
+test: setup ## run the tests, those of Spark included (about eight minutes on two cores)
+	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill"
+
+test-spark: setup ## Spark under kill -9, on a cluster of its own and through Spark Connect
+	$(PYTEST) -m "spark_kill and not soak" --timeout 600 tests/spark
 
 test-stores: setup ## object stores that need servers of their own: Redis, Azurite, opendal
 	@cd tests/runtime && ../../$(BIN)/python -c 'import object_servers as s, sys; \
@@ -49,6 +53,9 @@ soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
 
 soak-delivery: setup ## every topic kind and subscription type under a hundred kills of consumers and broker
 	$(PYTEST) -m soak -s --timeout 3600 tests/process/test_delivery_churn.py
+
+soak-spark: setup ## a hundred kills of Spark's drivers and workers, and every row exactly once
+	$(PYTEST) -m "spark_kill and soak" -s --timeout 7200 tests/spark
 
 demo: setup ## broker, live feed, consumer, a crash in the middle, a verified summary
 	$(BIN)/python examples/demo.py

