@@ -16,9 +16,10 @@ from typing import Final, Literal, TypeVar, cast
 from pydanube.client.address import parse_addresses
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
-from pydanube.model.limits import KEY_BYTES_MAX
+from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import OFFSET_END
+from pydanube.model.staging import BATCH_ID_MAX, check_query
 
 from .bounds import Bound, Bounds
 
@@ -64,7 +65,7 @@ READING: Final = (
 )
 ONLY_STREAMS: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "subscription")
 ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp")
-WRITING: Final = ("queryId", "batchId", "compression")
+WRITING: Final = ("queryId", "batchId", "compression", "partitionBy", "createTopic", "producer")
 SPARKS_OWN: Final = ("path", "checkpointLocation", "queryName")
 """Spark adds these by itself. A path is taken for the topic: ``.load("/default/orders")``."""
 
@@ -153,11 +154,17 @@ class WriteOptions:
 
     servers: str = DEFAULT_SERVERS
     topic: str = ""
-    """For rows without one of their own; empty: every row has to name it."""
+    """For all rows, whatever their column `topic` says; empty: every row has to name it."""
     query_id: str = ""
     batch_id: int = -1
     """Of a batch that may be written several times and counts once; -1 with an empty query: it is written once."""
     codec: Codec = Codec.NONE
+    partition_by: str | int = "key"
+    """"key", "round-robin", or the number of a partition"""
+    create_topic: bool = True
+    """Whether a topic that does not exist is created, where the broker allows it."""
+    producer: str = "spark"
+    """Who the messages are from."""
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     @classmethod
@@ -172,8 +179,11 @@ class WriteOptions:
             servers=given.servers(),
             topic="" if topic is None else str(TopicName.parse(topic)),
             query_id=_query_id(query),
-            batch_id=-1 if batch is None else given.number("batchId", 0, OFFSET_END - 1),
+            batch_id=-1 if batch is None else given.number("batchId", 0, BATCH_ID_MAX),
             codec=Codec.NONE if compression in (None, "none") else Codec.parse(compression),
+            partition_by=_partition_by(given),
+            create_topic=given.flag("createTopic", True),
+            producer=given.parsed("producer", _producer, "spark"),
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
         )
 
@@ -365,9 +375,25 @@ def _direct_read(text: str | None) -> DirectRead:
     return cast(DirectRead, chosen)
 
 
+# -- options of writing ------------------------------------------------------------------------------------------------
+
+
 def _query_id(text: str | None) -> str:
     if text is None:
         return ""
-    if not 0 < len(text.encode(errors="replace")) <= 200 or not text.isprintable():
-        raise Invalid(f"option queryId is {text!r}: use 1 to 200 printable characters")
+    return check_query("option queryId:", text)
+
+
+def _partition_by(given: _Given) -> str | int:
+    text = given.text("partitionBy")
+    if text is None or text in ("key", "round-robin"):
+        return text or "key"
+    if text.strip().isdecimal():
+        return given.number("partitionBy", 0, PARTITIONS_MAX - 1)
+    raise Invalid(f"option partitionBy is {text!r}: use key, round-robin, or the number of a partition")
+
+
+def _producer(text: str) -> str:
+    if len(text.encode(errors="replace")) > PRODUCER_NAME_BYTES_MAX or not text.isprintable():
+        raise Invalid(f"{text!r} is no name: use up to {PRODUCER_NAME_BYTES_MAX} bytes of printable text")
     return text

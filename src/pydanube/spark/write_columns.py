@@ -1,0 +1,87 @@
+"""Which columns a data frame must have to be written: looked at once, before anything runs.
+
+```
+ payload       binary or string      always
+ topic         string                unless the option 'topic' names one for all rows
+ key           string                optional, null: no key
+ attributes    map<string,string>    optional, null: none
+ publish_time  timestamp             optional, null: the time of writing
+```
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from pydanube.model.errors import Invalid
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+WRITTEN: Final[dict[str, tuple[str, ...]]] = {
+    "payload": ("binary", "string"),
+    "key": ("string",),
+    "attributes": ("map<string,string>",),
+    "publish_time": ("timestamp",),
+    "topic": ("string",),
+}
+"""Columns that a message is made of, and the types they may have."""
+
+_USUAL: Final = {
+    "value": "payload",
+    "headers": "attributes",
+    "timestamp": "publish_time",
+    "time": "publish_time",
+    "body": "payload",
+    "data": "payload",
+}
+"""Names that such columns have elsewhere."""
+
+
+def check_written(schema: StructType, topic: str) -> None:
+    """Invalid unless every row of such a data frame can be a message; `topic` is that of the option, or empty."""
+    names = [column.name for column in schema.fields]
+    for column in schema.fields:
+        if column.name not in WRITTEN:
+            raise Invalid(_unknown(column.name, names))
+        if names.count(column.name) > 1:
+            raise Invalid(f"column {column.name!r} is there more than once: select one of them")
+        wanted, found = WRITTEN[column.name], _type_name(column.dataType)
+        if found not in wanted:
+            raise Invalid(f"column {column.name!r} is {found}, and must be {' or '.join(wanted)}: {_fix(column.name)}")
+    if "payload" not in names:
+        raise Invalid(
+            f"column 'payload' is missing (there are {', '.join(map(repr, names)) or 'none'}): a message needs one, "
+            "for example select(to_json(struct('*')).alias('payload'))"
+        )
+    if "topic" not in names and not topic:
+        raise Invalid("no topic: set the option 'topic', or give every row its own in a column 'topic'")
+
+
+def _type_name(kind: DataType) -> str:
+    """Text is text, whatever its collation or length."""
+    name = kind.simpleString()
+    if name.startswith(("string collate", "char(", "varchar(")):
+        return "string"
+    return name
+
+
+def _fix(name: str) -> str:
+    if name == "payload":
+        return "use to_json(struct(...)), or cast('string')"
+    if name == "publish_time":
+        return "cast it to timestamp, which is a moment in UTC"
+    return f"use cast('{WRITTEN[name][0]}')"
+
+
+def _unknown(name: str, names: list[str]) -> str:
+    told = f"column {name!r} is no part of a message"
+    meant = _USUAL.get(name.lower(), "")
+    if not meant:
+        near = get_close_matches(name.lower(), WRITTEN, 1, 0.75)
+        meant = near[0] if near else ""
+    if meant and meant not in names:
+        return f"{told}: if it is the {meant}, rename it with withColumnRenamed({name!r}, {meant!r})"
+    kept = ", ".join(repr(one) for one in WRITTEN if one in names) or "'payload'"
+    return f"{told}, which is made of {', '.join(WRITTEN)}: drop it, or select({kept})"
