@@ -49,7 +49,7 @@ test-stores: setup ## object stores that need servers of their own: Redis, Azuri
 	$(PYTEST) -m stores tests/runtime
 
 soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
-	$(PYTEST) -m soak -s --timeout 3600
+	$(PYTEST) -m "soak and not spark_kill" -s --timeout 3600
 
 soak-delivery: setup ## every topic kind and subscription type under a hundred kills of consumers and broker
 	$(PYTEST) -m soak -s --timeout 3600 tests/process/test_delivery_churn.py

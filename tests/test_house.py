@@ -20,7 +20,7 @@ from pydanube.model import errors
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pydanube"
-MODULES = sorted(SOURCE.rglob("*.py"))
+MODULES = sorted((ROOT / "src").rglob("*.py"))
 ROOMS = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
 SIGN = ("Lives here", "May import", "Flows through", "Never")
 
@@ -60,7 +60,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(SOURCE))
+    return str(path.relative_to(ROOT / "src"))
 
 
 # -- rooms and sizes ---------------------------------------------------------------------------------------------------
