@@ -112,6 +112,10 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
+        requests.Segments([], -1, 12, "s3://bucket/danube"),
+        unhex("82a8746f 7069635f 69640ca5 73746f72 65b27333 3a2f2f62 75636b65 742f6461 6e756265"),
+    ),
+    (
         requests.StorageUploading(StorageUpload(3, 1000, 400, 2, done=True, failure="no route")),
         unhex("""
         81a67570 6c6f6164 86a37275 6e03ab74 6f74616c 5f627974 6573cd03 e8aa6c65

@@ -242,6 +242,11 @@ class Storage:
             return [_described(one) for one in page], page[-1].end_offset if len(page) == most else -1
         return [], -1
 
+    def whereabouts(self, topic: TopicName) -> tuple[int, str]:
+        """Of segments that were listed: the topic's id, which they carry, and the store's URL, without credentials."""
+        assert self._tiers is not None
+        return self._registry.topic(topic).topic_id, self._tiers.objects.url
+
     # -- uploading -----------------------------------------------------------------------------------------------------
 
     async def upload(self, principal: Principal, topic: TopicName | None) -> StorageUpload:

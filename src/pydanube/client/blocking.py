@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -32,6 +32,7 @@ from .blocking_streams import BlockingConsumer, BlockingReader
 from .client import DEFAULT_URL, Client
 from .dead_letters import DeadLetter, DeadLetters
 from .fetches import FETCH_BYTES as RANGE_FETCH_BYTES
+from .fetches import Span
 from .lifecycle import Openable
 from .loop_thread import Blocking, LoopThread, blocking
 from .producer import Producer
@@ -203,11 +204,9 @@ class BlockingClient(Blocking[Client]):
         """See `Client.dead_letters`."""
         return BlockingDeadLetters(self._inner.dead_letters(topic), self._thread)
 
-    def fetches(
-        self, topic: str, partition: int, start: int, end: int, *, fetch_bytes: int = RANGE_FETCH_BYTES
-    ) -> Iterator[Fetched]:
+    def fetches(self, span: Span, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> Generator[Fetched, None, None]:
         """See `Client.fetches`."""
-        return self._thread.iterate(self._inner.fetches(topic, partition, start, end, fetch_bytes=fetch_bytes))
+        return self._thread.iterate(self._inner.fetches(span, fetch_bytes=fetch_bytes))
 
     create_topic = blocking(Client.create_topic)
     delete_topic = blocking(Client.delete_topic)
@@ -235,6 +234,7 @@ class BlockingClient(Blocking[Client]):
     describe_broker = blocking(Client.describe_broker)
     storage_usage = blocking(Client.storage_usage)
     storage_segments = blocking(Client.storage_segments)
+    storage_histories = blocking(Client.storage_histories)
     upload_storage = blocking(Client.upload_storage)
     verify_storage = blocking(Client.verify_storage)
     collect_garbage = blocking(Client.collect_garbage)

@@ -30,7 +30,7 @@ from .answers import Fetched
 from .consumer import Consumer, Wanted
 from .dead_letters import DeadLetters
 from .fetches import FETCH_BYTES as RANGE_FETCH_BYTES
-from .fetches import fetches
+from .fetches import Span, fetches
 from .lifecycle import Openable
 from .partitioning import PartitionBy
 from .producer import Producer
@@ -186,13 +186,11 @@ class Client(Admin, StagedWrites):
         """
         return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
 
-    def fetches(
-        self, topic: str, partition: int, start: int, end: int, *, fetch_bytes: int = RANGE_FETCH_BYTES
-    ) -> AsyncGenerator[Fetched, None]:
-        """Offsets [start, end) of one partition as the broker's answers, not verified; see `client.fetches`."""
-        check_count("partition", partition, 0, 1 << 31)
+    def fetches(self, span: Span, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> AsyncGenerator[Fetched, None]:
+        """A range of offsets as the broker's answers, not verified; see `client.fetches`."""
+        check_count("partition", span.partition, 0, 1 << 31)
         check_count("fetch_bytes", fetch_bytes, 1, BATCH_BYTES_MAX)
-        return fetches(self._brokers, str(TopicName.parse(topic)), partition, start, end, fetch_bytes)
+        return fetches(self._brokers, span._replace(topic=str(TopicName.parse(span.topic))), fetch_bytes)
 
     def stager(self, query: str, *, run: str, batch_id: int, task: int = 0, attempt: int = 0) -> Stager:
         """Stores encoded batches where nobody sees them, until `commit_stages` publishes all of them, once.

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydanube.codec.native import requests
+from pydanube.model.errors import NotFound
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.tasks import Tasks
 
@@ -23,19 +24,32 @@ from .routing import Brokers
 
 AHEAD: Final = 2
 FETCH_BYTES: Final = 4 * MIB
+ROUTE_SECONDS: Final = 5.0
+"""So long it is believed that a topic is still the same one."""
+
 _FETCH_BYTES_MIN: Final = 64 * KIB
 _MESSAGE_BYTES: Final = 1 * KIB
 """What a message is taken to be until an answer has shown it."""
 
 
-async def fetches(
-    brokers: Brokers, topic: str, partition: int, start: int, end: int, fetch_bytes: int = FETCH_BYTES
-) -> AsyncGenerator[Fetched, None]:
-    """The answers to fetches of [start, end), until it is covered or the log ends. The first and the last may hold
-    batches that reach beyond it. Left early, close it; cancelled, nothing is left behind."""
+class Span(NamedTuple):
+    """Offsets [start, end) of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    topic_id: int = 0
+    """0: whichever topic has this name."""
+
+
+async def fetches(brokers: Brokers, span: Span, fetch_bytes: int = FETCH_BYTES) -> AsyncGenerator[Fetched, None]:
+    """The answers to fetches of a span, until it is covered or the log ends. The first and the last may hold batches
+    that reach beyond it. NotFound when the topic of this name is another one by now. Left early, close it; cancelled,
+    nothing is left behind."""
     answers: asyncio.Queue[Fetched | Exception | None] = asyncio.Queue(AHEAD)
     async with Tasks(on_crash=_told_by_the_queue) as tasks:
-        tasks.spawn(_fetch_all(brokers, topic, partition, start, end, fetch_bytes, answers), f"fetch {topic}")
+        tasks.spawn(_fetch_all(brokers, span, fetch_bytes, answers), f"fetch {span.topic}")
         while (answer := await answers.get()) is not None:
             if isinstance(answer, Exception):
                 raise answer
@@ -43,34 +57,39 @@ async def fetches(
 
 
 async def _fetch_all(
-    brokers: Brokers,
-    topic: str,
-    partition: int,
-    start: int,
-    end: int,
-    fetch_bytes: int,
-    answers: asyncio.Queue[Fetched | Exception | None],
+    brokers: Brokers, span: Span, fetch_bytes: int, answers: asyncio.Queue[Fetched | Exception | None]
 ) -> None:
     """Until the end or the first failure, which goes into the queue like everything else."""
+    topic, partition, place, end, _ = span
+    message_bytes = float(_MESSAGE_BYTES)
 
     async def fetch() -> Fetched:
         connection = await brokers.owner(topic, partition)
         bytes_max = min(fetch_bytes, max(_FETCH_BYTES_MIN, int((end - place) * message_bytes)))
-        begin = requests.Start("offset", place)
-        return await connection.fetch(requests.Fetch(topic, partition, begin, bytes_max))
+        return await connection.fetch(requests.Fetch(topic, partition, requests.Start("offset", place), bytes_max))
 
-    place, message_bytes = start, float(_MESSAGE_BYTES)
     try:
+        if span.topic_id:
+            await brokers.retrying(lambda: _check_same(brokers, span))
         while place < end:
             answer = await brokers.retrying(fetch, topic, partition)
             await answers.put(answer)
             if answer.next_offset <= place:
                 break
-            message_bytes = len(answer.body) / (answer.next_offset - max(place, answer.start_offset)) + 1
+            message_bytes = len(answer.body) / max(1, answer.next_offset - max(place, answer.start_offset)) + 1
             place = answer.next_offset
         await answers.put(None)
     except Exception as error:
         await answers.put(error)
+
+
+async def _check_same(brokers: Brokers, span: Span) -> None:
+    found = (await brokers.route(span.topic, age_max=ROUTE_SECONDS)).topic_id
+    if found != span.topic_id:
+        raise NotFound(
+            f"topic {span.topic} was deleted, and another was made under its name: it had the id {span.topic_id}, and "
+            f"has {found} now"
+        )
 
 
 def _told_by_the_queue(task: asyncio.Task[Any], error: BaseException) -> None:

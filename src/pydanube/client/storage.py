@@ -13,9 +13,10 @@ The broker answers in steps of about a second, so that whatever takes long can b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydanube.codec.native import requests
 from pydanube.model.errors import Unavailable
@@ -32,7 +33,8 @@ from pydanube.model.storage import (
     StorageVerified,
 )
 
-from .lifecycle import Openable
+from .coverage import SegmentInfo
+from .lifecycle import Openable, together
 from .routing import Brokers
 from .settings import check_count, check_number
 from .wire import AnyPosition, wire_start
@@ -41,6 +43,20 @@ STEP_BYTES: Final = 8 * 1024 * 1024
 """What one step of a verification reads, about."""
 
 SEGMENTS_AT_ONCE: Final = 1000
+SEGMENTS_A_STEP: Final = 100
+"""Where only as many are wanted as some range needs."""
+
+HISTORIES_AT_ONCE: Final = 32
+"""Requests under way: half of what a broker works at for one connection."""
+
+
+class History(NamedTuple):
+    """Where in object storage the offsets of a partition are: what whoever reads them there has to know."""
+
+    store: str
+    """Its URL, without credentials."""
+    topic_id: int
+    segments: list[SegmentInfo]
 
 
 class StorageAdmin(Openable):
@@ -80,6 +96,31 @@ class StorageAdmin(Openable):
             if answer.next_offset < 0:
                 return found
             begin = requests.Start("offset", answer.next_offset)
+
+    async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[History]:
+        """For each topic, partition, start and end: where those offsets are in object storage, as far as they are."""
+        histories: list[History | None] = [None] * len(wanted)
+        places = asyncio.Semaphore(HISTORIES_AT_ONCE)
+
+        async def look(number: int, topic: str, partition: int, start: int, end: int) -> None:
+            async with places:
+                histories[number] = await self._history(topic, partition, start, end)
+
+        await together(look(number, *one) for number, one in enumerate(wanted))
+        return [one for one in histories if one is not None]
+
+    async def _history(self, topic: str, partition: int, start: int, end: int) -> History:
+        check_count("partition", partition, 0, PARTITIONS_MAX - 1)
+        found: list[SegmentInfo] = []
+        place = start
+        while True:
+            begin = requests.Start("offset", place)
+            request = requests.ListSegments(topic=_name(topic), partition=partition, start=begin, count=SEGMENTS_A_STEP)
+            answer = await self._storage(request, requests.Segments)
+            found += (_located(one, answer.topic_id) for one in answer.segments if one.first_offset < end)
+            place = answer.next_offset
+            if not start <= place < end:
+                return History(answer.store, answer.topic_id, found)
 
     async def upload_storage(
         self, topic: str | None = None, *, progress: Callable[[StorageUpload], None] | None = None
@@ -156,6 +197,22 @@ class StorageAdmin(Openable):
 
 def _name(topic: str | None) -> str:
     return "" if topic is None else str(TopicName.parse(topic))
+
+
+def _located(segment: SegmentDescription, topic_id: int) -> SegmentInfo:
+    return SegmentInfo(
+        object=segment.object,
+        section=segment.section,
+        topic_id=topic_id,
+        partition=segment.partition,
+        first_offset=segment.first_offset,
+        end_offset=segment.end_offset,
+        ledger_id=segment.ledger_id,
+        epoch=segment.epoch,
+        object_bytes=segment.object_bytes,
+        append_time_min=segment.first_time,
+        append_time_max=segment.last_time,
+    )
 
 
 def _together(one: PartitionUsage, more: PartitionUsage) -> PartitionUsage:

@@ -177,6 +177,9 @@ class Segments(msgspec.Struct, omit_defaults=True):
 
     segments: list[SegmentDescription] = []
     next_offset: int = -1
+    topic_id: int = 0
+    store: str = ""
+    """The URL of the object store, without credentials: whoever reads there brings his own."""
 
 
 class StorageUploading(msgspec.Struct):

@@ -39,7 +39,8 @@ async def segments(caller: Caller, request: wire.ListSegments) -> wire.Segments:
         Position(request.start.kind, request.start.value),
         request.count,
     )
-    return wire.Segments(*found)
+    topic_id, store = caller.broker.storage.whereabouts(TopicName.parse(request.topic))
+    return wire.Segments(*found, topic_id=topic_id, store=store)
 
 
 async def upload(caller: Caller, request: wire.UploadStorage) -> wire.StorageUploading:
