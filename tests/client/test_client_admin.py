@@ -112,6 +112,23 @@ async def test_peeking_finds_what_lies_far_apart(client: Client) -> None:
     assert [one.offset for one in await client.peek(TOPIC, "billing", 100)] == [0, 2_000, 4_999]
 
 
+async def test_a_subscription_can_begin_at_an_offset_of_its_own_in_each_partition(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        async with client.producer(TOPIC, partition_by=partition) as producer:
+            await producer.send_many([b"x"] * 5)
+    await client.create_subscription(TOPIC, "engine", start="earliest", offsets={0: 3, 2: 5})
+    described = await client.describe_subscription(TOPIC, "engine")
+    assert [one.position for one in described.partitions] == [3, 0, 5]
+    with pytest.raises(NotFound, match="no partition 3"):
+        await client.create_subscription(TOPIC, "other", offsets={3: 0})
+    with pytest.raises(Invalid, match="offset 6 is past the end of partition 1"):
+        await client.create_subscription(TOPIC, "other", offsets={1: 6})
+    with pytest.raises(Invalid, match="offset=-1 is out of range"):
+        await client.create_subscription(TOPIC, "other", offsets={1: -1})
+    assert await client.list_subscriptions(TOPIC) == ["engine"]
+
+
 async def test_an_engine_keeps_its_progress_by_comparing_first(client: Client) -> None:
     await publish(client, 10)
     await client.create_subscription(TOPIC, "billing", start="earliest")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
@@ -88,10 +89,11 @@ class Subscriptions:
         subscription_type: SubscriptionType,
         start: Position,
         failure_policy: FailurePolicy | None = None,
+        positions: Mapping[int, int] | None = None,
     ) -> None:
-        """Without a consumer. Its position is durable on return."""
+        """Without a consumer. Its positions are durable on return: those given, by partition, and `start` elsewhere."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        if not await self._ensure(topic, subscription, subscription_type, start, failure_policy):
+        if not await self._ensure(topic, subscription, subscription_type, start, failure_policy, positions or {}):
             raise AlreadyExists(f"subscription {subscription!r} exists already on {topic}")
 
     async def _ensure(
@@ -101,13 +103,18 @@ class Subscriptions:
         subscription_type: SubscriptionType,
         start: Position,
         failure_policy: FailurePolicy | None,
+        positions: Mapping[int, int] = MappingProxyType({}),
     ) -> bool:
         if failure_policy is not None:
             self._check_policy(topic, failure_policy)
         if name in self._registry.subscriptions(topic):
             return False
         partitions = await self._partitions.all_of(topic)
-        starts = [await partition.subscription_start(start) for partition in partitions]
+        _check_positions(topic, partitions, positions)
+        starts = [
+            positions[one.index] if one.index in positions else await one.subscription_start(start)
+            for one in partitions
+        ]
         subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
         record, created = await self._registry.create_subscription(
             topic, name, subscription_type, starts, failure_policy or NATIVE, subscriptions_max
@@ -259,6 +266,17 @@ class Subscriptions:
 
     def _apply(self, partition: Partition, name: str, record: SubscriptionRecord) -> None:
         self._partitions.add_subscription(partition, name, record).set_failure_policy(record.failure())
+
+
+def _check_positions(topic: TopicName, partitions: Sequence[Partition], positions: Mapping[int, int]) -> None:
+    """Whether a subscription can begin there. Raises Invalid or NotFound."""
+    for index, offset in positions.items():
+        if not 0 <= index < len(partitions):
+            raise NotFound(f"{topic} has no partition {index}: it has {len(partitions)}, counted from 0")
+        if offset < 0:
+            raise Invalid(f"offset {offset} of {topic}[{index}] is negative: offsets are counted from 0")
+        if offset > partitions[index].stream.end_offset:
+            raise Invalid(_past_end(offset, topic, partitions[index]))
 
 
 def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:

@@ -7,7 +7,7 @@ happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -138,9 +138,17 @@ class Admin(StorageAdmin):
         *,
         type: str = "exclusive",  # noqa: A002  the word of the contract
         start: AnyPosition = LATEST,
+        offsets: Mapping[int, int] | None = None,
         failure_policy: FailurePolicy | None = None,
     ) -> None:
-        """Create a subscription without a consumer, on every partition; durable on return. Raises AlreadyExists."""
+        """Create a subscription without a consumer, on every partition; durable on return. Raises AlreadyExists.
+
+        start           where it begins
+        offsets         where it begins in some partitions, by their numbers: those and `start` count in one step
+        """
+        for partition, offset in (offsets or {}).items():
+            check_count("partition", partition, 0, PARTITIONS_MAX - 1)
+            check_count("offset", offset, 0, OFFSET_END - 1)
         if failure_policy is not None:
             _check_failure_policy(failure_policy)
         request = requests.CreateSubscription(
@@ -149,6 +157,7 @@ class Admin(StorageAdmin):
             type=str(SubscriptionType.parse(type)),
             start=wire_start(start),
             failure_policy=failure_policy,
+            positions=list((offsets or {}).items()),
         )
         await self._change(request)
 

@@ -262,13 +262,17 @@ class CloseConsumer(Request, tag="consumer.close"):
 
 
 class CreateSubscription(Request, tag="subscription.create"):
-    """On every partition, without a consumer -> Done"""
+    """On every partition, without a consumer -> Done
+
+    `positions` are pairs of a partition and an offset; partitions that are not named begin at `start`.
+    """
 
     topic: str
     subscription: str
     type: str = "exclusive"
     start: Start = msgspec.field(default_factory=Start)
     failure_policy: FailurePolicy | None = None
+    positions: list[tuple[int, int]] = []
 
 
 class DeleteSubscription(Request, tag="subscription.delete"):

@@ -233,6 +233,7 @@ async def _create_subscription(caller: Caller, request: wire.CreateSubscription)
         SubscriptionType.parse(request.type),
         position_of(request.start),
         request.failure_policy,
+        dict(request.positions),
     )
     return wire.Done()
 

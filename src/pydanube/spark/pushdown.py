@@ -1,0 +1,263 @@
+"""Filters that need not be left to Spark: which topics, partitions and offsets they rule out, and which rows.
+
+What is ruled out while the batch is planned is never read. Filters on topic, partition and offset are answered exactly
+that way and taken from Spark; those on times and keys only make less to read, and Spark looks at them again. A filter
+that means nothing here is Spark's alone.
+
+`keyFilter` is no filter of Spark's: nobody looks again, so it is applied to every row.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, TypeGuard
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+from pydanube.model.positions import OFFSET_END, micros_from_datetime
+
+PUSHING_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+_COMPARISONS: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
+    EqualTo: lambda one, value: one == value,
+    EqualNullSafe: lambda one, value: one == value,
+    GreaterThan: lambda one, value: one > value,
+    GreaterThanOrEqual: lambda one, value: one >= value,
+    LessThan: lambda one, value: one < value,
+    LessThanOrEqual: lambda one, value: one <= value,
+    In: lambda one, value: one in value,
+    StringStartsWith: lambda one, value: one.startswith(value),
+    StringEndsWith: lambda one, value: one.endswith(value),
+    StringContains: lambda one, value: value in one,
+}
+
+
+def asked_for() -> bool:
+    """Whether this process was started to push filters down.
+
+    A reader that can push filters is refused where ``spark.sql.python.filterPushdown.enabled`` is off, and nobody tells
+    it whether it is. But only where it is on, this module of Spark's runs.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return PUSHING_WORKER in sys.modules or getattr(main, "name", "") == PUSHING_WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """[low, high) of whole numbers."""
+
+    low: int = 0
+    high: int = OFFSET_END
+
+    def cut(self, one: Filter, number: int) -> Span | None:
+        """What of it a comparison with a number leaves; None: that cannot be said by two ends."""
+        match one:
+            case EqualTo() | EqualNullSafe():
+                return Span(max(self.low, number), min(self.high, number + 1))
+            case GreaterThan():
+                return Span(max(self.low, number + 1), self.high)
+            case GreaterThanOrEqual():
+                return Span(max(self.low, number), self.high)
+            case LessThan():
+                return Span(self.low, min(self.high, number))
+            case LessThanOrEqual():
+                return Span(self.low, min(self.high, number + 1))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What the filters of a query leave to be read."""
+
+    places: tuple[Filter, ...] = ()
+    """On topics and partitions."""
+    offsets: Span = Span()
+    append_times: Span = Span(-(1 << 62), 1 << 62)
+    """Microseconds since 1970."""
+    rows: RowFilter = field(default_factory=lambda: RowFilter())
+
+    def admits(self, topic: str, partition: int) -> bool:
+        values = {"topic": topic, "partition": partition}
+        return all(_holds(one, values) for one in self.places)
+
+    @property
+    def by_time(self) -> bool:
+        return self.append_times != Pushed().append_times
+
+
+def pushed(filters: Iterable[Filter], before: Pushed = Pushed()) -> tuple[Pushed, list[Filter]]:  # noqa: B008  frozen
+    """What they leave, and those that Spark has to look at all the same."""
+    left: list[Filter] = []
+    now = before
+    for one in filters:
+        now, taken = _taken(now, one)
+        if not taken:
+            left.append(one)
+    return now, left
+
+
+def _taken(now: Pushed, one: Filter) -> tuple[Pushed, bool]:
+    """With this filter, and whether it is answered for good."""
+    column = _column(one)
+    value = getattr(one, "value", None)
+    match column:
+        case "topic" | "partition" if _decidable(one, str if column == "topic" else int):
+            return replace(now, places=(*now.places, one)), True
+        case "offset" if _whole(value) and (span := now.offsets.cut(one, value)) is not None:
+            return replace(now, offsets=span), True
+        case "offset" if isinstance(one, In) and one.value and all(map(_whole, one.value)):
+            low, high = max(now.offsets.low, min(one.value)), min(now.offsets.high, max(one.value) + 1)
+            return replace(now, offsets=Span(low, high)), False
+        case "append_time" if isinstance(value, datetime):
+            span = now.append_times.cut(one, micros_from_datetime(value))
+            return (now if span is None else replace(now, append_times=span)), False
+        case "publish_time" | "key":
+            condition = Condition.of(column, one)
+            return (now if condition is None else replace(now, rows=now.rows.plus(condition))), False
+    return now, False
+
+
+def _column(one: Filter) -> str:
+    attribute: tuple[str, ...] = getattr(one.child if isinstance(one, Not) else one, "attribute", ())
+    return attribute[0] if len(attribute) == 1 else ""
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _decidable(one: Filter, kind: type) -> bool:
+    """Whether it can be answered for a value that is never null."""
+    match one:
+        case Not():
+            return not isinstance(one.child, Not) and _decidable(one.child, kind)
+        case IsNull() | IsNotNull():
+            return True
+        case In():
+            return all(type(value) is kind for value in one.value)
+        case StringStartsWith() | StringEndsWith() | StringContains():
+            return kind is str and type(one.value) is str
+    return type(one) in _COMPARISONS and type(getattr(one, "value", None)) is kind
+
+
+def _holds(one: Filter, values: dict[str, Any]) -> bool:
+    match one:
+        case Not():
+            return not _holds(one.child, values)
+        case IsNull():
+            return False
+        case IsNotNull():
+            return True
+    return _COMPARISONS[type(one)](values[_column(one)], one.value)  # type: ignore[attr-defined]
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something about one column that a row must satisfy. Picklable; null never satisfies it."""
+
+    column: str
+    name: str
+    """A function of pyarrow.compute, or "is_in"."""
+    value: Any
+
+    @classmethod
+    def of(cls, column: str, one: Filter) -> Condition | None:
+        """None where it says nothing that Arrow could look at."""
+        value = getattr(one, "value", None)
+        match one:
+            case EqualTo() | EqualNullSafe() if _fits(column, value):
+                return cls(column, "equal", value)
+            case GreaterThan() | GreaterThanOrEqual() | LessThan() | LessThanOrEqual() if _fits(column, value):
+                return cls(column, _ARROW_NAMES[type(one)], value)
+            case In() if one.value and all(_fits(column, each) for each in one.value):
+                return cls(column, "is_in", tuple(one.value))
+            case StringStartsWith() if column == "key" and isinstance(value, str):
+                return cls(column, "starts_with", value)
+        return None
+
+    def mask(self, rows: pa.RecordBatch) -> Any:
+        values = rows.column(self.column)
+        match self.name:
+            case "is_in":
+                return pc.is_in(values, value_set=pa.array(self.value, values.type))
+            case "starts_with":
+                return pc.starts_with(values, pattern=self.value)
+            case "matches":
+                return pc.match_substring_regex(values, pattern=self.value)
+        return getattr(pc, self.name)(values, pa.scalar(self.value, values.type))
+
+
+_ARROW_NAMES: Final = {
+    GreaterThan: "greater",
+    GreaterThanOrEqual: "greater_equal",
+    LessThan: "less",
+    LessThanOrEqual: "less_equal",
+}
+
+
+def _fits(column: str, value: object) -> bool:
+    return isinstance(value, str if column == "key" else datetime)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Conditions that a row must satisfy, all of them."""
+
+    conditions: tuple[Condition, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.conditions)
+
+    def plus(self, condition: Condition) -> RowFilter:
+        return RowFilter((*self.conditions, condition))
+
+    @property
+    def columns(self) -> list[str]:
+        """What it has to see."""
+        return list(dict.fromkeys(one.column for one in self.conditions))
+
+    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that satisfy it."""
+        for one in self.conditions:
+            rows = rows.filter(one.mask(rows))
+        return rows
+
+
+def key_condition(globs: Sequence[str]) -> Condition:
+    """Of a key that matches any of these globs, which have ``*`` and ``?`` as those of consumers do."""
+    assert globs
+    if not any(character in one for one in globs for character in "*?"):
+        return Condition("key", "is_in", tuple(globs))
+    if len(globs) == 1 and not any(character in globs[0][:-1] for character in "*?") and globs[0].endswith("*"):
+        return Condition("key", "starts_with", globs[0][:-1])
+    return Condition("key", "matches", "^(?:" + "|".join(_expression(one) for one in globs) + ")$")
+
+
+def _expression(glob: str) -> str:
+    """For RE2, in which a newline needs to be let in."""
+    words = {"*": r"(?s:.*)", "?": r"(?s:.)"}
+    return "".join(words.get(character) or re.escape(character) for character in glob)
