@@ -64,7 +64,7 @@ def test_every_flipped_bit_is_noticed() -> None:
         (5, "B", 3, "codec 3 is unknown"),
         (6, "H", 2, "flag 1 is unknown"),
         (6, "H", 0x8001, "flag 15 is unknown"),
-        (8, "I", 1 << 6, "column 6 is unknown"),
+        (8, "I", 1 << 6, "append time column, and it is not derived"),
         (8, "I", 1 << 31 | 1 << 7, "column 7, 31 is unknown"),
         (8, "I", 2, "key validity column without keys"),
         (12, "I", 0, "batch of 0 messages"),

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from pydanube.codec.batch import Batch, encode
+from pydanube.codec.batch.join import can_follow, joined
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.members import Dealt, Member
 from pydanube.core.dispatch.window import Window
@@ -44,7 +45,7 @@ class Stored:
     ) -> int:
         """One batch; a number of keys means so many messages without one. Returns its first offset."""
         chosen = [None] * keys if isinstance(keys, int) else list(keys)
-        view = encode(
+        encoded = encode(
             [b"x"] * len(chosen),
             publish_times=1,
             keys=None if not any(chosen) else chosen,
@@ -52,7 +53,9 @@ class Stored:
             producer_name=producer,
         )
         base, self.end = self.end, self.end + len(chosen)
-        self.batches.append((base, self.end, Batch.trust(memoryview(view))))
+        batch = Batch.trust(encoded)
+        batch.stamp(base, self.end, 1)
+        self.batches.append((base, self.end, batch))
         for row, key in enumerate(chosen):
             self.keys[base + row] = producer if key is None else key
             self.deliver_at[base + row] = deliver_at[row] if deliver_at else 0
@@ -70,6 +73,18 @@ class Stored:
     def at(self, offset: int) -> tuple[int, int, Batch] | None:
         """The batch with this offset, or the next one."""
         return next((one for one in self.batches if one[1] > offset), None)
+
+    def stretch_at(self, offset: int, batches_max: int) -> tuple[int, int, Batch] | None:
+        """The same, joined with those behind it, where that can be done."""
+        found = [one for one in self.batches if one[1] > offset][:batches_max]
+        if not found:
+            return None
+        stretch = [found[0][2]]
+        for _, _, batch in found[1:]:
+            if not can_follow(stretch[-1], batch):
+                break
+            stretch.append(batch)
+        return found[0][0], stretch[-1].end_offset, joined(stretch) if len(stretch) > 1 else stretch[0]
 
 
 def offsets_of(dealt: Dealt, base: int) -> list[int]:

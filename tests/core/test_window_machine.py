@@ -54,6 +54,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.blocked: set[int] = set()
         self.delivered: set[int] = set()
         self.rows_max: int | None = None
+        self.batches_max = 1
         self.published_us: dict[int, int] = {}
 
     @property
@@ -190,7 +191,7 @@ class WindowMachine(RuleBasedStateMachine):
     def _offer(self, wanted: int) -> None:
         window, stored = self.window, self.desk.stored
         assert any(member.has_room for member in window.members)
-        found = stored.at(wanted)
+        found = stored.stretch_at(wanted, self.batches_max if window.policy.scatters else 1)
         if found is None:
             window.skip_to(stored.end)
             self._skipped()
@@ -213,6 +214,10 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(rows_max=st.sampled_from([None, None, 1, 2, 7, 30]))
     def limit_rows(self, rows_max):
         self.rows_max = rows_max
+
+    @rule(batches_max=st.sampled_from([1, 2, 5, 100]))
+    def join_batches(self, batches_max):
+        self.batches_max = batches_max
 
     @rule()
     def deliver_again(self):

@@ -1,4 +1,4 @@
-"""What is sent for a deal: the stored batch with the rows that are meant, or a smaller batch with only those."""
+"""What is dealt together, and what is sent for a deal: the stored batch with the rows that are meant, or only those."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.gather import gather_range, gather_rows
+from pydanube.codec.batch.join import can_follow, joined
 from pydanube.core.dispatch.members import Dealt
 from pydanube.core.dispatch.ranges import RangeArray, runs
 
@@ -18,7 +19,25 @@ GATHER_BYTES_MIN: Final = 8 * 1024
 UNPACK_PARTS_MIN: Final = 16
 """A compressed batch is sent whole, unless it is for less than one part in so many."""
 
+JOINED_BYTES_MAX: Final = 512 * 1024
+"""Past it one pass over all of them costs little less than several, and the first consumer waits for the last."""
+
 Rows = list[tuple[int, int]]
+
+
+def together(views: Iterable[memoryview], messages_max: int, bytes_max: int) -> Batch:
+    """The first of these stored batches, as it is, or joined with those behind it, up to so much."""
+    batches: list[Batch] = []
+    count = size = 0
+    for view in views:
+        batch = Batch.trust(view)
+        count, size = count + batch.count, size + len(view)
+        if batches and (count > messages_max or size > min(bytes_max, JOINED_BYTES_MAX)):
+            break
+        if batches and not can_follow(batches[-1], batch):
+            break
+        batches.append(batch)
+    return joined(batches) if len(batches) > 1 else batches[0]
 
 
 def cut(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
@@ -39,6 +58,8 @@ def cut(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
 
 def _is_copied(batch: Batch, rows: int) -> bool:
     """Whether so many of its rows are sent without the others."""
+    if batch.header.derived:  # joined from several: it is a copy already
+        return True
     few = rows * 4 <= batch.count * 3 if batch.header.codec is Codec.NONE else rows * UNPACK_PARTS_MIN <= batch.count
     return few and len(batch.view) >= GATHER_BYTES_MIN
 

@@ -33,7 +33,7 @@ from pydanube.runtime.telemetry import get_logger
 from .alarm import Alarm
 from .consumer import Consumer, Sink
 from .counting import Counts, describe_member, describe_window
-from .cutting import below, cut, offsets_dealt, rows_for
+from .cutting import below, cut, offsets_dealt, rows_for, together
 from .rates import Rate
 from .state import Done
 from .subscription_place import Place, Seat
@@ -186,7 +186,7 @@ class LiveSubscription:
             view = self._at(offset)
             if view is None:
                 return None
-            self._offer(view)
+            self._offer(Batch.trust(view) if self._rate is not None else together(self._ahead, *core.reach))
             if self._turn.is_over:
                 return None
         self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
@@ -211,9 +211,8 @@ class LiveSubscription:
         self._ahead, self._ahead_from = deque(views), offset
         return self._ahead[0]
 
-    def _offer(self, view: memoryview) -> None:
-        base, end = offsets_of(view)
-        batch = Batch.trust(view)
+    def _offer(self, batch: Batch) -> None:
+        base, end = batch.base_offset, batch.end_offset
         now_us, following, rows_max = self._clock.now_us(), max(0, offsets_of(self._ahead[-1])[1] - end), None
         if self._rate is not None:  # nobody knows when what follows will be dealt
             following, rows_max = 0, rows_for(self._rate.allowance(self._clock.monotonic()), batch)

@@ -238,7 +238,7 @@ class Printer:
 
     def _as_json(self, batch: ReceivedBatch) -> Iterator[bytes]:
         """From columns: what is the same for the whole batch is converted once."""
-        append_time, producer = batch.append_time.isoformat(), batch.producer
+        producer = batch.producer
         times: dict[int, str] = {}
         columns = (
             batch.offsets.tolist(),
@@ -265,7 +265,7 @@ class Printer:
                         "payload_encoding": encoding,
                         "attributes": attributes,
                         "publish_time": times[micros],
-                        "append_time": append_time,
+                        "append_time": batch.append_time_at(place).isoformat(),
                         "producer": producer,
                         "deliver_at": due.isoformat() if due is not None else None,
                         "redeliveries": redeliveries,

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from pydanube.codec.batch import Batch
+from pydanube.codec.batch.layout import APPEND_TIME
 from pydanube.model.pending import PendingMessage, PendingState
 from pydanube.model.positions import datetime_from_micros
 
@@ -65,7 +66,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def append_time(self) -> datetime:
         """When the broker took it; UTC. Never goes back within a partition."""
-        return self._delivery.append_time
+        return self._delivery.append_time_at(self._place)
 
     @property
     def producer(self) -> str:
@@ -222,10 +223,16 @@ class ReceivedBatch:
 
     @property
     def append_time(self) -> datetime:
-        """When the broker took the batch; UTC."""
+        """When the broker took the first of these; UTC. Mostly they all came with it: `append_times` knows."""
         if self._append_time is None:
-            self._append_time = datetime_from_micros(self._batch.append_time)
+            row = 0 if self._rows is None else int(self._rows[0])
+            self._append_time = datetime_from_micros(self._batch.append_time_at(row))
         return self._append_time
+
+    @property
+    def append_times(self) -> TimeArray:
+        """As numpy's datetime64[us], which is UTC."""
+        return self._selected_array(self._batch.append_times).view("datetime64[us]")
 
     @property
     def redeliveries(self) -> Sequence[int]:
@@ -287,6 +294,12 @@ class ReceivedBatch:
     def publish_time_at(self, place: int) -> datetime:
         row = place if self._rows is None else int(self._rows[place])
         return datetime_from_micros(self._batch.publish_time_at(row))
+
+    def append_time_at(self, place: int) -> datetime:
+        if not place or not self._batch.header.columns & APPEND_TIME:
+            return self.append_time
+        row = place if self._rows is None else int(self._rows[place])
+        return datetime_from_micros(self._batch.append_time_at(row))
 
     def deliver_at_at(self, place: int) -> datetime | None:
         time_us = self.deliver_at_us(place)

@@ -49,7 +49,7 @@ def record_batch(batch: Batch) -> pa.RecordBatch:
         publish_times = columns.slice(place.publish_times, 8 * count)
     else:
         publish_times = pa.py_buffer(batch.publish_times)
-    append_times = pa.py_buffer(np.full(count, header.append_time, INT64))
+    append_times = pa.py_buffer(batch.append_times)
     return pa.RecordBatch.from_arrays(
         [
             pa.array(batch.offsets),

@@ -35,7 +35,18 @@ from .columns import (
 )
 from .compression import decompress
 from .header import BatchHeader, ByteBuffer, check_stamp, read_header, stamp, trust_header
-from .layout import ATTRIBUTES, DELIVER_AT, HEADER_BYTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, layout
+from .layout import (
+    APPEND_TIME,
+    ATTRIBUTES,
+    DELIVER_AT,
+    HEADER_BYTES,
+    KEY,
+    KEY_VALIDITY,
+    OFFSETS,
+    PUBLISH_TIME,
+    Layout,
+    layout,
+)
 from .message import Message
 from .verify import verify
 
@@ -117,7 +128,7 @@ class Batch:
 
     @property
     def append_time(self) -> int:
-        """Microseconds since 1970; 0 while it is not stamped."""
+        """Microseconds since 1970; 0 while it is not stamped. Of rows of several batches, the first's."""
         return self.header.append_time
 
     @property
@@ -222,6 +233,19 @@ class Batch:
         if self.header.columns & PUBLISH_TIME:
             return self.publish_times.item(row)
         return self.header.publish_time_min
+
+    @property
+    def append_times(self) -> Int64Array:
+        """Microseconds since 1970."""
+        header = self.header
+        if header.columns & APPEND_TIME:
+            return np.frombuffer(self.view, INT64, header.count, self.place.append_times)
+        return np.full(header.count, header.append_time, INT64)
+
+    def append_time_at(self, row: int) -> int:
+        if self.header.columns & APPEND_TIME:
+            return self.append_times.item(row)
+        return self.header.append_time
 
     @property
     def deliver_at(self) -> Int64Array | None:

@@ -16,7 +16,7 @@ from pydanube.model.errors import Invalid
 from .assemble import Draft
 from .columns import INT32, UINT8, UINT32, BoolArray, Int32Array, UInt32Array, offsets_array
 from .header import DERIVED, STAMP_START, BatchHeader, Codec
-from .layout import ATTRIBUTES, HEADER_BYTES, KEY, OFFSETS, PUBLISH_TIME
+from .layout import APPEND_TIME, ATTRIBUTES, HEADER_BYTES, KEY, OFFSETS, PUBLISH_TIME
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -72,6 +72,8 @@ def _gather(batch: Batch, rows: Rows, count: int) -> bytearray:
         draft.add_fixed(deliver_at.data, 8 * count)
         header.deliver_at_max = int(deliver_at.max())
     draft.add_fixed(_deltas(batch, rows).data, 4 * count)
+    if source.columns & APPEND_TIME:
+        draft.add_fixed(batch.append_times[rows].data, 8 * count)
     if source.producer_name_length:
         name_end = place.producer_name + source.producer_name_length
         draft.add_fixed(view[place.producer_name : name_end], source.producer_name_length)

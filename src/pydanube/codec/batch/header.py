@@ -33,6 +33,7 @@ from pydanube.model.errors import Corrupt, Invalid
 from pydanube.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, PRODUCER_NAME_BYTES_MAX
 
 from .layout import (
+    APPEND_TIME,
     ATTRIBUTES,
     COLUMNS_KNOWN,
     DELIVER_AT,
@@ -48,7 +49,7 @@ from .layout import layout as layout_of
 MAGIC: Final = b"DBAT"
 VERSION: Final = 1
 DERIVED: Final = 1
-"""Flag: a gathered copy of some rows, made for one delivery; never stored."""
+"""Flag: a copy of rows, of one stored batch or of several, made for one delivery; never stored."""
 
 FLAGS_KNOWN: Final = DERIVED
 TIME_MIN: Final = -62_135_596_800_000_000
@@ -200,6 +201,8 @@ def _check_sizes(header: BatchHeader) -> None:
         raise Corrupt(f"batch of {count} messages cannot span {header.span} offsets")
     if not columns & OFFSETS and (header.span != count or header.flags):
         raise Corrupt("batch with rows left out has no offset column")
+    if columns & APPEND_TIME and not header.flags & DERIVED:
+        raise Corrupt("batch has an append time column, and it is not derived from several")
     if columns & KEY_VALIDITY and not columns & KEY:
         raise Corrupt("batch has a key validity column without keys")
     if header.attribute_entries and not columns & ATTRIBUTES:

@@ -14,6 +14,7 @@ bytes, and every column that is there is padded to 8 with zeros.
  attribute value offsets  int32[entries + 1]   ATTRIBUTES
  deliver-at times         int64[count]         DELIVER_AT     0: at once
  offset deltas            uint32[count]        OFFSETS        from the base offset, rising; absent: 0, 1, 2 ...
+ append times             int64[count]         APPEND_TIME    never falling; absent: the stamp's for all
  producer name            UTF-8                always         may be empty
 ```
 
@@ -33,7 +34,8 @@ PUBLISH_TIME: Final = 4
 ATTRIBUTES: Final = 8
 DELIVER_AT: Final = 16
 OFFSETS: Final = 32
-COLUMNS_KNOWN: Final = KEY | KEY_VALIDITY | PUBLISH_TIME | ATTRIBUTES | DELIVER_AT | OFFSETS
+APPEND_TIME: Final = 64
+COLUMNS_KNOWN: Final = KEY | KEY_VALIDITY | PUBLISH_TIME | ATTRIBUTES | DELIVER_AT | OFFSETS | APPEND_TIME
 
 
 def padded(length: int) -> int:
@@ -54,6 +56,7 @@ class Layout(NamedTuple):
     attribute_values: int
     deliver_at: int
     offset_deltas: int
+    append_times: int
     producer_name: int
     end: int
 
@@ -74,6 +77,7 @@ def layout(columns: int, count: int, attribute_entries: int, name_length: int) -
         entry_offsets if columns & ATTRIBUTES else 0,
         8 * count if columns & DELIVER_AT else 0,
         padded(4 * count) if columns & OFFSETS else 0,
+        8 * count if columns & APPEND_TIME else 0,
         padded(name_length),
     )
     starts = [HEADER_BYTES]

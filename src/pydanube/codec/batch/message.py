@@ -41,7 +41,7 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     @property
     def append_time(self) -> datetime:
-        return datetime_from_micros(self.batch.header.append_time)
+        return datetime_from_micros(self.batch.append_time_at(self.row))
 
     @property
     def deliver_at(self) -> datetime | None:

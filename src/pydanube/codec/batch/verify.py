@@ -3,7 +3,8 @@
 A hostile producer computes correct checksums over offsets such as [0, 2e9, 5], and whoever hands those to Arrow reads
 memory that is not there. So everything a reader relies on is checked here, column by column, in C: offsets start at 0,
 never fall and end where their bytes end; text is UTF-8 and no value begins inside a character; a row without a key has
-no key bytes; times lie within the bounds of the header and reach them; offset deltas rise and stay below the span.
+no key bytes; times lie within the bounds of the header and reach them; offset deltas rise and stay below the
+span; append times do not fall.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, K
 from .assemble import FEW
 from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, validity
 from .hashes import key_hashes
-from .header import BatchHeader
-from .layout import ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
+from .header import TIME_MAX, BatchHeader
+from .layout import APPEND_TIME, ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
 
 
 def verify(view: memoryview, header: BatchHeader, place: Layout, data: memoryview, *, check_hashes: bool) -> None:
@@ -70,6 +71,8 @@ def _check_columns(
             raise Corrupt(f"deliver-at times of the batch are {earliest}..{latest}, not 0..{header.deliver_at_max}")
     if columns & OFFSETS:
         _check_deltas(view, header, place)
+    if columns & APPEND_TIME:
+        _check_append_times(view, header, place)
 
 
 def _check_offsets(view: memoryview, start: int, count: int, length_max: int, what: str) -> int:
@@ -129,6 +132,12 @@ def _check_deltas(view: memoryview, header: BatchHeader, place: Layout) -> None:
     deltas = np.frombuffer(view, UINT32, header.count, place.offset_deltas)
     if np.count_nonzero(deltas[1:] <= deltas[:-1]) or deltas.item(-1) >= header.span:
         raise Corrupt(f"offset deltas of the batch do not rise or leave its span of {header.span}")
+
+
+def _check_append_times(view: memoryview, header: BatchHeader, place: Layout) -> None:
+    times = np.frombuffer(view, INT64, header.count, place.append_times)
+    if not 0 <= times.item(0) <= times.item(-1) <= TIME_MAX or np.count_nonzero(times[1:] < times[:-1]):
+        raise Corrupt("append times of the batch are impossible or fall")
 
 
 def _bounds(view: memoryview, start: int, count: int) -> tuple[int, int]:

@@ -57,6 +57,10 @@ class Keyed:
         self._matched = 0
 
     @property
+    def scatters(self) -> bool:
+        return len(self._members) > 1
+
+    @property
     def has_room(self) -> bool:
         return self._turns.has_room
 

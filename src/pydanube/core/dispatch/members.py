@@ -96,6 +96,10 @@ class Policy(Protocol):
     """Whether acking everything below an offset makes sense."""
 
     @property
+    def scatters(self) -> bool:
+        """Whether rows of every batch go to several members, so that many batches are best dealt together."""
+
+    @property
     def has_room(self) -> bool:
         """Whether anybody could take something now."""
 

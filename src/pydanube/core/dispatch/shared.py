@@ -21,6 +21,7 @@ class Shared:
 
     delays = True
     cumulative = False
+    scatters = False
     held = 0
     unmatched = 0
     blocked_keys = 0

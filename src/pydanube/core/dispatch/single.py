@@ -19,6 +19,7 @@ class Single:
 
     delays = False
     cumulative = True
+    scatters = False
     held = 0
     unmatched = 0
     blocked_keys = 0

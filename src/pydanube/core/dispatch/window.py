@@ -142,6 +142,18 @@ class Window:
         return self._ready.first_end - self._ready.first if self._ready else 0
 
     @property
+    def reach(self) -> tuple[int, int]:
+        """How many messages and bytes from `wanted` on are best offered together: there is room for them, and what is
+        to be delivered again lies close enough. More than one batch where every batch goes to several anyway."""
+        if not self.policy.scatters:
+            return 1, 1
+        able = [member for member in self._members.values() if member.has_room]
+        messages = sum([member.messages for member in able])
+        if self._ready:
+            messages = min(messages, self._ready.count * len(self._members))
+        return messages, sum([member.bytes for member in able])
+
+    @property
     def is_blocked(self) -> bool:
         """A message that is exhausted stops the subscription; on key-shared only its key."""
         return self.failures.blocked > 0 and self.type is not SubscriptionType.KEY_SHARED
