@@ -7,7 +7,6 @@ made where they are used and never travel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -18,15 +17,13 @@ from pydanube.runtime.clock import SystemClock
 from . import pushdown
 from .bounds import Bound, Bounds
 from .cluster import Cluster
-from .loss import Lost, judge
+from .direct import located
+from .loss import judge
 from .offsets import Offsets, View
 from .options import ReadOptions
 from .planning import BATCH_SPLIT_ROWS, Question, between, check_named, placed, questions, tasks
 from .ranges import OffsetRange
-from .reading import read, row_filter
-
-if TYPE_CHECKING:
-    from .pushdown import Pushed
+from .reading import read
 
 
 def batch_reader(options: ReadOptions) -> DanubeReader:
@@ -38,13 +35,12 @@ class DanubeReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._pushed: Pushed = pushdown.Pushed(rows=row_filter(options))
+        self._pushed = pushdown.Pushed()
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with Cluster(options.servers, options.timeout_s) as cluster:
-            ranges = self._ranges(cluster)
-            ranges = _direct(cluster, ranges, options)
+            ranges = located(self._ranges(cluster), options, cluster.blocking)
         return tasks(ranges, options.min_partitions, options.max_records or BATCH_SPLIT_ROWS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -64,7 +60,7 @@ class DanubeReader(DataSourceReader):
         _check_order(options, begin, end)
         ranges, losses = between(begin, end, view)
         if losses:
-            _judge(cluster, losses, options)
+            judge(losses, options.fail_on_data_loss, cluster.retention(one.topic for one in losses))
         return self._narrowed(cluster, ranges)
 
     def _narrowed(self, cluster: Cluster, ranges: list[OffsetRange]) -> list[OffsetRange]:
@@ -117,11 +113,3 @@ def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
 def _cut(one: OffsetRange, low: int, high: int) -> OffsetRange:
     start = min(max(one.start, low), one.end)
     return one.part(start, max(start, min(one.end, high)))
-
-
-def _judge(cluster: Cluster, losses: list[Lost], options: ReadOptions) -> None:
-    judge(losses, options.fail_on_data_loss, cluster.retention(one.topic for one in losses))
-
-
-def _direct(cluster: Cluster, ranges: list[OffsetRange], options: ReadOptions) -> list[OffsetRange]:
-    return ranges

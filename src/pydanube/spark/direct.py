@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pydanube.client.blocking import BlockingClient
+from pydanube.client.client import Client
 from pydanube.client.coverage import SegmentInfo
 from pydanube.client.loop_thread import LoopThread
 from pydanube.client.segments import BlockingSegments, Segments
@@ -52,16 +52,16 @@ _avoided: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 # -- the driver --------------------------------------------------------------------------------------------------------
 
 
-def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: BlockingClient) -> list[OffsetRange]:
+async def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: Client) -> list[OffsetRange]:
     """The same ranges, with the segments that hold some of them. Refused when `always` cannot be had."""
     if options.direct_read == "never":
         return list(ranges)
     least = 1 if options.direct_read == "always" else OFFSETS_MIN
     wanted = [number for number, one in enumerate(ranges) if one.size >= least]
+    if not wanted:
+        return list(ranges)
     try:
-        histories = client.storage_histories(
-            [(one.topic, one.partition, one.start, one.end) for one in map(ranges.__getitem__, wanted)]
-        )
+        histories = await client.storage_histories([_place(ranges[number]) for number in wanted])
     except (Refused, Unavailable) as error:  # no object storage, or nobody who may ask about it
         if options.direct_read == "always":
             told = f"directRead=always: the broker does not say what is in object storage: {error.message}"
@@ -78,9 +78,13 @@ def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: Blockin
 def located_again(wanted: OffsetRange, options: ReadOptions) -> OffsetRange:
     """A range whose segments were deleted or merged after it was planned, as it lies now."""
     with connections.client(options.servers, options.timeout_s) as client:
-        (now,) = client.storage_histories([(wanted.topic, wanted.partition, wanted.start, wanted.end)])
+        (now,) = client.storage_histories([_place(wanted)])
     same = now.topic_id in (0, wanted.topic_id)
     return replace(wanted, segments=tuple(now.segments) if same else (), store=now.store)
+
+
+def _place(wanted: OffsetRange) -> tuple[str, int, int, int]:
+    return wanted.topic, wanted.partition, wanted.start, wanted.end
 
 
 # -- a task ------------------------------------------------------------------------------------------------------------
