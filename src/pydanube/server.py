@@ -136,6 +136,7 @@ class Server:
             _tiering_settings(settings),
         )
         self._parts.push_async_callback(broker.close)
+        await broker.start()
         assert broker.tiers is not None
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")

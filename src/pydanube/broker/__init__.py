@@ -10,6 +10,22 @@ from .consumer import Consumer, Sink, closings
 from .facade import Broker, BrokerSettings
 from .partition import Fetched, Published
 from .producers import Producer
+from .stage_intake import SectionWish, StageWish
+from .staging import Committed, CommitWish
 from .subscriptions import Attachment
 
-__all__ = ["Attachment", "Broker", "BrokerSettings", "Consumer", "Fetched", "Producer", "Published", "Sink", "closings"]
+__all__ = [
+    "Attachment",
+    "Broker",
+    "BrokerSettings",
+    "CommitWish",
+    "Committed",
+    "Consumer",
+    "Fetched",
+    "Producer",
+    "Published",
+    "SectionWish",
+    "Sink",
+    "StageWish",
+    "closings",
+]

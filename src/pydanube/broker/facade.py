@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import Store
-from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import (
@@ -26,6 +26,7 @@ from pydanube.storage.cache import TailCache
 from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
+from .checking import check_publishable
 from .lifetimes import Lifetimes
 from .opening import Opening
 from .partition import Fetched, PartitionSettings, PublishDone
@@ -36,6 +37,7 @@ from .producers import Access, Producer, Producers
 from .records import TopicRecord
 from .registry import Registry
 from .removal import Removal
+from .staging import Staging
 from .statistics import Statistics
 from .storage import Storage
 from .subscriptions import Subscriptions
@@ -111,7 +113,10 @@ class Broker:
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
         self.storage = Storage(registry, self._partitions, authorizer, store, writer, clock, tasks, self.tiers)
-        self._removal = Removal(registry, self._partitions, writer, self.tiers)
+        self._staging: Staging | None = None
+        if self.tiers is not None:
+            self._staging = Staging(registry, self._partitions, self.producers, authorizer, store, clock, self.tiers)
+        self._removal = Removal(registry, self._partitions, writer, self.tiers, self._staging)
         self.lifetimes = Lifetimes(registry, self._partitions, self.subscriptions, self._removal, clock)
         self._started_at = clock.now_us()
         self.address = ""
@@ -131,13 +136,28 @@ class Broker:
             started_at=self._started_at,
         )
 
+    @property
+    def staging(self) -> Staging:
+        if self._staging is None:
+            raise Refused("this broker has no object storage, where stages would lie: set storage.url")
+        return self._staging
+
+    async def start(self) -> None:
+        """Go on with what an earlier life of this broker had begun. Before the doors open."""
+        if self._staging is not None:
+            await self._staging.start()
+
     def drain(self) -> None:
         """The doors are closing: publishes that a rate holds back are to be sent again, nobody waits for them."""
+        if self._staging is not None:
+            self._staging.drain()
         for partition in self._partitions:
             partition.drain()
 
     async def close(self) -> None:
         """Partitions end cleanly; the log and the store are closed by whoever opened them."""
+        if self._staging is not None:
+            await self._staging.close()
         await self._partitions.close()
         if self.tiers is not None:
             await self.tiers.close()
@@ -244,17 +264,12 @@ class Broker:
             raise producer.fenced
         batch = Batch.open(view)
         header = batch.header
-        if not header.publishable:
-            raise Invalid("a batch with a row selection cannot be published: send whole rows")
         if header.producer_id != producer.producer_id or header.producer_epoch != producer.producer_epoch:
             raise Invalid(
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
-        limit = producer.partition.policies.message_bytes_max
-        assert limit is not None
-        if header.plain_length > limit:
-            _check_message_sizes(batch, limit, producer.topic)
+        check_publishable(batch, producer.topic, producer.partition.policies)
         if (
             producer.partition.stored
             and self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max
@@ -280,12 +295,3 @@ class Broker:
     async def find_offset(self, principal: Principal, topic: TopicName, partition: int, position: Position) -> int:
         self._authorizer.check(principal, Action.READ, str(topic))
         return await (await self._partitions.get(topic, partition)).resolve(position)
-
-
-def _check_message_sizes(batch: Batch, limit: int, topic: str) -> None:
-    largest = max(map(len, batch.payloads))
-    if largest > limit:
-        raise Invalid(
-            f"a message of {largest} bytes is larger than topic {topic} takes, which is {limit}: send smaller ones, or "
-            f"raise its policy message_bytes_max (and limits.message_bytes_max, which no policy passes)"
-        )

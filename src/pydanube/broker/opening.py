@@ -9,7 +9,7 @@ Damage in one of its ledgers keeps this partition closed, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from pydanube.codec.state import ChangeKind, CursorChange, Delta, LedgerStart, Snapshot, decode
@@ -61,9 +61,15 @@ class Opening:
         self._remembered_max = remembered_max
 
     async def recover(
-        self, name: str, config: TopicConfig, ownership: Ownership, starts: Mapping[int, int]
+        self,
+        name: str,
+        config: TopicConfig,
+        ownership: Ownership,
+        starts: Mapping[int, int],
+        kept: Collection[int] = (),
     ) -> Recovered:
-        """`starts` says where each subscription began. Raises Corrupt when a ledger of the partition is damaged."""
+        """`starts` says where each subscription began, `kept` which producers must be remembered. Raises Corrupt when a
+        ledger of the partition is damaged."""
         if not config.reliable:
             decide = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
             return Recovered(decide, NoStream(), {one: Cursor(0) for one in starts}, [])
@@ -82,7 +88,7 @@ class Opening:
         state = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
         written = self._written(data)
         snapshot, changes = await self._state(state)
-        producers, end = await self._producers(written, snapshot, past)
+        producers, end = await self._producers(written, snapshot, past, kept)
         end = max(end, ownership.start_offset)  # what retention took may have been the last
         if ownership.reserved_end > end:  # of a durable topic, only after a restore
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
@@ -162,10 +168,14 @@ class Opening:
         return None, []
 
     async def _producers(
-        self, written: list[LedgerSummary], snapshot: Snapshot | None, past: PartitionHistory | None
+        self,
+        written: list[LedgerSummary],
+        snapshot: Snapshot | None,
+        past: PartitionHistory | None,
+        kept: Collection[int],
     ) -> tuple[ProducerTable, int]:
         """The table and the next offset. The last ledger is enough: it begins with all that was known before it."""
-        table = ProducerTable(self._remembered_max)
+        table = ProducerTable(self._remembered_max, kept=kept)
         last = written[-1] if written else None
         bases = await self._bases(last, snapshot, past)
         if not bases:

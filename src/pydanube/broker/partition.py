@@ -26,6 +26,7 @@ from pydanube.codec.wal import RecordKind
 from pydanube.core.appends import Append, Stored
 from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
+from pydanube.core.producers import ProducerTable
 from pydanube.core.sizes import Sizes
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.ledgers import CursorEntry
@@ -400,6 +401,10 @@ class Partition:
     def _remembered_since(self) -> int:
         assert self.policies.deduplication_s is not None
         return self._clock.now_us() - self.policies.deduplication_s * MICROSECONDS
+
+    @property
+    def remembered(self) -> ProducerTable:
+        return self._decide.producers
 
     def forget_idle_producers(self) -> None:
         self._decide.producers.forget_idle(self._remembered_since())

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.metadata.store import Store
+from pydanube.core.staging import STAGED_PRODUCER
+from pydanube.metadata.store import Store, list_all
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
@@ -25,7 +26,7 @@ from .opening import Opening
 from .ownership import LEDGER_COUNTER, Ids, Ownership
 from .partition import Partition, PartitionSettings
 from .rates import dispatch_rate
-from .records import SubscriptionRecord, TopicRecord
+from .records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from .registry import Registry
 from .subscription import LiveSubscription
 from .subscription_place import Place
@@ -173,7 +174,8 @@ class Partitions:
         starts = {one.subscription_id: one.start(index) for one in subscriptions.values()}
         try:
             await ownership.acquire()
-            found = await self._opening.recover(text, config, ownership, starts)
+            kept = await self._staged_producers(record.topic_id, index)
+            found = await self._opening.recover(text, config, ownership, starts, kept)
         except Corrupt as error:
             log.error("partition.refused", partition=text, error=error.message)
             raise
@@ -203,6 +205,11 @@ class Partitions:
             partition.tier = self._tiered(record.topic_id, partition, ownership, found.past)
         self._open.setdefault(record.topic_id, {})[index] = partition
         log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
+
+    async def _staged_producers(self, topic_id: int, index: int) -> set[int]:
+        """Queries that have something to publish here: how far they came must be remembered until it is done."""
+        keys = [one.key async for one in list_all(self._store, pending_of(topic_id, index))]
+        return {pending_of_key(key)[2] | STAGED_PRODUCER for key in keys}
 
     def _tiered(
         self, topic_id: int, partition: Partition, ownership: Ownership, past: PartitionHistory

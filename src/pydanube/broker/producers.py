@@ -127,6 +127,11 @@ class Producers:
         circle = self._circles.get(topic_id)
         return len(circle) if circle is not None else 0
 
+    def is_held(self, topic_id: int) -> bool:
+        """Whether somebody has the topic to himself."""
+        circle = self._circles.get(topic_id)
+        return circle is not None and circle.holder is not None
+
     async def open(
         self, topic: TopicName, partition: int, name: str, producer_id: int, producer_epoch: int, access: Access
     ) -> Producer:

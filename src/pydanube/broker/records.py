@@ -9,6 +9,10 @@
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
 /access/<topic id>                            AccessRecord        who last had the topic to itself
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      where it stood, until the log says; after a restore
+/staged/queries/<query>                       QueryRecord         of core.staging: who writes by stages, and how far
+/staged/decisions/<number>/<batch id>         DecisionRecord      stages that count, until all of them are published
+/staged/pending/<topic id>/<index>/<number>/<batch id>
+                                              PendingRecord       a partition that has not got all of a decision yet
 ```
 
 Ids are numbers from the store's counters, written in 16 hexadecimal digits so that keys sort as the numbers do.
@@ -112,6 +116,21 @@ class RestoredRecord(msgspec.Struct, omit_defaults=True):
     acked: list[tuple[int, int]] = []
 
 
+class DecisionRecord(msgspec.Struct, omit_defaults=True):
+    """A batch of a query that is published, whatever happens. `spread`: its pending keys are all written."""
+
+    query: str
+    stages: list[str]
+    spread: bool = False
+    decided_at: int = 0
+
+
+class PendingRecord(msgspec.Struct, omit_defaults=True):
+    """The topic's name; its id is in the key."""
+
+    topic: str
+
+
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 NAMESPACES = "/namespaces/"
@@ -183,6 +202,40 @@ def restored_of(topic_id: int, index: int | None = None) -> str:
 
 def restored_key(topic_id: int, index: int, subscription_id: int) -> str:
     return f"{restored_of(topic_id, index)}{subscription_id:016x}"
+
+
+QUERIES = "/staged/queries/"
+DECISIONS = "/staged/decisions/"
+PENDING = "/staged/pending/"
+
+
+def query_key(query: str) -> str:
+    # Free text, like a producer's name.
+    return f"{QUERIES}{query.encode().hex()}"
+
+
+def decision_key(number: int, batch_id: int) -> str:
+    return f"{DECISIONS}{number:016x}/{batch_id:010d}"
+
+
+def decision_of_key(key: str) -> tuple[int, int]:
+    """The query's number and the batch id."""
+    number, batch_id = key.removeprefix(DECISIONS).split("/")
+    return int(number, 16), int(batch_id)
+
+
+def pending_of(topic_id: int, index: int | None = None) -> str:
+    return f"{PENDING}{topic_id:016x}/" if index is None else f"{PENDING}{topic_id:016x}/{index:08x}/"
+
+
+def pending_key(topic_id: int, index: int, number: int, batch_id: int) -> str:
+    return f"{pending_of(topic_id, index)}{number:016x}/{batch_id:010d}"
+
+
+def pending_of_key(key: str) -> tuple[int, int, int, int]:
+    """Topic id, partition, the query's number and the batch id."""
+    topic_id, index, number, batch_id = key.removeprefix(PENDING).split("/")
+    return int(topic_id, 16), int(index, 16), int(number, 16), int(batch_id)
 
 
 def pack(record: msgspec.Struct) -> bytes:

@@ -199,6 +199,7 @@ class Registry:
             records.producers_of,
             records.access_key,
             records.restored_of,
+            records.pending_of,
         )
         for prefix in prefixes:
             await self._delete_keys([one.key async for one in list_all(self._store, prefix(topic_id))])
@@ -272,6 +273,10 @@ class Registry:
     async def new_producer(self, access_epoch: int) -> ProducerRecord:
         """One without a name."""
         return ProducerRecord(await self._producer_ids.take(), access_epoch, access_epoch)
+
+    async def new_query_number(self) -> int:
+        """A producer's id that is never given to a producer."""
+        return await self._producer_ids.take()
 
     async def named_producer(self, topic: TopicName, name: str) -> ProducerRecord | None:
         found = await self._store.get(records.producer_key(self.topic(topic).topic_id, name))

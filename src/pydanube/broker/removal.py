@@ -10,6 +10,7 @@ from pydanube.storage.wal import LogWriter
 from .partitions import Partitions
 from .records import TopicRecord
 from .registry import Registry
+from .staging import Staging
 from .tiers import Tiers
 
 log = get_logger(__name__)
@@ -18,8 +19,16 @@ log = get_logger(__name__)
 class Removal:
     """Removes topics. Whoever calls it has asked the authorizer, or is the broker itself."""
 
-    def __init__(self, registry: Registry, partitions: Partitions, writer: LogWriter, tiers: Tiers | None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        writer: LogWriter,
+        tiers: Tiers | None,
+        staging: Staging | None = None,
+    ) -> None:
         self._tiers = tiers
+        self._staging = staging
         self._registry = registry
         self._partitions = partitions
         self._writer = writer
@@ -43,7 +52,8 @@ class Removal:
     def in_use(self, topic: TopicName) -> bool:
         """Whether it has producers or subscriptions, or something is on its way into it."""
         used = any(one.producers or not one.idle for one in self._partitions.of(topic))
-        return used or bool(self._registry.subscriptions(topic))
+        awaited = self._staging is not None and self._staging.is_awaited(self._registry.topic(topic).topic_id)
+        return used or awaited or bool(self._registry.subscriptions(topic))
 
     def _close_idle(self, topic: TopicName, record: TopicRecord) -> None:
         """Raises Refused where the topic is in use. From here on nothing is taken: what is acked is never deleted."""

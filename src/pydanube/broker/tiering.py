@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from pydanube.codec.batch import read_header
@@ -27,8 +27,8 @@ SEGMENTS_PER_COMMIT: Final = 50
 class KnownProducers:
     """What a partition knew of its producers where its uploaded part ends, and a little further."""
 
-    def __init__(self, known: list[ProducerEntry], remembered_max: int) -> None:
-        self._table = ProducerTable(remembered_max)
+    def __init__(self, known: list[ProducerEntry], remembered_max: int, kept: Collection[int]) -> None:
+        self._table = ProducerTable(remembered_max, kept=kept)
         self._table.restore(known)
 
     def replay(self, batch: memoryview) -> None:
@@ -84,7 +84,7 @@ class TieredPartition:
         if self._known is None:
             self._known = await self._past.producers()
             self._epochs = {ledger_id: one.epoch for ledger_id, one in await self._ownership.ledgers()}
-        return KnownProducers(self._known, self._remembered_max)
+        return KnownProducers(self._known, self._remembered_max, self._partition.remembered.kept)
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         return await self._stream.read(offset, bytes_max)

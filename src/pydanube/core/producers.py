@@ -6,13 +6,14 @@ before. Sequences map to offsets in runs (consecutive to consecutive), one per s
 Invariants
     next_sequence of a producer is the end of its last run, plus what is on its way
     at least PRODUCER_BATCHES_IN_FLIGHT_MAX batches back, a repeated sequence finds its offset
-    the table holds at most `remembered_max` producers; the longest idle goes first, one with batches on their way never
+    the table holds at most `remembered_max` producers; the longest idle goes first, one with batches on their way, or
+    that is kept, never
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from pydanube.codec.batch import BatchHeader
 from pydanube.model.errors import Invalid, Refused, StaleEpoch, Unavailable
@@ -59,8 +60,10 @@ class _Producer:
 class ProducerTable:
     """The producers that one partition remembers."""
 
-    def __init__(self, remembered_max: int, begin_anywhere: bool = False) -> None:
-        """`begin_anywhere`: one that is not remembered goes on where it says it is, for topics that store nothing."""
+    def __init__(self, remembered_max: int, begin_anywhere: bool = False, kept: Collection[int] = ()) -> None:
+        """`begin_anywhere`: one that is not remembered goes on where it says it is, for topics that store nothing.
+        `kept`: producers that are not forgotten, see `keep`."""
+        self.kept = set(kept)
         self._remembered_max = remembered_max
         self._begin_anywhere = begin_anywhere
         self._producers: dict[int, _Producer] = {}
@@ -154,7 +157,7 @@ class ProducerTable:
         return [
             ProducerEntry(producer_id, one.epoch, one.next_sequence, one.last_time, list(one.runs))
             for producer_id, one in self._producers.items()
-            if one.runs and one.last_time >= not_before_us
+            if one.runs and (one.last_time >= not_before_us or producer_id in self.kept)
         ]
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
@@ -166,13 +169,29 @@ class ProducerTable:
             self._evict()
             self._producers[entry.producer_id] = producer
 
+    def keep(self, producer_id: int) -> None:
+        """Whatever is stored of it from now on is remembered, for however long: somebody will ask."""
+        self.kept.add(producer_id)
+
+    def let_go(self, producer_id: int) -> None:
+        self.kept.discard(producer_id)
+
+    def reached(self, producer_id: int) -> tuple[int, int] | None:
+        """The epoch of a producer and the sequence behind the last that is stored; None: it is not remembered."""
+        producer = self._producers.get(producer_id)
+        return (producer.epoch, producer.next_sequence) if producer is not None else None
+
     def may_have_lost(self) -> None:
         """The end of the log is gone: nobody can send again what was stored there."""
         for producer in self._producers.values():
             producer.lost = True
 
     def forget_idle(self, not_before_us: int) -> None:
-        idle = [key for key, one in self._producers.items() if not one.in_flight and one.last_time < not_before_us]
+        idle = [
+            key
+            for key, one in self._producers.items()
+            if not one.in_flight and one.last_time < not_before_us and key not in self.kept
+        ]
         for producer_id in idle:
             del self._producers[producer_id]
 
@@ -180,6 +199,6 @@ class ProducerTable:
         if len(self._producers) < self._remembered_max:
             return
         for producer_id, producer in self._producers.items():
-            if not producer.in_flight:
+            if not producer.in_flight and producer_id not in self.kept:
                 del self._producers[producer_id]
                 return

@@ -6,8 +6,8 @@
 ```
 
 Invariants
-    every REQUEST, PUBLISH and FETCH gets exactly one answer while the connection lives
-    unanswered PUBLISH frames stay within the window, or are one frame; whoever passes it is closed
+    every REQUEST, PUBLISH, STAGE and FETCH gets exactly one answer while the connection lives
+    unanswered PUBLISH and STAGE frames stay within the window, or are one frame; whoever passes it is closed
     whoever makes the session hold too much (requests, answers not read, memory) is not read from until that is over
     a consumer is paused exactly while the connection is not writable
     what a client does wrong ends at most its own connection; nothing of it stays behind in the broker
@@ -16,7 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -46,7 +46,7 @@ from pydanube.runtime.network import CHUNK_BYTES_MAX, FramedConnection
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from . import requests
+from . import requests, staging
 from .delivery import DeliverySink
 from .fetches import Fetches
 from .memory import Hold, PublishMemory
@@ -197,10 +197,7 @@ class Session:
         (handle,) = frames.unpack_head(frame.head, frames.PUBLISH, Kind.PUBLISH)
         correlation, batch_bytes = _needed_correlation(frame), len(frame.body)
         if self.publish_bytes and self.publish_bytes + batch_bytes > self.settings.publish_window_bytes:
-            raise Invalid(
-                f"{self.publish_bytes + batch_bytes} bytes of unanswered batches overrun the publish window of "
-                f"{self.settings.publish_window_bytes}: wait for answers"
-            )
+            raise self._overrun(batch_bytes)
         producer = self.producers.get(handle)
         if producer is None:
             self.fail(correlation, _unknown("producer", handle), handle)
@@ -232,6 +229,31 @@ class Session:
                 self.connection.send(answer)
             else:
                 self.connection.send_now(answer)  # nothing else is on its way that could share the call
+
+    def _overrun(self, size: int) -> Invalid:
+        return Invalid(
+            f"{self.publish_bytes + size} bytes of unanswered batches overrun the publish window of "
+            f"{self.settings.publish_window_bytes}: wait for answers"
+        )
+
+    def _stage(self, frame: Frame) -> None:
+        correlation, size = _needed_correlation(frame), len(frame.body)
+        if self.publish_bytes and self.publish_bytes + size > self.settings.publish_window_bytes:
+            raise self._overrun(size)
+        if self.draining:
+            self.fail(correlation, _shutting_down())
+            return
+        self._publishes += 1
+        self._house.memory.take(self, size)
+        if self._publishes >= self.settings.publishes_in_flight_max:
+            self.hold(Hold.PUBLISHES)
+        self._house.tasks.spawn(self._staged(correlation, frame), "native stage")
+
+    async def _staged(self, correlation: int, frame: Frame) -> None:
+        await self._answer_with(correlation, staging.stage(self, frame.head, frame.body), "stage")
+        self._publishes -= 1
+        self._house.memory.give_back(self, len(frame.body))
+        self.release(Hold.PUBLISHES)
 
     def _credit(self, frame: Frame) -> None:
         handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, Kind.CREDIT)
@@ -291,17 +313,20 @@ class Session:
         self._house.tasks.spawn(self._answer(correlation, request), "native request")
 
     async def _answer(self, correlation: int, request: AnyRequest) -> None:
+        await self._answer_with(correlation, requests.perform(self, request), "request")
+        self._requests -= 1
+        self.release(Hold.REQUESTS)
+
+    async def _answer_with(self, correlation: int, work: Awaitable[bytes], what: str) -> None:
+        """Cancelled: the broker ends, and its sessions with it."""
         try:
-            answer = await requests.perform(self, request)
+            answer = await work
         except DanubeError as error:
             self.fail(correlation, error)
         except Exception as error:  # our mistake: it harms this request and nothing else
-            self.fail(correlation, requests.internal_error("request", error))
+            self.fail(correlation, requests.internal_error(what, error))
         else:
             self._send(Kind.RESPONSE, answer, correlation)
-        finally:
-            self._requests -= 1
-            self.release(Hold.REQUESTS)
 
     def _fetch(self, frame: Frame) -> None:
         correlation = _needed_correlation(frame)
@@ -459,6 +484,7 @@ def _shutting_down() -> Unavailable:
 
 _ACTIONS: Final[dict[Kind, Callable[[Session, Frame], None]]] = {
     Kind.PUBLISH: Session._publish,
+    Kind.STAGE: Session._stage,
     Kind.ACK: Session._ack,
     Kind.NACK: Session._nack,
     Kind.CREDIT: Session._credit,

@@ -23,7 +23,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 
-from . import storage
+from . import staging, storage
 from .delivery import DeliverySink
 
 log = get_logger(__name__)
@@ -365,5 +365,8 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.UploadStorage: storage.upload,
     wire.VerifyStorage: storage.verify,
     wire.CollectGarbage: storage.collect,
+    wire.CommitStages: staging.commit,
+    wire.ListStagedQueries: staging.queries,
+    wire.ForgetStagedQuery: staging.forget,
     wire.DescribeBroker: _describe_broker,
 }

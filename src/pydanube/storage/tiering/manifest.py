@@ -51,7 +51,16 @@ REST: Final = 20
 BASE_KEY: Final = "/manifests/base"
 """In the metadata: what to add to the revision."""
 
-LEFT_OUT: Final = ("/garbage/", "/identity", "/ledgers/", "/manifests/", "/objects/", "/restored/")
+LEFT_OUT: Final = (
+    "/garbage/",
+    "/identity",
+    "/ledgers/",
+    "/manifests/",
+    "/objects/",
+    "/restored/",
+    "/staged/decisions/",
+    "/staged/pending/",
+)
 """What belongs to one data directory, or follows from the rest."""
 
 

@@ -1,0 +1,284 @@
+"""Publishes what was decided: every partition gets its share of a batch's stages, as ordinary batches, once.
+
+Each partition that has something to get has a lane, in which the batches of a query come in order. A lane goes on until
+its partition has everything, however often it has to try: what was decided is not taken back. What the partition's log
+has already, from before a crash, is known by the producer's epoch and sequence, and left out.
+
+Invariants
+    a lane publishes one decision after the other; a query's later batches never overtake its earlier ones
+    a pending key is deleted only when everything of it has reached the topic's ack level
+    a partition remembers how far a query came for as long as it has a pending key of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from pydanube.codec.batch import Batch, resigned
+from pydanube.codec.stage import StageIndex
+from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
+from pydanube.model.errors import DanubeError
+from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
+from pydanube.model.names import TopicName
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .partition import Partition, Published
+from .partitions import Key, Partitions
+from .registry import Registry
+from .stage_reading import StageReader, is_lost, stages_of
+
+log = get_logger(__name__)
+
+LANES_AT_ONCE: Final = 32
+"""Sections that are read and published at the same time: each is in memory meanwhile."""
+
+WINDOW_BYTES: Final = 4 * MIB
+"""Of one partition, on the way to its log."""
+
+RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits between tries; the last one again and again."""
+
+LOST_RETRY_S: Final = 60.0
+"""Where trying again will hardly help. An object may be put back."""
+
+RETRY_LOGGED_AT: Final = 3
+"""The try from which on it is said that something waits."""
+
+
+Place = tuple[int, int]
+"""Which stage of a decision, and which of its sections."""
+
+
+class Decision:
+    """A batch of a query that is to be published: what of it is not in yet, and who waits for that."""
+
+    def __init__(self, query: str, number: int, batch_id: int, stages: list[str]) -> None:
+        self.query = query
+        self.number = number
+        self.batch_id = batch_id
+        self.stages = stages
+        self.spread = False
+        self.forgotten = False
+        self.topics: dict[int, str] = {}
+        self.waiting: set[Key] = set()
+        """Partitions that have not got all of it."""
+        self.keys: set[Key] = set()
+        """Partitions that have a pending key of it: those that wait, and those whose key is about to go."""
+        self.obstacles: dict[Key, str] = {}
+        """Why partitions wait, where that takes long."""
+        self.applied = False
+        self._woken = asyncio.Event()
+        prefix = stages_of(number, batch_id)
+        self.object_keys = [prefix + name for name in stages]
+        self._plan: dict[Key, list[Place]] | None = None
+        self._planning = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"batch {self.batch_id} of query {self.query!r}"
+
+    @property
+    def producer_id(self) -> int:
+        return self.number | STAGED_PRODUCER
+
+    def settle(self) -> None:
+        """Every partition has it."""
+        self.applied = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Nobody waits for it from now on."""
+        self._woken.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether it is applied, now or within so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        return self.applied
+
+    async def plan(self, reader: StageReader) -> dict[Key, list[Place]]:
+        """Where each partition's share lies, in order. Raises whatever reading the indexes raises."""
+        async with self._planning:
+            if self._plan is None:
+                indexes = await _all_of([reader.index(key) for key in self.object_keys])
+                plan: dict[Key, list[Place]] = {}
+                for number, index in enumerate(indexes):
+                    self.topics.update(index.topics)
+                    for position, section in enumerate(index.sections):
+                        key = (index.topic_id(section), section.partition)
+                        plan.setdefault(key, []).append((number, position))
+                self._plan = plan
+            return self._plan
+
+
+class Applier:
+    """The lanes of one broker."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        reader: StageReader,
+        clock: Clock,
+        tasks: Tasks,
+        done: Callable[[Decision, Key], None],
+    ) -> None:
+        """`done` hears of every partition that has all of a decision, or is gone."""
+        self._registry = registry
+        self._partitions = partitions
+        self._reader = reader
+        self._clock = clock
+        self._tasks = tasks
+        self._done = done
+        self._lanes: dict[Key, deque[Decision]] = {}
+        self._slots = asyncio.Semaphore(LANES_AT_ONCE)
+        self.dropped = 0
+        """Partitions that were deleted with their topic before they got something."""
+
+    def enqueue(self, decision: Decision) -> None:
+        """Every partition that waits for it gets it, after what it waits for already."""
+        for key in sorted(decision.waiting):
+            lane = self._lanes.get(key)
+            if lane is not None:
+                lane.append(decision)
+                continue
+            self._lanes[key] = deque([decision])
+            self._tasks.spawn(self._run(key), f"stages of partition {key[0]}/{key[1]}")
+
+    def waits(self, topic_id: int) -> bool:
+        """Whether some partition of the topic has something to get."""
+        return any(key[0] == topic_id for key in self._lanes)
+
+    def waits_for(self, key: Key, number: int) -> bool:
+        """Whether this partition has more of this query to get."""
+        return any(decision.number == number for decision in self._lanes.get(key, ()))
+
+    async def _run(self, key: Key) -> None:
+        """Cancelled: the log has some of it, and the next start goes on behind that."""
+        lane = self._lanes[key]
+        try:
+            while lane:
+                await self._persist(key, lane[0])
+                decision = lane.popleft()
+                decision.obstacles.pop(key, None)
+                self._done(decision, key)
+        finally:
+            del self._lanes[key]
+
+    async def _persist(self, key: Key, decision: Decision) -> None:
+        """Until the partition has it, or is gone, or nobody wants it any more."""
+        tries = 0
+        while not decision.forgotten:
+            try:
+                await self._apply(key, decision)
+                return
+            except DanubeError as failure:
+                error = failure
+            tries += 1
+            lost = is_lost(error)
+            decision.obstacles[key] = error.message
+            if tries == RETRY_LOGGED_AT or (lost and tries == 1):
+                say = log.error if lost else log.warning
+                say("stages.postponed", **self._about(decision, key), error=error.message)
+            await self._clock.sleep(LOST_RETRY_S if lost else RETRY_S[min(tries, len(RETRY_S)) - 1])
+
+    def _about(self, decision: Decision, key: Key) -> dict[str, object]:
+        topic = decision.topics.get(key[0], key[0])
+        return {"query": decision.query, "batch_id": decision.batch_id, "topic": topic, "partition": key[1]}
+
+    async def _apply(self, key: Key, decision: Decision) -> None:
+        plan = await decision.plan(self._reader)
+        topic_id, index = key
+        topic = TopicName.parse(decision.topics[topic_id])
+        sequence = 0
+        for number, position in plan[key]:
+            stage_key = decision.object_keys[number]
+            section = (await self._reader.index(stage_key)).sections[position]
+            partition = await self._partition(topic, topic_id, index)
+            if partition is None or decision.forgotten:
+                self._drop(decision, key)
+                return
+            partition.remembered.keep(decision.producer_id)
+            skipped = rows_to_skip(partition.remembered.reached(decision.producer_id), decision.batch_id)
+            if skipped is None:
+                return
+            end = sequence + section.messages
+            if end > skipped:
+                async with self._slots:
+                    batches = await self._reader.batches(stage_key, section)
+                    await self._publish(partition, decision, batches, sequence, skipped)
+            sequence = end
+
+    async def _partition(self, topic: TopicName, topic_id: int, index: int) -> Partition | None:
+        """None: the topic was deleted; another one may have its name."""
+        record = self._registry.find_topic(topic)
+        if record is None or record.topic_id != topic_id:
+            return None
+        return await self._partitions.get(topic, index)
+
+    def _drop(self, decision: Decision, key: Key) -> None:
+        if not decision.forgotten:
+            self.dropped += 1
+            log.warning("stages.dropped", **self._about(decision, key), reason="the topic was deleted")
+
+    async def _publish(
+        self, partition: Partition, decision: Decision, batches: list[memoryview], sequence: int, skipped: int
+    ) -> None:
+        """A section's batches, a window at a time. Raises the first failure, once nothing is on its way any more."""
+        window = _Window()
+        for view in batches:
+            count = Batch.trust(view).count
+            if sequence >= skipped:
+                signed = resigned(view, decision.producer_id, epoch_of(decision.batch_id), sequence)
+                partition.publish(Batch.trust(signed), window.expect(len(signed)))
+            sequence += count
+            if window.bytes >= WINDOW_BYTES or window.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
+                await window.settled()
+        await window.settled()
+
+
+class _Window:
+    """Batches on their way to the log."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._answers: list[asyncio.Future[Published | DanubeError]] = []
+
+    @property
+    def batches(self) -> int:
+        return len(self._answers)
+
+    def expect(self, size: int) -> Callable[[Published | DanubeError], None]:
+        """What is to hear of one batch."""
+        self.bytes += size
+        answer: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+
+        def done(outcome: Published | DanubeError) -> None:
+            if not answer.done():  # whoever waited may have been cancelled
+                answer.set_result(outcome)
+
+        return done
+
+    async def settled(self) -> None:
+        answers, self._answers, self.bytes = self._answers, [], 0
+        outcomes = [await answer for answer in answers]
+        for outcome in outcomes:
+            if isinstance(outcome, DanubeError):
+                raise outcome
+
+
+async def _all_of(reading: Sequence[Coroutine[Any, Any, StageIndex]]) -> list[StageIndex]:
+    """All of them, or the first failure, plainly."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in reading]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

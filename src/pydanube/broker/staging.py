@@ -1,0 +1,217 @@
+"""Staged writes, as the doors see them: stages are stored in the dark, and a commit decides which of them count.
+
+```
+ STAGE   ─ checked ─► one object in the store
+ commit  ─ indexes of the stages read ─ query's record compared ─► decision     from here on it counts, whatever happens
+```
+
+What `core.staging` decides is written by comparing the query's record, so that of two runs, or of a commit and an
+expiry, only one wins. What becomes of a decision is told in `decisions`.
+
+Invariants
+    a decision and the query's record are written in one transaction
+    a commit that was answered is published, whole and once, by whoever opens the metadata next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from pydanube.core import staging as core
+from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.core.staging import QueryRecord, StageName
+from pydanube.metadata.store import Store
+from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.staging import StagedQuery, check_batch_id, check_query
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.telemetry import get_logger
+
+from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
+from .partitions import Partitions
+from .producers import Producers
+from .query_book import LOST_COMPARISONS_MAX, Known, QueryBook, lost_comparisons
+from .registry import Registry
+from .stage_applying import Decision
+from .stage_intake import StageIntake, StageWish
+from .stage_reading import StageReader, stages_of
+from .tiers import Tiers
+
+log = get_logger(__name__)
+
+WAIT_S_MAX: Final = 60.0
+"""For the messages of a commit: whoever wants to wait longer commits again."""
+
+QUERIES_MAX: Final = 1000
+"""In one answer."""
+
+
+class CommitWish(NamedTuple):
+    """See codec.native.requests.CommitStages."""
+
+    query: str
+    run: str
+    batch_id: int
+    stages: Sequence[str]
+    wait_ms: int = 0
+
+
+class Committed(NamedTuple):
+    repeated: bool
+    applied: bool
+
+
+class Staging:
+    """The staged writes of one broker."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        producers: Producers,
+        authorizer: Authorizer,
+        store: Store,
+        clock: Clock,
+        tiers: Tiers,
+    ) -> None:
+        self._authorizer = authorizer
+        self._clock = clock
+        self._tiers = tiers
+        self._book = QueryBook(store, registry, clock)
+        self._reader = StageReader(tiers.objects)
+        self._intake = StageIntake(registry, partitions, producers, authorizer, self._book, self._reader, tiers, clock)
+        self.decisions = Decisions(registry, partitions, store, tiers.objects, self._reader, clock)
+        self._doubtful: dict[int, int] = {}
+        """By number: a batch id whose decision was written, or not; the metadata failed just then."""
+
+    async def start(self) -> None:
+        """What was decided before goes on by itself."""
+        await self.decisions.load()
+
+    def drain(self) -> None:
+        """Nobody waits any longer for what goes on by itself."""
+        self.decisions.drain()
+
+    async def close(self) -> None:
+        self.drain()
+        await self.decisions.close()
+
+    def is_awaited(self, topic_id: int) -> bool:
+        """Whether something is decided for the topic that is not in it yet."""
+        return self.decisions.applier.waits(topic_id)
+
+    async def stage(self, principal: Principal, wish: StageWish, body: memoryview) -> str:
+        return await self._intake.take(principal, wish, body)
+
+    # -- committing ----------------------------------------------------------------------------------------------------
+
+    async def commit(self, principal: Principal, wish: CommitWish) -> Committed:
+        """Decided once this returns. Raises Refused, having changed nothing, where a stage is gone. Cancelled or
+        Unavailable: it may have happened; to commit again does no harm."""
+        check_query("query", wish.query)
+        check_query("run", wish.run)
+        check_batch_id(wish.batch_id)
+        if wish.wait_ms < 0:
+            raise Invalid(f"wait_ms={wish.wait_ms} is negative")
+        names = [StageName.parse(text) for text in wish.stages]
+        core.check_stages(names)
+        async with self._book.alone_with(wish.query):
+            repeated, decision = await self._decide(principal, wish, names)
+        wait_s = min(wish.wait_ms / 1000, WAIT_S_MAX)
+        return Committed(repeated, decision is None or await decision.wait(wait_s))
+
+    async def _decide(
+        self, principal: Principal, wish: CommitWish, names: list[StageName]
+    ) -> tuple[bool, Decision | None]:
+        """Whether it had been decided before, and the decision unless it is over."""
+        for _ in range(LOST_COMPARISONS_MAX):
+            known = await self._book.find(wish.query) or await self._book.new(wish.query, wish.run)
+            number = known.record.number
+            await self._remove_doubts(number)
+            now_us = self._clock.now_us()
+            record = core.entered(known.record, wish.run, now_us)
+            after = core.committed(record, wish.batch_id, names, self.decisions.unapplied(number), now_us)
+            if after is None:
+                if record is known.record or await self._book.replace(known, record):
+                    return True, self.decisions.find(number, wish.batch_id)
+                continue
+            decision = Decision(wish.query, number, wish.batch_id, list(wish.stages))
+            await self._check_stages(principal, decision)
+            if await self._write(known, after, decision):
+                return False, decision if decision.stages else None
+        raise lost_comparisons(wish.query)
+
+    async def _check_stages(self, principal: Principal, decision: Decision) -> None:
+        """All of them must be there, whole, and of topics that this principal may publish to."""
+        try:
+            await decision.plan(self._reader)
+        except NotFound as error:
+            raise Refused(
+                f"{decision} names a stage that is not there ({error.message}): nothing was published; stage the "
+                f"batch again"
+            ) from None
+        for topic in decision.topics.values():
+            self._authorizer.check(principal, Action.PRODUCE, topic)
+
+    async def _write(self, known: Known, after: QueryRecord, decision: Decision) -> bool:
+        """The decision; where its partitions are few, with all its pending keys. False: the comparison was lost."""
+        if not decision.stages:
+            return await self._book.replace(known, after)
+        keys = sorted(await decision.plan(self._reader))
+        decision.spread = len(keys) <= WRITES_AT_ONCE
+        spread = keys if decision.spread else []
+        try:
+            written = await self._book.replace(known, after, decision_writes(decision, spread, self._clock.now_us()))
+        except DanubeError:
+            self._doubtful[decision.number] = decision.batch_id
+            raise
+        if written:
+            decision.keys.update(spread)
+            self.decisions.add(decision)
+        return written
+
+    async def _remove_doubts(self, number: int) -> None:
+        """A decision that may have been written is taken up before anything else happens to its query."""
+        batch_id = self._doubtful.get(number)
+        if batch_id is not None:
+            await self.decisions.adopt(number, batch_id)
+            del self._doubtful[number]
+
+    # -- queries -------------------------------------------------------------------------------------------------------
+
+    async def queries(self, principal: Principal, after: str, count: int) -> tuple[list[StagedQuery], str]:
+        """What is remembered of queries, in order of their names, and the name to go on after."""
+        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        if after:
+            check_query("query", after)
+        count = max(1, min(count, QUERIES_MAX))
+        found = await self._book.page(after, count)
+        return [self._described(one) for one in found], found[-1].query if len(found) == count else ""
+
+    def _described(self, record: QueryRecord) -> StagedQuery:
+        decisions = self.decisions.of(record.number)
+        return StagedQuery(
+            query=record.query,
+            run=record.run,
+            last_batch_id=record.last_batch_id,
+            last_commit_at=record.last_commit_at,
+            pending=sum(len(one.waiting) or (not one.applied) for one in decisions),
+        )
+
+    async def forget(self, principal: Principal, query: str) -> None:
+        """As if it had never written: its batch ids count as new. What it committed and is not published yet goes too.
+        Cancelled: some of it may be gone; what was decided is published otherwise."""
+        self._authorizer.check(principal, Action.ADMINISTER, BROKER)
+        check_query("query", query)
+        async with self._book.alone_with(query):
+            known = await self._book.find(query)
+            if known is None:
+                raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
+            if not await self._book.remove(known):
+                raise Unavailable(f"query {query!r} was changed at the same moment: try again")
+            await self.decisions.forget(known.record.number)
+        prefix = stages_of(known.record.number)
+        keys = [info.key async for info in self._tiers.objects.list(prefix)]
+        for start in range(0, len(keys), WRITES_AT_ONCE):
+            await self._tiers.objects.delete(keys[start : start + WRITES_AT_ONCE])
+        log.info("query.forgotten", query=query, stages=len(keys))
