@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pydanube.client.client import Client
+from pydanube.client.blocking import BlockingClient
 from pydanube.client.coverage import SegmentInfo
 from pydanube.client.loop_thread import LoopThread
 from pydanube.client.segments import BlockingSegments, Segments
@@ -52,7 +52,7 @@ _avoided: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 # -- the driver --------------------------------------------------------------------------------------------------------
 
 
-async def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: Client) -> list[OffsetRange]:
+def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: BlockingClient) -> list[OffsetRange]:
     """The same ranges, with the segments that hold some of them. Refused when `always` cannot be had."""
     if options.direct_read == "never":
         return list(ranges)
@@ -61,7 +61,7 @@ async def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: C
     if not wanted:
         return list(ranges)
     try:
-        histories = await client.storage_histories([_place(ranges[number]) for number in wanted])
+        histories = client.storage_histories([_place(ranges[number]) for number in wanted])
     except (Refused, Unavailable) as error:  # no object storage, or nobody who may ask about it
         if options.direct_read == "always":
             told = f"directRead=always: the broker does not say what is in object storage: {error.message}"

@@ -14,10 +14,11 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pydanube.client.fetches import Span
 from pydanube.client.reader import split_batches
@@ -39,9 +40,30 @@ def read(ranges: Iterable[OffsetRange], options: ReadOptions) -> Iterator[pa.Rec
 
 
 def read_range(wanted: OffsetRange, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in order, in the columns that were chosen."""
-    form = RowForm(arrow_schema(options.columns), wanted.topic, wanted.partition)
-    return form.batches(_pieces(wanted, options))
+    """The rows of a range, in order, in the columns that were chosen; only those whose keys the `keyFilter` admits."""
+    columns = options.columns
+    if not options.key_filters:
+        return RowForm(arrow_schema(columns), wanted.topic, wanted.partition).batches(_pieces(wanted, options))
+    keyed = columns if "key" in columns else (*columns, "key")
+    form = RowForm(arrow_schema(keyed), wanted.topic, wanted.partition)
+    batches = (_admitted(batch, options.key_filters) for batch in form.batches(_pieces(wanted, options)))
+    return (batch.select(list(columns)) for batch in batches if batch.num_rows)
+
+
+def _admitted(batch: pa.RecordBatch, globs: Sequence[str]) -> pa.RecordBatch:
+    """The rows whose key matches one of the globs; a row without a key matches none."""
+    keys = batch.column(batch.schema.get_field_index("key"))
+    found = pc.match_like(keys, _like(globs[0]))
+    for glob in globs[1:]:
+        found = pc.or_(found, pc.match_like(keys, _like(glob)))
+    return batch.filter(found)
+
+
+def _like(glob: str) -> str:
+    """The same pattern in the words of SQL, which Arrow matches in time that only grows with the key."""
+    for plain, escaped in (("\\", "\\\\"), ("%", "\\%"), ("_", "\\_"), ("*", "%"), ("?", "_")):
+        glob = glob.replace(plain, escaped)
+    return glob
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
