@@ -12,17 +12,21 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from pydanube.client.blocking import BlockingClient
 from pydanube.client.client import Client
 from pydanube.client.loop_thread import LoopThread
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.positions import Position
 from pydanube.model.topics import TopicDescription
+from pydanube.runtime.clock import SystemClock
 
 from .offsets import TopicView, View
 from .planning import Answers, Question
 
 AT_ONCE: Final = 256
 """Questions on their way; the rest wait here rather than in the broker."""
+
+_clock: Final = SystemClock()
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -32,24 +36,18 @@ class Cluster:
     """Opened by `with`, or by `open` and `close`."""
 
     def __init__(self, servers: str, timeout_s: float) -> None:
-        self.servers = servers
         self._thread = LoopThread()
         self.client = Client(servers, timeout=timeout_s)
+        """For what runs on the loop."""
+        self.blocking = BlockingClient(self.client, self._thread)
+        """The same one, for everybody else."""
 
     def open(self) -> Self:
-        self._thread.start()
-        try:
-            self._thread.call(self.client.open())
-        except BaseException:
-            self._thread.stop()
-            raise
+        self.blocking.open()
         return self
 
     def close(self) -> None:
-        try:
-            self._thread.call(self.client.close())
-        finally:
-            self._thread.stop()
+        self.blocking.close()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -62,6 +60,9 @@ class Cluster:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on the loop and wait."""
         return self._thread.call(coroutine)
+
+    def pause(self, seconds: float) -> None:
+        self.call(_clock.sleep(seconds))
 
     # -- what there is -------------------------------------------------------------------------------------------------
 

@@ -3,15 +3,12 @@
 What is ruled out while the batch is planned is never read. Filters on topic, partition and offset are answered exactly
 that way and taken from Spark; those on times and keys only make less to read, and Spark looks at them again. A filter
 that means nothing here is Spark's alone.
-
-`keyFilter` is no filter of Spark's: nobody looks again, so it is applied to every row.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, TypeGuard
@@ -206,8 +203,6 @@ class Condition:
                 return pc.is_in(values, value_set=pa.array(self.value, values.type))
             case "starts_with":
                 return pc.starts_with(values, pattern=self.value)
-            case "matches":
-                return pc.match_substring_regex(values, pattern=self.value)
         return getattr(pc, self.name)(values, pa.scalar(self.value, values.type))
 
 
@@ -245,19 +240,3 @@ class RowFilter:
         for one in self.conditions:
             rows = rows.filter(one.mask(rows))
         return rows
-
-
-def key_condition(globs: Sequence[str]) -> Condition:
-    """Of a key that matches any of these globs, which have ``*`` and ``?`` as those of consumers do."""
-    assert globs
-    if not any(character in one for one in globs for character in "*?"):
-        return Condition("key", "is_in", tuple(globs))
-    if len(globs) == 1 and not any(character in globs[0][:-1] for character in "*?") and globs[0].endswith("*"):
-        return Condition("key", "starts_with", globs[0][:-1])
-    return Condition("key", "matches", "^(?:" + "|".join(_expression(one) for one in globs) + ")$")
-
-
-def _expression(glob: str) -> str:
-    """For RE2, in which a newline needs to be let in."""
-    words = {"*": r"(?s:.*)", "?": r"(?s:.)"}
-    return "".join(words.get(character) or re.escape(character) for character in glob)

@@ -1,0 +1,183 @@
+"""A stream's progress on the broker: a subscription whose position follows what Spark has finished.
+
+It makes the stream visible (its lag is that of the subscription) and holds retention back: what the subscription has
+not passed is not removed. Where the stream begins is pinned by it too: a new one begins where the stream does, and a
+stream without a checkpoint that finds its subscription goes on where that stands.
+
+Spark's checkpoint alone decides what is read. So the position is moved in the background, a moment behind, by comparing
+first: whoever else moved it (a policy, a person, another stream by mistake) is noticed and not fought.
+
+Invariants
+    the position never passes what Spark has finished, unless somebody else moved it there
+    the position is never moved back
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from copy import copy
+from typing import Final
+
+from pydanube.client.backoff import Backoff
+from pydanube.client.client import Client
+from pydanube.client.routing import worth_retrying
+from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.randomness import seeded
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .cluster import Cluster
+from .offsets import Offsets, TopicOffsets, TopicView
+
+log = get_logger(__name__)
+
+MOVES_AT_ONCE: Final = 256
+
+
+class Progress:
+    """The subscription of one stream, on each of its topics."""
+
+    def __init__(self, cluster: Cluster, subscription: str) -> None:
+        self.subscription = subscription
+        self._cluster = cluster
+        self._stands: dict[str, list[int]] = {}
+        """Where the subscription was last known to stand, by topic and partition."""
+        self._goal: Offsets | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self._failure: DanubeError | None = None
+        self._tasks = Tasks(on_crash=lambda _task, error: self._crashed(error))
+        self._random = seeded()
+        self._clock = SystemClock()
+
+    # -- where a stream begins -----------------------------------------------------------------------------------------
+
+    def pin(self, topic: str, view: TopicView, start: TopicOffsets) -> TopicOffsets:
+        """Where the stream begins on a topic: at `start`, or where the subscription stands that is there already."""
+        stands = self._cluster.call(self._ensured(topic, start))
+        more = view.starts[len(stands) :]  # the topic grew in between: its new partitions are read from their start
+        return TopicOffsets(start.topic_id, tuple([*stands, *more][: len(view.starts)]))
+
+    async def _ensured(self, topic: str, start: TopicOffsets) -> list[int]:
+        """The subscription's positions. Creates it at `start` where it does not exist."""
+        client, name = self._cluster.client, self.subscription
+        while True:
+            try:
+                described = await client.describe_subscription(topic, name)
+            except NotFound:
+                with suppress(AlreadyExists):  # an answer that was lost, or another driver of the same stream
+                    offsets = dict(enumerate(start.offsets))
+                    await client.create_subscription(topic, name, start="earliest", offsets=offsets)
+                continue
+            users = sorted({one.consumer for one in described.partitions if one.consumer})
+            if users:
+                raise Refused(
+                    f"subscription {name!r} on {topic} has consumers attached ({', '.join(users)}): a stream needs one "
+                    f"of its own, choose another name for the option subscription"
+                )
+            self._stands[topic] = [one.position for one in described.partitions]
+            return list(self._stands[topic])
+
+    # -- following Spark -----------------------------------------------------------------------------------------------
+
+    def reached(self, offsets: Offsets) -> None:
+        """Spark has finished all below `offsets`. Returns at once; raises what went wrong since the last time."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise copy(failure)
+        if offsets != self._goal:
+            self._cluster.call(self._go_for(offsets))
+
+    async def _go_for(self, offsets: Offsets) -> None:
+        self._goal = offsets
+        if self._moving is None or self._moving.done():
+            self._moving = self._tasks.spawn(self._move(), f"progress of {self.subscription}")
+
+    def settle(self) -> None:
+        """Wait until the position is where it was last told to be."""
+        self._cluster.call(self._settled())
+
+    async def _settled(self) -> None:
+        if self._moving is not None:
+            await asyncio.shield(self._moving)
+
+    def close(self) -> None:
+        self._cluster.call(self._tasks.close())
+
+    def _crashed(self, error: BaseException) -> None:
+        self._failure = error if isinstance(error, DanubeError) else Refused(f"the progress is lost: {error!r}")
+
+    async def _move(self) -> None:
+        """Move every partition to the newest goal. Cancelled, some have been moved."""
+        backoff = Backoff(self._random)
+        done: Offsets | None = None
+        while done != (goal := self._goal):
+            assert goal is not None
+            try:
+                await self._move_topics(goal)
+                done = goal
+                backoff.reset()
+            except DanubeError as error:
+                if not worth_retrying(error):
+                    raise
+                await self._clock.sleep(backoff.next())
+
+    async def _move_topics(self, goal: Offsets) -> None:
+        for topic, wanted in goal.topics.items():
+            try:
+                await self._move_topic(topic, wanted)
+            except NotFound:
+                self._stands.pop(topic, None)  # deleted; whether that is a loss is decided elsewhere
+
+    async def _move_topic(self, topic: str, wanted: TopicOffsets) -> None:
+        stands = self._stands.get(topic)
+        if stands is None or len(stands) < len(wanted.offsets):
+            stands = self._stands[topic] = await self._ensured(topic, wanted)
+        behind = [
+            (partition, offset)
+            for partition, offset in enumerate(wanted.offsets)
+            if partition < len(stands) and stands[partition] < offset
+        ]
+        turns = asyncio.Semaphore(MOVES_AT_ONCE)
+        moves = [self._move_one(turns, topic, partition, offset, stands) for partition, offset in behind]
+        for outcome in await asyncio.gather(*moves, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _move_one(
+        self, turns: asyncio.Semaphore, topic: str, partition: int, offset: int, stands: list[int]
+    ) -> None:
+        client: Client = self._cluster.client
+        async with turns:
+            try:
+                await client.advance(topic, self.subscription, partition, offset, expected=stands[partition])
+            except NotFound:
+                raise
+            except Refused as error:
+                await self._moved_by_another(topic, partition, offset, stands, error)
+            else:
+                stands[partition] = offset
+
+    async def _moved_by_another(
+        self, topic: str, partition: int, offset: int, stands: list[int], refusal: Refused
+    ) -> None:
+        """It stands elsewhere than we left it: go on from there, unless it is ahead already."""
+        expected = stands[partition]
+        stands[:] = await self._ensured(topic, TopicOffsets(0, tuple(stands)))
+        now = stands[partition]
+        if now == expected:
+            raise refusal
+        if now == offset:
+            return  # it was us: the answer was lost
+        log.warning(
+            "spark.subscription_moved_by_another",
+            topic=topic,
+            subscription=self.subscription,
+            partition=partition,
+            left_at=expected,
+            stands_at=now,
+        )
+        if now < offset:
+            await self._cluster.client.advance(topic, self.subscription, partition, offset, expected=now)
+            stands[partition] = offset
