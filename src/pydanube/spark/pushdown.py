@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, TypeGuard
 
@@ -58,115 +58,6 @@ def asked_for() -> bool:
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHING_WORKER in sys.modules or getattr(main, "name", "") == PUSHING_WORKER
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """[low, high) of whole numbers."""
-
-    low: int = 0
-    high: int = OFFSET_END
-
-    def cut(self, one: Filter, number: int) -> Span | None:
-        """What of it a comparison with a number leaves; None: that cannot be said by two ends."""
-        match one:
-            case EqualTo() | EqualNullSafe():
-                return Span(max(self.low, number), min(self.high, number + 1))
-            case GreaterThan():
-                return Span(max(self.low, number + 1), self.high)
-            case GreaterThanOrEqual():
-                return Span(max(self.low, number), self.high)
-            case LessThan():
-                return Span(self.low, min(self.high, number))
-            case LessThanOrEqual():
-                return Span(self.low, min(self.high, number + 1))
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """What the filters of a query leave to be read."""
-
-    places: tuple[Filter, ...] = ()
-    """On topics and partitions."""
-    offsets: Span = Span()
-    append_times: Span = Span(-(1 << 62), 1 << 62)
-    """Microseconds since 1970."""
-    rows: RowFilter = field(default_factory=lambda: RowFilter())
-
-    def admits(self, topic: str, partition: int) -> bool:
-        values = {"topic": topic, "partition": partition}
-        return all(_holds(one, values) for one in self.places)
-
-    @property
-    def by_time(self) -> bool:
-        return self.append_times != Pushed().append_times
-
-
-def pushed(filters: Iterable[Filter], before: Pushed = Pushed()) -> tuple[Pushed, list[Filter]]:  # noqa: B008  frozen
-    """What they leave, and those that Spark has to look at all the same."""
-    left: list[Filter] = []
-    now = before
-    for one in filters:
-        now, taken = _taken(now, one)
-        if not taken:
-            left.append(one)
-    return now, left
-
-
-def _taken(now: Pushed, one: Filter) -> tuple[Pushed, bool]:
-    """With this filter, and whether it is answered for good."""
-    column = _column(one)
-    value = getattr(one, "value", None)
-    match column:
-        case "topic" | "partition" if _decidable(one, str if column == "topic" else int):
-            return replace(now, places=(*now.places, one)), True
-        case "offset" if _whole(value) and (span := now.offsets.cut(one, value)) is not None:
-            return replace(now, offsets=span), True
-        case "offset" if isinstance(one, In) and one.value and all(map(_whole, one.value)):
-            low, high = max(now.offsets.low, min(one.value)), min(now.offsets.high, max(one.value) + 1)
-            return replace(now, offsets=Span(low, high)), False
-        case "append_time" if isinstance(value, datetime):
-            span = now.append_times.cut(one, micros_from_datetime(value))
-            return (now if span is None else replace(now, append_times=span)), False
-        case "publish_time" | "key":
-            condition = Condition.of(column, one)
-            return (now if condition is None else replace(now, rows=now.rows.plus(condition))), False
-    return now, False
-
-
-def _column(one: Filter) -> str:
-    attribute: tuple[str, ...] = getattr(one.child if isinstance(one, Not) else one, "attribute", ())
-    return attribute[0] if len(attribute) == 1 else ""
-
-
-def _whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _decidable(one: Filter, kind: type) -> bool:
-    """Whether it can be answered for a value that is never null."""
-    match one:
-        case Not():
-            return not isinstance(one.child, Not) and _decidable(one.child, kind)
-        case IsNull() | IsNotNull():
-            return True
-        case In():
-            return all(type(value) is kind for value in one.value)
-        case StringStartsWith() | StringEndsWith() | StringContains():
-            return kind is str and type(one.value) is str
-    return type(one) in _COMPARISONS and type(getattr(one, "value", None)) is kind
-
-
-def _holds(one: Filter, values: dict[str, Any]) -> bool:
-    match one:
-        case Not():
-            return not _holds(one.child, values)
-        case IsNull():
-            return False
-        case IsNotNull():
-            return True
-    return _COMPARISONS[type(one)](values[_column(one)], one.value)  # type: ignore[attr-defined]
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -240,3 +131,118 @@ class RowFilter:
         for one in self.conditions:
             rows = rows.filter(one.mask(rows))
         return rows
+
+
+# -- what is left ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """[low, high) of whole numbers."""
+
+    low: int = 0
+    high: int = OFFSET_END
+
+    def cut(self, one: Filter, number: int) -> Span | None:
+        """What of it a comparison with a number leaves; None: that cannot be said by two ends."""
+        match one:
+            case EqualTo() | EqualNullSafe():
+                return Span(max(self.low, number), min(self.high, number + 1))
+            case GreaterThan():
+                return Span(max(self.low, number + 1), self.high)
+            case GreaterThanOrEqual():
+                return Span(max(self.low, number), self.high)
+            case LessThan():
+                return Span(self.low, min(self.high, number))
+            case LessThanOrEqual():
+                return Span(self.low, min(self.high, number + 1))
+        return None
+
+
+ANY_TIME: Final = Span(-(1 << 62), 1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What the filters of a query leave to be read."""
+
+    places: tuple[Filter, ...] = ()
+    """On topics and partitions."""
+    offsets: Span = Span()
+    append_times: Span = ANY_TIME
+    """Microseconds since 1970."""
+    rows: RowFilter = RowFilter()
+
+    def admits(self, topic: str, partition: int) -> bool:
+        values = {"topic": topic, "partition": partition}
+        return all(_holds(one, values) for one in self.places)
+
+    @property
+    def by_time(self) -> bool:
+        return self.append_times != ANY_TIME
+
+
+def pushed(filters: Iterable[Filter], before: Pushed) -> tuple[Pushed, list[Filter]]:
+    """What they leave, and those that Spark has to look at all the same."""
+    left: list[Filter] = []
+    now = before
+    for one in filters:
+        now, taken = _taken(now, one)
+        if not taken:
+            left.append(one)
+    return now, left
+
+
+def _taken(now: Pushed, one: Filter) -> tuple[Pushed, bool]:
+    """With this filter, and whether it is answered for good."""
+    column = _column(one)
+    value = getattr(one, "value", None)
+    match column:
+        case "topic" | "partition" if _decidable(one, str if column == "topic" else int):
+            return replace(now, places=(*now.places, one)), True
+        case "offset" if _whole(value) and (span := now.offsets.cut(one, value)) is not None:
+            return replace(now, offsets=span), True
+        case "offset" if isinstance(one, In) and one.value and all(map(_whole, one.value)):
+            low, high = max(now.offsets.low, min(one.value)), min(now.offsets.high, max(one.value) + 1)
+            return replace(now, offsets=Span(low, high)), False
+        case "append_time" if isinstance(value, datetime):
+            span = now.append_times.cut(one, micros_from_datetime(value))
+            return (now if span is None else replace(now, append_times=span)), False
+        case "publish_time" | "key":
+            condition = Condition.of(column, one)
+            return (now if condition is None else replace(now, rows=now.rows.plus(condition))), False
+    return now, False
+
+
+def _column(one: Filter) -> str:
+    attribute: tuple[str, ...] = getattr(one.child if isinstance(one, Not) else one, "attribute", ())
+    return attribute[0] if len(attribute) == 1 else ""
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _decidable(one: Filter, kind: type) -> bool:
+    """Whether it can be answered for a value that is never null."""
+    match one:
+        case Not():
+            return not isinstance(one.child, Not) and _decidable(one.child, kind)
+        case IsNull() | IsNotNull():
+            return True
+        case In():
+            return all(type(value) is kind for value in one.value)
+        case StringStartsWith() | StringEndsWith() | StringContains():
+            return kind is str and type(one.value) is str
+    return type(one) in _COMPARISONS and type(getattr(one, "value", None)) is kind
+
+
+def _holds(one: Filter, values: dict[str, Any]) -> bool:
+    match one:
+        case Not():
+            return not _holds(one.child, values)
+        case IsNull():
+            return False
+        case IsNotNull():
+            return True
+    return _COMPARISONS[type(one)](values[_column(one)], one.value)  # type: ignore[attr-defined]
