@@ -279,6 +279,8 @@ def _tiering_settings(settings: Settings) -> TieringSettings:
         log_bytes_max=storage.log_bytes_max,
         cache_bytes=storage.cache_bytes,
         grace_s=storage.grace_s,
+        stage_keep_s=storage.stage_keep_s,
+        staged_query_keep_s=storage.staged_query_keep_s,
     )
 
 

@@ -217,6 +217,13 @@ class StorageSettings(Section):
     grace_s: int = field(
         default=3600, metadata=about(Number(0, 30 * _DAY_S), "How long objects stay that nobody needs any more.")
     )
+    stage_keep_s: int = field(
+        default=_DAY_S, metadata=about(Number(1, 30 * _DAY_S), "How long a stage waits for the commit that names it.")
+    )
+    staged_query_keep_s: int = field(
+        default=90 * _DAY_S,
+        metadata=about(Number(1, 3650 * _DAY_S), "How long it is remembered what a query wrote last by stages."),
+    )
 
 
 @dataclass(frozen=True, slots=True)

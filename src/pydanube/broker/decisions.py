@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pydanube.metadata.store import Delete, Put, Store, list_all
+from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
@@ -193,7 +193,7 @@ class Decisions:
                 for start in range(0, len(plan), WRITES_AT_ONCE):
                     await self._store.transact([], pending_writes(decision, plan[start : start + WRITES_AT_ONCE]))
                 decision.spread = True
-                await self._store.transact([], decision_writes(decision, (), self._clock.now_us()))
+                await self._note_spread(decision)
             except DanubeError as error:
                 decision.spread = False
                 decision.obstacles[-1, -1] = error.message
@@ -203,6 +203,11 @@ class Decisions:
             decision.obstacles.pop((-1, -1), None)
             decision.keys.update(plan)
             decision.waiting.update(plan)
+
+    async def _note_spread(self, decision: Decision) -> None:
+        """Only where it still is as it was decided: a query that was forgotten meanwhile does not come back."""
+        compare = Compare.version(decision_key(decision.number, decision.batch_id), 1)
+        await self._store.transact([compare], decision_writes(decision, (), self._clock.now_us()))
 
     def _hand(self, decision: Decision) -> None:
         if decision.forgotten:

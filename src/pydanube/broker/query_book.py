@@ -37,6 +37,8 @@ class QueryBook:
         self._registry = registry
         self._clock = clock
         self._cached: dict[str, QueryRecord] = {}
+        self._names: dict[int, str] = {}
+        """Queries by their numbers, as far as somebody asked."""
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
@@ -55,6 +57,13 @@ class QueryBook:
     async def find(self, query: str) -> Known | None:
         found = await self._store.get(query_key(query))
         return Known(unpack(found.value, QueryRecord), found.mod_revision) if found is not None else None
+
+    async def find_number(self, number: int) -> Known | None:
+        """The query with this number; None: there is none any more, or none yet."""
+        if number not in self._names:
+            self._names = {known.record.number: known.record.query async for known in self.all()}
+        known = await self.find(self._names[number]) if number in self._names else None
+        return known if known is not None and known.record.number == number else None
 
     async def entered(self, query: str, run: str) -> QueryRecord:
         """The query under this run, whose record is durable. Usually without a look at the metadata: a run that was

@@ -214,8 +214,12 @@ def query_key(query: str) -> str:
     return f"{QUERIES}{query.encode().hex()}"
 
 
+def decisions_of(number: int) -> str:
+    return f"{DECISIONS}{number:016x}/"
+
+
 def decision_key(number: int, batch_id: int) -> str:
-    return f"{DECISIONS}{number:016x}/{batch_id:010d}"
+    return f"{decisions_of(number)}{batch_id:010d}"
 
 
 def decision_of_key(key: str) -> tuple[int, int]:

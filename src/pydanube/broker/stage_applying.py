@@ -21,7 +21,7 @@ from typing import Any, Final
 from pydanube.codec.batch import Batch, resigned
 from pydanube.codec.stage import StageIndex
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
-from pydanube.model.errors import DanubeError
+from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
@@ -180,6 +180,9 @@ class Applier:
                 return
             except DanubeError as failure:
                 error = failure
+            if self._is_gone(decision, key):
+                self._drop(decision, key)
+                return
             tries += 1
             lost = is_lost(error)
             decision.obstacles[key] = error.message
@@ -200,10 +203,11 @@ class Applier:
         for number, position in plan[key]:
             stage_key = decision.object_keys[number]
             section = (await self._reader.index(stage_key)).sections[position]
-            partition = await self._partition(topic, topic_id, index)
-            if partition is None or decision.forgotten:
-                self._drop(decision, key)
+            if decision.forgotten:
                 return
+            partition = await self._partitions.get(topic, index)
+            if self._is_gone(decision, key):
+                raise NotFound(f"topic {topic} was deleted")
             partition.remembered.keep(decision.producer_id)
             skipped = rows_to_skip(partition.remembered.reached(decision.producer_id), decision.batch_id)
             if skipped is None:
@@ -215,17 +219,17 @@ class Applier:
                     await self._publish(partition, decision, batches, sequence, skipped)
             sequence = end
 
-    async def _partition(self, topic: TopicName, topic_id: int, index: int) -> Partition | None:
-        """None: the topic was deleted; another one may have its name."""
-        record = self._registry.find_topic(topic)
-        if record is None or record.topic_id != topic_id:
-            return None
-        return await self._partitions.get(topic, index)
+    def _is_gone(self, decision: Decision, key: Key) -> bool:
+        """Whether the topic was deleted; another one may have its name. Unknown until the plan is read: not yet."""
+        topic = decision.topics.get(key[0])
+        if topic is None:
+            return False
+        record = self._registry.find_topic(TopicName.parse(topic))
+        return record is None or record.topic_id != key[0]
 
     def _drop(self, decision: Decision, key: Key) -> None:
-        if not decision.forgotten:
-            self.dropped += 1
-            log.warning("stages.dropped", **self._about(decision, key), reason="the topic was deleted")
+        self.dropped += 1
+        log.warning("stages.dropped", **self._about(decision, key), reason="the topic was deleted")
 
     async def _publish(
         self, partition: Partition, decision: Decision, batches: list[memoryview], sequence: int, skipped: int

@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from pydanube.core import staging as core
@@ -23,8 +24,10 @@ from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord, StageName
 from pydanube.metadata.store import Store
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
@@ -33,11 +36,15 @@ from .producers import Producers
 from .query_book import LOST_COMPARISONS_MAX, Known, QueryBook, lost_comparisons
 from .registry import Registry
 from .stage_applying import Decision
+from .stage_expiry import StageExpiry
 from .stage_intake import StageIntake, StageWish
 from .stage_reading import StageReader, stages_of
 from .tiers import Tiers
 
 log = get_logger(__name__)
+
+DOUBT_S: Final = 1.0
+"""Between looks at metadata that failed."""
 
 WAIT_S_MAX: Final = 60.0
 """For the messages of a commit: whoever wants to wait longer commits again."""
@@ -74,6 +81,7 @@ class Staging:
         clock: Clock,
         tiers: Tiers,
     ) -> None:
+        self._registry = registry
         self._authorizer = authorizer
         self._clock = clock
         self._tiers = tiers
@@ -81,19 +89,26 @@ class Staging:
         self._reader = StageReader(tiers.objects)
         self._intake = StageIntake(registry, partitions, producers, authorizer, self._book, self._reader, tiers, clock)
         self.decisions = Decisions(registry, partitions, store, tiers.objects, self._reader, clock)
+        self.expiry = StageExpiry(
+            tiers.objects, store, self._book, clock, tiers.settings.stage_keep_s, tiers.settings.staged_query_keep_s
+        )
+        self._tasks = Tasks()
         self._doubtful: dict[int, int] = {}
         """By number: a batch id whose decision was written, or not; the metadata failed just then."""
 
     async def start(self) -> None:
-        """What was decided before goes on by itself."""
+        """What was decided before goes on by itself; what is old goes."""
         await self.decisions.load()
+        self._tasks.spawn(self.expiry.run(), "expiry of stages")
 
     def drain(self) -> None:
         """Nobody waits any longer for what goes on by itself."""
         self.decisions.drain()
 
     async def close(self) -> None:
+        """Cancelled or not: the next start goes on."""
         self.drain()
+        await self._tasks.close()
         await self.decisions.close()
 
     def is_awaited(self, topic_id: int) -> bool:
@@ -150,8 +165,11 @@ class Staging:
                 f"{decision} names a stage that is not there ({error.message}): nothing was published; stage the "
                 f"batch again"
             ) from None
-        for topic in decision.topics.values():
+        for topic_id, topic in decision.topics.items():
             self._authorizer.check(principal, Action.PRODUCE, topic)
+            record = self._registry.find_topic(TopicName.parse(topic))
+            if record is None or record.topic_id != topic_id:
+                raise Refused(f"topic {topic} was deleted since {decision} was staged: nothing was published")
 
     async def _write(self, known: Known, after: QueryRecord, decision: Decision) -> bool:
         """The decision; where its partitions are few, with all its pending keys. False: the comparison was lost."""
@@ -164,6 +182,7 @@ class Staging:
             written = await self._book.replace(known, after, decision_writes(decision, spread, self._clock.now_us()))
         except DanubeError:
             self._doubtful[decision.number] = decision.batch_id
+            self._tasks.spawn(self._clear_up(decision), f"doubts about {decision}")
             raise
         if written:
             decision.keys.update(spread)
@@ -176,6 +195,14 @@ class Staging:
         if batch_id is not None:
             await self.decisions.adopt(number, batch_id)
             del self._doubtful[number]
+
+    async def _clear_up(self, decision: Decision) -> None:
+        """Whoever was told that it may have happened need not come back."""
+        while decision.number in self._doubtful:
+            await self._clock.sleep(DOUBT_S)
+            with suppress(DanubeError):
+                async with self._book.alone_with(decision.query):
+                    await self._remove_doubts(decision.number)
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
@@ -196,6 +223,7 @@ class Staging:
             last_batch_id=record.last_batch_id,
             last_commit_at=record.last_commit_at,
             pending=sum(len(one.waiting) or (not one.applied) for one in decisions),
+            obstacle=next((why for one in decisions for why in one.obstacles.values()), ""),
         )
 
     async def forget(self, principal: Principal, query: str) -> None:

@@ -76,6 +76,8 @@ class TieringSettings:
     log_bytes_max: int
     cache_bytes: int
     grace_s: int
+    stage_keep_s: int = 86_400
+    staged_query_keep_s: int = 90 * 86_400
     store_timeout_s: float = 60.0
     """A call to the store that takes longer has failed; those with many bytes have more time."""
 

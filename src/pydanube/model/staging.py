@@ -30,6 +30,8 @@ class StagedQuery(msgspec.Struct, omit_defaults=True):
     """Microseconds; 0: never."""
     pending: int = 0
     """Partitions that have not got all of what was committed."""
+    obstacle: str = ""
+    """Why, where it takes long."""
 
 
 def check_query(what: str, text: str) -> str:

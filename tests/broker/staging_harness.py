@@ -1,0 +1,90 @@
+"""Queries that write by stages, against a broker without doors."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker_harness import TOPIC, Door, open_broker
+
+from pydanube.broker import Broker, CommitWish, Committed, SectionWish, StageWish
+from pydanube.codec.batch import encode
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.names import TopicName
+from pydanube.runtime.objects import ObjectStore
+
+Rows = dict[int, list[bytes]]
+"""Payloads by partition."""
+
+
+@asynccontextmanager
+async def staging_broker(directory: Path, objects: ObjectStore, crash: bool = False, **changes):
+    """A broker that goes on with what was decided. With `crash` it is left as a killed process leaves it."""
+    async with open_broker(directory, objects=objects, crash=crash, **changes) as broker:
+        await broker.start()
+        try:
+            yield broker
+        finally:
+            await broker.staging.close()
+
+
+@dataclass
+class Query:
+    """One run of a query."""
+
+    broker: Broker
+    name: str = "query"
+    run: str = "run"
+    topic: TopicName = TOPIC
+    parts: int = field(default=0)
+
+    async def stage(self, batch_id: int, rows: Rows, attempt: int = 0, per_batch: int = 1000) -> str:
+        """One stage with these rows."""
+        sections: list[SectionWish] = []
+        body = bytearray()
+        for partition, payloads in rows.items():
+            lengths = []
+            for start in range(0, len(payloads), per_batch):
+                batch = encode(payloads[start : start + per_batch], publish_times=1)
+                lengths.append(len(batch))
+                body += batch + bytes(-len(batch) % 64)
+            sections.append(SectionWish(self.topic, partition, lengths))
+        self.parts += 1
+        wish = StageWish(self.name, self.run, batch_id, 0, attempt, self.parts, sections)
+        return await self.broker.staging.stage(ANONYMOUS, wish, memoryview(body))
+
+    async def commit(self, batch_id: int, *stages: str, wait_ms: int = 30_000) -> Committed:
+        return await self.broker.staging.commit(
+            ANONYMOUS, CommitWish(self.name, self.run, batch_id, list(stages), wait_ms)
+        )
+
+    async def write(self, batch_id: int, *stages: Rows) -> Committed:
+        """Stage and commit."""
+        return await self.commit(batch_id, *[await self.stage(batch_id, rows) for rows in stages])
+
+
+async def payloads(broker: Broker, partition: int = 0, topic: TopicName = TOPIC) -> list[bytes]:
+    return [payload for _, payload in await Door(broker, topic).read_all(partition)]
+
+
+async def stages_in(objects: ObjectStore) -> list[str]:
+    return [info.key async for info in objects.list("stages/")]
+
+
+async def until(condition, seconds: float = 10) -> None:
+    """Let the loop run until it is so; `condition` may be a coroutine function."""
+    async with asyncio.timeout(seconds):
+        while True:
+            found = condition()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def quiet(broker: Broker) -> None:
+    """Until nothing is left of what was decided."""
+    await until(lambda: not broker.staging.decisions._of)
