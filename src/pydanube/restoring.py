@@ -1,7 +1,8 @@
 """`danube storage restore`: an empty data directory and an object store become a broker's data directory.
 
 The order is that of trust again: the directory is locked and stays nobody's until all metadata is in it; its identity
-is written last. Whatever is cut short leaves a directory that no broker starts on: empty it, and begin again.
+is written last. Whatever is cut short leaves a directory that no broker starts on: empty it, and begin again. The store
+is only read: the restored broker takes it over when it starts (storage.tiering.claim), and not before.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from pathlib import Path
 import msgspec
 
 from .broker.restoring import rebuild
-from .broker.tiers import OWNER_KEY
 from .metadata.embedded import EmbeddedStore
 from .metadata.store import Compare, Put
-from .model.errors import NotFound, Refused
+from .model.errors import Refused
 from .runtime.disk import Disk
 from .runtime.objects import ObjectStore
 from .runtime.objects.opening import open_store
 from .server import DEFAULT_NODE, IDENTITY_KEY, METADATA_PART, Components
 from .settings import Settings
 from .storage.directory import DataDirectory
+from .storage.tiering.claim import Owner, owner_of
 from .storage.tiering.restoring import ProgressDone, Restored
 
 
@@ -34,36 +35,33 @@ async def restore(
     """
     world = components or Components.real()
     async with await open_store(settings.store_url, settings.storage.options) as objects:
-        cluster = await owner_of(objects)
+        owner = await owner_of(objects)
         _refuse_used(world.disk, settings)
         data_dir = settings.server.data_dir
         beside = frozenset({"objects"}) if not settings.storage.url else frozenset[str]()
         directory = DataDirectory.begin(
-            world.disk, data_dir, cluster=cluster, node=settings.server.name or DEFAULT_NODE, beside=beside
+            world.disk, data_dir, cluster=owner.cluster, node=settings.server.name or DEFAULT_NODE, beside=beside
         )
         try:
-            report = await _fill(settings, world, objects, directory, progress)
+            report = await _fill(settings, world, objects, directory, owner, progress)
             directory.add_part(METADATA_PART)
             return report
         finally:
             directory.close()
 
 
-async def owner_of(objects: ObjectStore) -> str:
-    """Whose store it is."""
-    try:
-        return bytes(await objects.get(OWNER_KEY)).decode()
-    except NotFound:
-        raise NotFound(f"{objects.url} holds no history: it has no object {OWNER_KEY!r}") from None
-
-
 async def _fill(
-    settings: Settings, world: Components, objects: ObjectStore, directory: DataDirectory, progress: ProgressDone
+    settings: Settings,
+    world: Components,
+    objects: ObjectStore,
+    directory: DataDirectory,
+    owner: Owner,
+    progress: ProgressDone,
 ) -> Restored:
     async with await EmbeddedStore.open(settings.metadata_path, world.clock) as store:
         if await store.revision():
             raise Refused(f"{settings.metadata_path} is not empty: restore into an empty place")
-        report = await rebuild(objects, store, world.clock, directory.identity.cluster, progress)
+        report = await rebuild(objects, store, world.clock, owner, progress)
         mine = msgspec.json.encode(directory.identity)
         await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
     return report

@@ -275,6 +275,7 @@ def _tiering_settings(settings: Settings) -> TieringSettings:
         shared_below_bytes=storage.shared_below_bytes,
         upload_interval_s=UPLOAD_INTERVAL_S,
         upload_bytes_per_s=storage.upload_bytes_per_s,
+        shutdown_upload_s=storage.shutdown_upload_s,
         log_keep_bytes=storage.log_keep_bytes,
         log_bytes_max=storage.log_bytes_max,
         cache_bytes=storage.cache_bytes,

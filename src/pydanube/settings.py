@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, Self
 
 from .model.errors import Invalid
 from .model.limits import KIB, MESSAGE_BYTES_MAX, MIB
+from .model.policies import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 from .model.topics import AckLevel
 from .runtime.telemetry import LEVELS
 from .settings_kinds import (
@@ -193,7 +194,10 @@ class StorageSettings(Section):
         default_factory=dict, metadata=about(Options(), "What the store needs to know, credentials among it.")
     )
     segment_bytes: int = field(
-        default=64 * MIB, metadata=about(Size(64 * KIB, GIB), "A partition that has so much in its log uploads it.")
+        default=64 * MIB,
+        metadata=about(
+            Size(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX), "A partition that has so much in its log uploads it."
+        ),
     )
     segment_age_s: int = field(
         default=600, metadata=about(Number(0, 30 * _DAY_S), "After so long whatever there is is uploaded.")
@@ -203,6 +207,10 @@ class StorageSettings(Section):
     )
     upload_bytes_per_s: int = field(
         default=0, metadata=about(Size(0, 1024 * GIB), "How fast uploads may be. 0: as fast as they go.")
+    )
+    shutdown_upload_s: int = field(
+        default=5,
+        metadata=about(Number(0, 3600), "How long a broker that is stopped may upload what waits. 0: not at all."),
     )
     log_keep_bytes: int = field(
         default=GIB, metadata=about(Size(0, 1024 * GIB), "What stays in the log although it is uploaded: a warm cache.")
@@ -265,7 +273,7 @@ class Settings:
     """Where each value comes from that is not a default, by key."""
 
     def __post_init__(self) -> None:
-        problems = [*self._unordered(), *self._shared_ports()]
+        problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports()]
         if problems:
             raise Invalid("; ".join(problems))
 
@@ -344,6 +352,16 @@ class Settings:
             if self._value(smaller) > self._value(larger):
                 yield f"{smaller}={low} is larger than {larger}={high}: make {smaller} at most {larger}"
 
+    def _narrow_log(self) -> Iterator[str]:
+        """The file that is written cannot be let go of: a log that may be no larger would be full for ever."""
+        limit, file_bytes = self.storage.log_bytes_max, self.log.file_bytes
+        if limit and limit < 2 * file_bytes:
+            yield (
+                f"storage.log_bytes_max={self._shown('storage.log_bytes_max')} has no room for two files of "
+                f"log.file_bytes={self._shown('log.file_bytes')}: raise it to twice that, lower log.file_bytes, or set "
+                f"it to 0 for no limit"
+            )
+
     def _shared_ports(self) -> Iterator[str]:
         taken: dict[int, str] = {}
         for key in ("server.port", "server.grpc_port", "server.admin_port", "server.http_port"):
@@ -370,7 +388,6 @@ def environment_name(key: str) -> str:
 
 
 _NOT_LARGER: Final = (
-    ("storage.shared_below_bytes", "storage.segment_bytes"),
     ("log.group_bytes_max", "log.file_bytes"),
     ("limits.connections_per_address_max", "limits.connections_max"),
     ("limits.message_bytes_max", "limits.pending_publish_bytes_max"),

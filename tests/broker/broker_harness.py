@@ -46,6 +46,7 @@ TIERING = TieringSettings(
     shared_below_bytes=1 << 16,
     upload_interval_s=1.0,
     upload_bytes_per_s=0,
+    shutdown_upload_s=0,
     log_keep_bytes=0,
     log_bytes_max=0,
     cache_bytes=1 << 24,

@@ -16,6 +16,7 @@ from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.claim import Owner
 from pydanube.storage.tiering.manifest import KEPT
 from pydanube.storage.tiering.restoring import Restored
 
@@ -35,7 +36,7 @@ def opened(path: Path, objects: ObjectStore, **changes):
 async def restored(path: Path, objects: ObjectStore, clock: Clock | None = None) -> Restored:
     clock = clock or SystemClock()
     async with await EmbeddedStore.open(path / "metadata.db", clock) as store:
-        return await rebuild(objects, store, clock, "cluster")
+        return await rebuild(objects, store, clock, Owner("cluster"))
 
 
 async def upload(broker) -> None:

@@ -142,10 +142,10 @@ async def test_a_deleted_topic_leaves_nothing_behind_after_the_grace(tmp_path: P
         await broker.tiers.uploader.round(everything=True)
         await broker.delete_topic(ANONYMOUS, TOPIC)
         await broker.tiers.collector.collect_garbage()
-        assert len(await keys(objects)) == 1
+        assert len(await keys(objects, "segments/")) == 1
         clock.advance(3601)
         await broker.tiers.collector.collect_garbage()
-        assert await keys(objects) == []
+        assert await keys(objects, "segments/") == []
 
 
 async def test_retention_takes_segments_out_and_what_is_shared_stays(tmp_path: Path, objects: ObjectStore):

@@ -125,8 +125,7 @@ class Broker:
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
         refusing = self._writer.read_only
-        failing = self.tiers.uploader.failure if self.tiers is not None else None
-        state = "ok" if failing is None else f"uploads fail: {failing.message}"
+        state = (self.tiers.trouble if self.tiers is not None else "") or "ok"
         return BrokerDescription(
             version=__version__,
             node=self._settings.node,

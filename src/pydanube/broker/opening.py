@@ -82,7 +82,7 @@ class Opening:
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
             return Recovered(decide, in_memory, cursors, [])
-        past = await self._past(ownership)
+        past = await self._past(ownership, config.ack_level)
         self._refuse_damaged(ledgers, ownership.uploaded_end)
         data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]
         state = [ledger_id for ledger_id, one in ledgers if one.kind == "state"]
@@ -114,14 +114,16 @@ class Opening:
         summaries = [self._writer.ledger(one) for one in data if one not in self._writer.recovered.damaged]
         return [one for one in summaries if one is not None and one.last_entry >= 0]
 
-    async def _past(self, ownership: Ownership) -> PartitionHistory | None:
+    async def _past(self, ownership: Ownership, ack_level: AckLevel) -> PartitionHistory | None:
         """What of the partition is in object storage."""
         if self._history is None:
             return None
-        first = await self._history.catalog.find(ownership.topic_id, ownership.index, ownership.start_offset)
-        end = ownership.uploaded_end
-        start = first.first_offset if first is not None else end
-        past = PartitionHistory(self._history, ownership.topic_id, ownership.index, start, end)
+        is_dense = ack_level is AckLevel.DURABLE and not ownership.reserved_end  # which a restore sets
+        start, end = ownership.start_offset, ownership.uploaded_end
+        if not is_dense or start > end:
+            first = await self._history.catalog.find(ownership.topic_id, ownership.index, start)
+            start = first.first_offset if first is not None else end
+        past = PartitionHistory(self._history, ownership.topic_id, ownership.index, start, end, is_dense)
         if end:
             await past.load_sizes()
         return past

@@ -35,6 +35,7 @@ from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering import restoring
 from pydanube.storage.tiering.catalog import SEGMENTS, Segment, entries, garbage, garbage_key, parse
+from pydanube.storage.tiering.claim import Owner, next_restore
 from pydanube.storage.tiering.manifest import BASE_KEY, places_of
 from pydanube.storage.tiering.restoring import Key, Progress, ProgressDone, Restored, Tail
 
@@ -50,6 +51,12 @@ OFFSETS_PER_S: Final = 1_000_000
 BEHIND_S_MIN: Final = 60
 """Clocks differ, and a manifest says what was known when its writing began."""
 
+LEFT_OUT_KEPT_US: Final = 24 * 3600 * MICROSECONDS
+"""What was left out may be looked at for so long, and the usual grace period after it, before it is deleted."""
+
+MANIFESTS_PER_RESTORE_BITS: Final = 44
+"""A manifest's number is the metadata's revision and this, times the restores: newer is higher over restores too."""
+
 IDS_SKIPPED: Final = 1_000_000
 EPOCHS_SKIPPED: Final = 1_000
 COUNTERS: Final = ("topic", "subscription", "producer", LEDGER_COUNTER)
@@ -59,13 +66,13 @@ _OF_TOPIC: Final = ("/access/", "/partitions/", "/producers/", SEGMENTS, "/subsc
 
 
 async def rebuild(
-    objects: ObjectStore, store: Store, clock: Clock, cluster: str, progress: ProgressDone = lambda _: None
+    objects: ObjectStore, store: Store, clock: Clock, owner: Owner, progress: ProgressDone = lambda _: None
 ) -> Restored:
     """Fill an empty metadata store. Raises NotFound or Corrupt where no manifest is whole. Cancelled or failed: what
     is in the store is worth nothing."""
     report = Restored()
-    manifest = await restoring.newest_manifest(objects, cluster, report)
-    rebuilding = _Rebuilding(objects, store, manifest, clock.now_us(), report, progress)
+    manifest = await restoring.newest_manifest(objects, owner.cluster, report)
+    rebuilding = _Rebuilding(objects, store, manifest, owner, clock.now_us(), report, progress)
     await rebuilding.run()
     log.info(
         "metadata.restored",
@@ -95,6 +102,7 @@ class _Rebuilding:
         objects: ObjectStore,
         store: Store,
         manifest: Manifest,
+        owner: Owner,
         now_us: int,
         report: Restored,
         progress: ProgressDone,
@@ -102,6 +110,7 @@ class _Rebuilding:
         self._objects = objects
         self._store = store
         self._manifest = manifest
+        self._owner = owner
         self._now_us = now_us
         self._report = report
         self._progress = progress
@@ -124,7 +133,10 @@ class _Rebuilding:
             await self._end_topic(topic_id)
         for name, last in self._counters.items():
             await self._put(counter_key(name), b"%d" % (last + IDS_SKIPPED))
-        await self._put(BASE_KEY, b"%d" % (self._manifest.number + 1))
+        restore, claim = next_restore(self._owner)
+        await self._put(claim.key, claim.value)
+        # Higher than whatever the lost broker still writes, should it live: its manifests count no more.
+        await self._put(BASE_KEY, b"%d" % max(self._manifest.number + 1, restore << MANIFESTS_PER_RESTORE_BITS))
         await self._flush()
         self._report.topics = len(self._topics)
 
@@ -172,7 +184,8 @@ class _Rebuilding:
         """Into the catalog. They come in order, so the last one of a partition is its tail."""
         known = self._known.setdefault((segment.topic_id, segment.index), _Known())
         known.tail.advance(segment)
-        segment.record.total = known.total = known.total + segment.bytes
+        # As it was, so that what the catalog has lost still shows; what came later goes on from there.
+        known.total = segment.record.total = segment.record.total or known.total + segment.bytes
         self._wanted[segment.record.object] = segment.record.object_bytes
         self._seen(LEDGER_COUNTER, segment.record.ledger_id)
         self._report.segments += 1
@@ -213,7 +226,7 @@ class _Rebuilding:
         self._report.added += sorted(added)
         self._report.left_out += sorted({one.record.object for one in found} - added)
         for key in self._report.left_out:
-            await self._put(garbage_key(key), garbage(key, self._now_us).value)
+            await self._put(garbage_key(key), garbage(key, self._now_us + LEFT_OUT_KEPT_US).value)
 
     def _starts(self, topic: TopicRecord, known: _Known) -> frozenset[int]:
         reserved, starts = known.record.reserved_end, {known.tail.end, known.record.start_offset}

@@ -144,7 +144,7 @@ class Storage:
         async for name, record, index, offset in self._walk(topic, place):
             if found and (len(found) >= PARTITIONS_MAX or self._clock.monotonic() >= deadline):
                 return await self._status(tiers, place), found, StoragePlace(str(name), index, offset)
-            about = await self._usage_of(name, record, index) if not offset else PartitionUsage(str(name), index)
+            about = await self._usage_of(tiers, name, record, index) if not offset else PartitionUsage(str(name), index)
             about, offset, some = await self._count(tiers, record.topic_id, about, offset, COUNTED_MAX - counted)
             counted += some
             found.append(about)
@@ -169,7 +169,7 @@ class Storage:
                 return about, page[-1].end_offset, some
         return about, 0, some
 
-    async def _usage_of(self, topic: TopicName, record: TopicRecord, index: int) -> PartitionUsage:
+    async def _usage_of(self, tiers: Tiers, topic: TopicName, record: TopicRecord, index: int) -> PartitionUsage:
         bounds = await self._bounds(record.topic_id, index)
         about = PartitionUsage(str(topic), index, bounds.start, bounds.uploaded_end, bounds.uploaded_end)
         try:
@@ -181,8 +181,10 @@ class Storage:
             return replace(about, health=error.message)
         stream = partition.stream
         first = max(bounds.uploaded_end, stream.start_offset)
+        unreadable = tiers.uploader.unreadable.get((record.topic_id, index))
         return replace(
             about,
+            health=about.health if unreadable is None else unreadable.error.message,
             start_offset=stream.start_offset,
             end_offset=stream.end_offset,
             log_bytes=partition.describe("").stored_bytes,
@@ -201,11 +203,11 @@ class Storage:
 
     async def _status(self, tiers: Tiers, place: StoragePlace) -> StorageStatus:
         failure, refusal = tiers.uploader.failure, tiers.refusal()
-        refused = isinstance(failure, Refused | Denied | Unauthenticated | Invalid)
+        damaged = next((one.error.message for one in tiers.uploader.unreadable.values()), "")
         return StorageStatus(
             url=tiers.objects.url,
-            uploads="ok" if failure is None else "refused" if refused else "failing",
-            failure=failure.message if failure is not None else "",
+            uploads=_uploads(failure, damaged),
+            failure=failure.message if failure is not None else damaged,
             failing_since=tiers.uploader.failing_since_us if failure is not None else 0,
             refusing=refusal.message if refusal is not None else "",
             log_bytes=self._writer.stored_bytes,
@@ -366,6 +368,13 @@ class Storage:
         have = record.config().partition_count
         if not 0 <= partition < have:
             raise NotFound(f"topic {topic} has {have} partitions: there is no partition {partition}")
+
+
+def _uploads(failure: DanubeError | None, damaged: str) -> str:
+    """In a word."""
+    if failure is None:
+        return "damaged" if damaged else "ok"
+    return "refused" if isinstance(failure, Refused | Denied | Unauthenticated | Invalid) else "failing"
 
 
 def _is_stored(record: TopicRecord) -> bool:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
-from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
 from pydanube.core.tiering import TieringPolicy
 from pydanube.metadata.store import Store, list_all
-from pydanube.model.errors import AlreadyExists, DanubeError, Refused, Unavailable
+from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
+from pydanube.storage.tiering.claim import Claim
 from pydanube.storage.tiering.collecting import Collector
 from pydanube.storage.tiering.history import History
 from pydanube.storage.tiering.manifest import Manifests
@@ -34,9 +34,6 @@ from .records import TOPICS, TopicRecord, unpack
 from .tiering import TieredPartition
 
 log = get_logger(__name__)
-
-OWNER_KEY: Final = "danube-cluster"
-"""The object that says whose store it is."""
 
 LAST_MANIFEST_S: Final = 5.0
 """How long the end of a broker waits for it."""
@@ -72,6 +69,7 @@ class TieringSettings:
     shared_below_bytes: int
     upload_interval_s: float
     upload_bytes_per_s: int
+    shutdown_upload_s: int
     log_keep_bytes: int
     log_bytes_max: int
     cache_bytes: int
@@ -99,12 +97,11 @@ class Tiers:
         settings: TieringSettings,
         cluster: str,
     ) -> None:
-        self._cluster = cluster
-        self._claimed = False
         self._next_merge = 0.0
         self._store = store
         self.objects = objects = PatientStore(objects, settings.store_timeout_s)
         self.settings = settings
+        self.claim = Claim(objects, store, cluster, clock)
         self.catalog = Catalog(store)
         self.history = History(objects, self.catalog, tasks, settings.cache_bytes)
         self.partitions: dict[tuple[int, int], TieredPartition] = {}
@@ -117,7 +114,8 @@ class Tiers:
         self.merger = Merger(
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )
-        self.collector = Collector(objects, self.catalog, clock, settings.grace_s * MICROSECONDS, self._is_being_made)
+        grace_us = settings.grace_s * MICROSECONDS
+        self.collector = Collector(objects, self.catalog, clock, grace_us, self._is_being_made, self.check_ours)
 
     def _sealed(self) -> Iterable[Sealed]:
         return list(self.partitions.values())
@@ -132,6 +130,7 @@ class Tiers:
             both.create_task(self._keep_collecting())
 
     async def _keep_uploading(self) -> None:
+        """What nobody foresaw is said like any other failure, and tried again like it: uploads never end unseen."""
         made, started = 0, self._clock.monotonic()
         while True:
             appended = self._writer.appended_bytes
@@ -140,17 +139,31 @@ class Tiers:
             if self._waits_for_a_burst(self._writer.appended_bytes - appended, pause_s, started):
                 continue
             started = self._clock.monotonic()
-            made = await self.uploader.round(everything=self._is_nearly_full) if await self._is_ours() else 0
-            if made:
-                await self.trim()
-            if self._claimed:
-                await self._merge()
-                await self.manifests.keep()
+            try:
+                made = await self._round()
+            except Exception as error:
+                made = 0
+                log.exception("upload.crashed", store=self.objects.url)
+                self.uploader.fail(Unavailable(f"uploading failed: {type(error).__name__}: {error}"))
+
+    async def _round(self) -> int:
+        """Upload what is due, let the log go of what is uploaded, merge, write a manifest. How many objects it made."""
+        ours = await self._is_ours()
+        made = await self.uploader.round(everything=self._is_nearly_full) if ours else 0
+        if self._writer.stored_bytes > self._kept_bytes:
+            await self.trim()  # also when nothing was made: what pinned a file may have been synced since
+        if ours:
+            await self._merge()
+            await self.manifests.keep()
+        return made
 
     async def _keep_collecting(self) -> None:
         for collection in count():
             await self._clock.sleep(COLLECT_EVERY_S)
-            await self._collect(orphans=collection % ORPHANS_EVERY == 0)
+            try:
+                await self._collect(orphans=collection % ORPHANS_EVERY == 0)
+            except Exception:
+                log.exception("collection.crashed", store=self.objects.url)
 
     async def _merge(self) -> None:
         """Small segments, while there is nothing more important to do."""
@@ -188,29 +201,47 @@ class Tiers:
         return made
 
     async def close(self) -> None:
-        """A last manifest, if the store takes it soon. Cancelled: the one before counts."""
-        if self._claimed:
+        """What waits and a last manifest, if the store takes them soon. Cancelled: what was uploaded counts."""
+        await self._upload_rest()
+        if self.claim.is_held:
             try:
                 async with asyncio.timeout(LAST_MANIFEST_S):
                     await self.manifests.write()
             except (DanubeError, TimeoutError) as error:
                 log.warning("manifest.failed", store=self.objects.url, error=str(error))
 
+    async def _upload_rest(self) -> None:
+        """A broker that ends in order leaves nothing behind that only its disk has, as far as the time for it goes."""
+        seconds = self.settings.shutdown_upload_s
+        if not seconds or self.uploader.failure is not None or not self._waiting_bytes:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while await self.upload(self.partitions.keys()):
+                    pass
+        except TimeoutError:
+            log.warning("upload.cut_short", store=self.objects.url, seconds=seconds, left_bytes=self._waiting_bytes)
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return sum(waiting.bytes for one in self.partitions.values() if (waiting := one.waiting()) is not None)
+
     async def check_ours(self) -> None:
-        """Raises why the store is not this cluster's, or why nobody knows: what is in it may be somebody else's."""
-        if not await self._is_ours():
-            assert self.uploader.failure is not None
-            raise copy(self.uploader.failure)
+        """Raises why the store is not this broker's, or why nobody knows: what is in it may be somebody else's."""
+        try:
+            await self.claim.check(now=True)
+        except DanubeError as error:
+            self.uploader.fail(error)
+            raise
 
     async def _is_ours(self) -> bool:
-        """Whether the store is this cluster's: nothing is put among somebody else's objects."""
-        if not self._claimed:
-            try:
-                await claim(self.objects, self._cluster)
-                self._claimed = True
-            except DanubeError as error:
-                self.uploader.fail(error)
-        return self._claimed
+        """Whether the store is this broker's: nothing is put among somebody else's objects."""
+        try:
+            await self.claim.check(now=self.uploader.failure is not None)
+        except DanubeError as error:
+            self.uploader.fail(error)
+            return False
+        return True
 
     async def _collect(self, orphans: bool) -> None:
         """Only where the store is ours: what another cluster has there would all be orphans."""
@@ -234,9 +265,7 @@ class Tiers:
 
     async def trim(self) -> None:
         """Give back the files of the log that are uploaded, but for the newest: they are a warm cache."""
-        keep, limit = self.settings.log_keep_bytes, self.settings.log_bytes_max
-        if limit:
-            keep = min(keep, limit // 2)  # or the cache would stand in the way of publishes
+        keep = self._kept_bytes
         if self._writer.stored_bytes > keep:
             self._carry_forward()
         try:
@@ -246,6 +275,11 @@ class Tiers:
             return
         if released:
             log.info("log.trimmed", generations=released)
+
+    @property
+    def _kept_bytes(self) -> int:
+        keep, limit = self.settings.log_keep_bytes, self.settings.log_bytes_max
+        return min(keep, limit // 2) if limit else keep  # or the cache would stand in the way of publishes
 
     def _carry_forward(self) -> None:
         carried = 0
@@ -271,21 +305,21 @@ class Tiers:
             f"does not keep up{why}; send it again"
         )
 
+    @property
+    def trouble(self) -> str:
+        """What somebody should look at; empty while all is well."""
+        if (refusal := self.refusal()) is not None:
+            return f"publishes are refused: {refusal.message}"
+        if self.uploader.failure is not None:
+            return f"uploads fail: {self.uploader.failure.message}"
+        if unreadable := self.uploader.unreadable:
+            first = next(iter(unreadable.values())).error.message
+            others = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
+            return f"a partition cannot be uploaded: {first}{others}"
+        return ""
+
     async def forget_topic(self, topic_id: int) -> None:
         """A deleted topic's segments leave the catalog. Cancelled: the next collection finds the rest."""
         for key in [key for key in self.partitions if key[0] == topic_id]:
             del self.partitions[key]
         await self.catalog.remove_topic(topic_id, self._clock.now_us())
-
-
-async def claim(objects: ObjectStore, cluster: str) -> None:
-    """Write down whose store it is. Raises Refused when it is somebody else's."""
-    try:
-        await objects.put(OWNER_KEY, cluster.encode(), create=True)
-    except AlreadyExists:
-        owner = bytes(await objects.get(OWNER_KEY)).decode(errors="replace")
-        if owner != cluster:
-            raise Refused(
-                f"{objects.url} holds the history of cluster {owner}, and this is {cluster}: use another prefix, or "
-                f"`danube storage restore` to take it over"
-            ) from None

@@ -81,9 +81,8 @@ def _usage_json(found: StorageUsage) -> dict[str, Any]:
 
 
 def _status(status: StorageStatus, total: PartitionUsage) -> list[tuple[str, object]]:
-    uploads: str = status.uploads
-    if status.failing_since:
-        uploads = f"{status.uploads} since {_time(status.failing_since)}: {status.failure}"
+    since = f" since {_time(status.failing_since)}" if status.failing_since else ""
+    uploads = f"{status.uploads}{since}: {status.failure}" if status.failure else status.uploads
     limit = f" of {size(status.log_bytes_max)} allowed" if status.log_bytes_max else ""
     waits = f"{size(total.waiting_bytes)}, {plural(total.waiting_messages, 'message')}"
     told: list[tuple[str, object]] = [

@@ -14,8 +14,8 @@ from .errors import Invalid
 from .limits import KIB, MIB
 
 SEGMENT_BYTES_MIN: Final = 64 * KIB
-SEGMENT_BYTES_MAX: Final = 1024 * MIB
-"""Of what is made of it in memory, whole."""
+SEGMENT_BYTES_MAX: Final = 512 * MIB
+"""An object is made in memory, whole; some stores need a copy of it, and Redis takes no more."""
 
 
 class BacklogAction(IntEnum):

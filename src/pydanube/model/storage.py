@@ -27,7 +27,8 @@ class StorageStatus:
     url: str
     """Without credentials."""
     uploads: str = "ok"
-    """"ok", "failing" (tried again by itself), or "refused" (somebody has to do something)."""
+    """"ok", "failing" (tried again by itself), "refused" (somebody has to do something), or "damaged" (the log of some
+    partition cannot be read; the others are uploaded)."""
     failure: str = ""
     failing_since: int = 0
     """Microseconds since 1970; 0 while uploads work."""

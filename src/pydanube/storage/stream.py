@@ -68,6 +68,9 @@ class Past(Protocol):
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         """Batches from the first one that ends after `offset`; none behind the last."""
 
+    async def check_gap(self, offset: int) -> None:
+        """Corrupt where it should have what follows from `offset` on, and has not."""
+
     async def find_time(self, time_us: int, start: int) -> int | None:
         """The first offset from `start` on of a batch appended at or after this time; None when it has none."""
 
@@ -146,10 +149,13 @@ class LoggedStream:
     async def _read_past(self, past: Past, offset: int, bytes_max: int) -> list[memoryview]:
         end = past.end
         views = await past.read(offset, bytes_max)
-        if views:
+        if views and offsets_of(views[0])[0] <= offset:
             return views
         if offset < self.start_offset:  # retention took it meanwhile
             return await self.read(self.start_offset, bytes_max)
+        if views:
+            await past.check_gap(offset)
+            return views
         raise Corrupt(
             f"offsets up to {end} were uploaded, and the catalog has none from {offset} on: "
             f"restore the metadata from a backup"

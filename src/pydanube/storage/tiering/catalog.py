@@ -131,6 +131,19 @@ class Catalog:
         pairs = await self._store.list(prefix, start_after=f"{prefix}{max(0, offset):016x}", limit=limit)
         return [parse(one) for one in pairs]
 
+    async def before(self, topic_id: int, index: int, offset: int) -> Segment | None:
+        """The last segment that ends at `offset` or before it; by halving."""
+        best: Segment | None = None
+        start, middle, end = 0, offset - 1, offset
+        while start < end:
+            segment = await self.find(topic_id, index, middle)
+            if segment is not None and segment.end_offset <= offset:
+                best, start = segment, segment.end_offset
+            else:
+                end = middle
+            middle = (start + end) // 2
+        return best
+
     async def find_time(self, topic_id: int, index: int, time_us: int, start: int, end: int) -> Segment | None:
         """The first segment within [start, end) that was still appended to at `time_us`; by halving."""
         best: Segment | None = None

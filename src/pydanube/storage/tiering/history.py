@@ -282,7 +282,11 @@ def stretches_of(section: Section) -> list[Stretch]:
 class PartitionHistory:
     """One partition's part of it."""
 
-    def __init__(self, history: History, topic_id: int, index: int, start: int, end: int) -> None:
+    def __init__(
+        self, history: History, topic_id: int, index: int, start: int, end: int, is_dense: bool = False
+    ) -> None:
+        """`is_dense`: every offset was given to a message, so that none can be missing."""
+        self._is_dense = is_dense
         self._history = history
         self._topic_id = topic_id
         self._index = index
@@ -302,6 +306,21 @@ class PartitionHistory:
                 pass  # it may have left the catalog meanwhile, and its object the store
         segment = self._latest = await self._history.catalog.find(self._topic_id, self._index, offset)
         return await self._history.read(segment, offset, bytes_max) if segment is not None else []
+
+    async def check_gap(self, offset: int) -> None:
+        """Corrupt where what follows from `offset` on has left the catalog by mistake. Where a crash or a restore left
+        offsets out, the bytes of the segments on both sides add up."""
+        catalog = self._history.catalog
+        after = await catalog.find(self._topic_id, self._index, offset)
+        if after is None or after.first_offset <= offset:
+            return  # it is there by now
+        before = await catalog.before(self._topic_id, self._index, offset)
+        missing = after.record.total - after.bytes - before.record.total if before is not None else 0
+        if self._is_dense or (missing and after.record.total):
+            raise Corrupt(
+                f"offsets {offset}..{after.first_offset - 1} of partition {self._index} of topic {self._topic_id} were "
+                f"uploaded, and the catalog lists no object for them: restore the metadata from a backup"
+            )
 
     async def find_time(self, time_us: int, start: int) -> int | None:
         return await self._history.find_time(self._topic_id, self._index, time_us, start, self.end)

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter
@@ -82,6 +82,12 @@ class UploadSettings:
     """0: as fast as it goes."""
 
 
+class Unreadable(NamedTuple):
+    error: Corrupt
+    again_at: float
+    """When it is tried again."""
+
+
 class Uploader:
     """Makes objects out of what partitions have. One for each broker."""
 
@@ -105,8 +111,8 @@ class Uploader:
         """Why the last upload did not work; None while they do."""
         self.failing_since_us = 0
         """When that began."""
-        self.unreadable: dict[tuple[int, int], tuple[Corrupt, float]] = {}
-        """Partitions that cannot be uploaded, why, and when they are tried again."""
+        self.unreadable: dict[tuple[int, int], Unreadable] = {}
+        """Partitions whose log is damaged, until they can be uploaded again."""
         self.making = ""
         """The object that may be in the store and is not in the catalog yet."""
         self.uploaded_bytes = 0
@@ -124,10 +130,13 @@ class Uploader:
         made = 0
         async with self._uploading:
             tiers = {(one.topic_id, one.index): one for one in self._partitions()}
+            self.unreadable = {key: one for key, one in self.unreadable.items() if key in tiers}
             if only is not None:
                 tiers = {key: one for key, one in tiers.items() if key in only}
-            waiting = self._waiting(tiers.values())
-            for job in plan(waiting, self._clock.now_us(), self._settings.policy, everything):
+            jobs = plan(self._waiting(tiers.values()), self._clock.now_us(), self._settings.policy, everything)
+            if not jobs and only is None:
+                self.failure, self._retry_s = None, RETRY_S_MIN  # what failed is not wanted any more
+            for job in jobs:
                 try:
                     made += await self._upload(job, tiers)
                 except DanubeError as error:
@@ -149,8 +158,8 @@ class Uploader:
 
     def _waiting(self, tiers: Iterable[Sealed]) -> list[Waiting]:
         now = self._clock.monotonic()
-        self.unreadable = {key: one for key, one in self.unreadable.items() if one[1] > now}
-        readable = [one for one in tiers if (one.topic_id, one.index) not in self.unreadable]
+        aside = {key for key, one in self.unreadable.items() if one.again_at > now}
+        readable = [one for one in tiers if (one.topic_id, one.index) not in aside]
         return [found for one in readable if (found := one.waiting()) is not None]
 
     def fail(self, error: DanubeError) -> None:
@@ -173,6 +182,7 @@ class Uploader:
                 self._set_aside(part, error)
                 rest = Job(tuple(one for one in job.parts if one is not part))
                 return await self._upload(rest, tiers)  # without what was gathered of it
+            self.unreadable.pop((part.topic_id, part.index), None)
             if sections:
                 histories.append((tier, sections))
         if not histories:
@@ -193,7 +203,7 @@ class Uploader:
 
     def _set_aside(self, part: Waiting, error: Corrupt) -> None:
         log.error("upload.unreadable", topic=part.topic_id, partition=part.index, error=error.message)
-        self.unreadable[part.topic_id, part.index] = (error, self._clock.monotonic() + UNREADABLE_S)
+        self.unreadable[part.topic_id, part.index] = Unreadable(error, self._clock.monotonic() + UNREADABLE_S)
 
     async def _gather(self, builder: SegmentBuilder, tier: Sealed, part: Waiting) -> int:
         """Add a partition's batches, a section for each ledger. Returns how many sections."""

@@ -1,0 +1,182 @@
+"""The broker's care for its uploads: nothing stops unseen, nothing stays that could go, and an end is an upload."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
+
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Unavailable
+from pydanube.model.storage import StoragePlace
+from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects.memory import MemoryStore
+
+LIMITED = replace(SMALL, log_bytes_max=4 * WAL.file_bytes, upload_interval_s=0.01)
+
+
+def state_of(broker) -> str:
+    return broker.describe(ANONYMOUS).state
+
+
+async def until(holds, seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_upload(tmp_path: Path):
+    objects = Moody()
+    objects.mood = "away"
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
+        door = Door(broker)
+        await door.create()
+        with pytest.raises(Unavailable, match="log_bytes_max"):
+            await filled(door, 1000)
+        assert state_of(broker).startswith("publishes are refused: ")
+        objects.mood = "fine"
+        await upload_all(broker, trim=False)  # and the broker dies before it trims
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
+        assert broker.tiers.refusal() is not None
+        door = Door(broker)
+        await door.fetch()
+        running = asyncio.create_task(broker.tiers.run())
+        await until(lambda: broker.tiers.refusal() is None)
+        await door.publish(await door.producer(), [b"x"])
+        running.cancel()
+
+
+async def test_what_is_uploaded_leaves_the_log_soon_although_no_more_comes(tmp_path: Path):
+    soon = replace(SMALL, upload_interval_s=0.01)
+    async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=soon) as broker:
+        running = asyncio.create_task(broker.tiers.run())
+        door = Door(broker)
+        await door.create()
+        await filled(door, 100)
+        await until(lambda: broker._writer.stored_bytes <= WAL.file_bytes)
+        running.cancel()
+
+
+class Broken:
+    """A partition with a mistake in it."""
+
+    topic_id, index, segment_bytes = 99, 0, 0
+
+    def waiting(self):
+        raise ZeroDivisionError("a mistake")
+
+
+async def test_a_mistake_in_an_upload_is_said_and_uploads_go_on_after_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("pydanube.storage.tiering.uploader.RETRY_S_MIN", 0.01)
+    soon = replace(SMALL, upload_interval_s=0.01)
+    objects = MemoryStore()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=soon) as broker:
+        broker.tiers.partitions[99, 0] = Broken()
+        running = asyncio.create_task(broker.tiers.run())
+        await until(lambda: "ZeroDivisionError: a mistake" in state_of(broker))
+        del broker.tiers.partitions[99, 0]
+        door = Door(broker)
+        await door.create()
+        await filled(door, 5)
+        await until(lambda: state_of(broker) == "ok" and broker.tiers.uploader.objects_made)
+        running.cancel()
+
+
+async def test_a_failure_is_over_when_what_failed_was_deleted(tmp_path: Path):
+    objects = Moody()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 5)
+        objects.mood = "away"
+        await broker.tiers._round()
+        assert state_of(broker).startswith("uploads fail: ")
+        objects.mood = "fine"
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.tiers._round()
+        assert state_of(broker) == "ok"
+
+
+async def test_a_partition_whose_log_is_damaged_is_named_until_it_can_be_uploaded(tmp_path: Path):
+    settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1, "clock": ManualClock()}
+    async with open_broker(tmp_path, **settings) as broker:
+        damaged, fine = door_to(broker, "damaged"), door_to(broker, "fine")
+        for door in (damaged, fine):
+            await door.create()
+            await filled(door, 5)
+        (first, *_) = sorted((tmp_path / "wal").glob("*.log"))
+        whole = first.read_bytes()
+        where = whole.index(b"00000120x")
+        first.write_bytes(whole[:where] + b"?" + whole[where + 1 :])
+        await upload_all(broker)
+        assert state_of(broker).startswith("a partition cannot be uploaded: ")
+        status, partitions, _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        assert status.uploads == "damaged" and status.failure
+        assert [(one.topic, one.health == "ok") for one in partitions] == [
+            ("/default/damaged", False),
+            ("/default/fine", True),
+        ]
+        first.write_bytes(whole)
+        settings["clock"].advance(61)
+        await upload_all(broker)
+        assert state_of(broker) == "ok"
+        status, partitions, _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        assert status.uploads == "ok" and {one.health for one in partitions} == {"ok"}
+
+
+async def test_what_waits_is_uploaded_when_the_broker_ends_in_order(tmp_path: Path):
+    objects = MemoryStore()
+    ending = replace(SMALL, segment_age_s=3600, segment_bytes=1 << 30, shutdown_upload_s=20)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
+        doors = [door_to(broker, f"t-{n}") for n in range(5)]
+        for door in doors:
+            await door.create()
+            await filled(door, 1, size=1)
+        await filled(doors[0], 32, first=1)
+        assert await keys(objects) == []
+    assert len(await keys(objects)) == 2, "one of its own, and one that the small ones share"
+    assert len(await keys(objects, "manifests/")) == 1
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending, tail_bytes=1) as broker:
+        for door in doors:
+            door.broker = broker
+        usage = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        assert [one.waiting_messages for one in usage[1]] == [0] * 5
+        assert await everything(doors[0]) == list(range(3300))
+
+
+@pytest.mark.parametrize("mood", ["hanging", "away"])
+async def test_the_end_waits_no_longer_for_the_store_than_it_may(tmp_path: Path, mood: str):
+    objects = Moody()
+    ending = replace(SMALL, segment_age_s=3600, shutdown_upload_s=1)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 1)
+        await broker.tiers.check_ours()
+        objects.mood = mood
+        began = time.monotonic()
+    assert time.monotonic() - began < 9, "a second for what waits, five for the manifest"
+    objects.mood = "fine"
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
+        assert await everything(Door(broker)) == list(range(100))
+
+
+async def test_collections_leave_objects_of_others_under_the_same_prefix_alone(tmp_path: Path):
+    objects, clock = MemoryStore(), ManualClock()
+    others = ["stages/0000000000000001/0000000002/18f-0-1-0-abc", "mine/notes.txt", "segments.txt"]
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 5)
+        await upload_all(broker)
+        for key in [*others, "segments/shared/00000000/orphan.seg"]:
+            await objects.put(key, b"bytes")
+        clock.advance(10**9)
+        await broker.tiers._collect(orphans=True)
+        left = await keys(objects, "")
+        assert set(others) < set(left)
+        assert not [key for key in left if "orphan" in key]
+        assert await everything(door) == list(range(500))

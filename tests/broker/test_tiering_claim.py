@@ -1,0 +1,218 @@
+"""Whose store it is: other clusters keep out, and a broker that was given up for lost lets the restored one work."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
+
+from pydanube.broker.restoring import rebuild
+from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.model.errors import Corrupt, Denied, Refused
+from pydanube.runtime.clock import ManualClock, SystemClock
+from pydanube.runtime.objects import Capabilities
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.claim import CHECK_S, OWNER_KEY, Claim, Owner, owner_of
+from pydanube.storage.tiering.manifest import candidates
+
+
+@asynccontextmanager
+async def claim_of(path: Path, objects, cluster: str = "cluster", clock=None):
+    await asyncio.to_thread(path.mkdir, exist_ok=True)
+    async with await EmbeddedStore.open(path / "metadata.db", SystemClock()) as store:
+        yield Claim(objects, store, cluster, clock or SystemClock())
+
+
+async def restored(path: Path, objects, clock=None) -> None:
+    await asyncio.to_thread(path.mkdir, exist_ok=True)
+    clock = clock or SystemClock()
+    async with await EmbeddedStore.open(path / "metadata.db", clock) as store:
+        await rebuild(objects, store, clock, await owner_of(objects))
+
+
+def opened(path: Path, objects, **changes):
+    path.mkdir(exist_ok=True)
+    return open_broker(path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1, **changes)
+
+
+async def test_the_first_broker_writes_its_name_and_others_are_refused(tmp_path: Path):
+    objects = MemoryStore()
+    async with claim_of(tmp_path / "a", objects) as mine, claim_of(tmp_path / "b", objects, "other") as others:
+        await mine.check()
+        assert bytes(await objects.get(OWNER_KEY)) == b"cluster", "as it was before restores were counted"
+        with pytest.raises(Refused, match="cluster cluster, and this is other"):
+            await others.check()
+        assert mine.is_held and not others.is_held
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"cluster\nmany tokens here\n", b"cluster\nx y"])
+async def test_an_owner_that_cannot_be_read_is_damage(tmp_path: Path, data: bytes):
+    objects = MemoryStore()
+    await objects.put(OWNER_KEY, data)
+    async with claim_of(tmp_path / "a", objects) as claim:
+        with pytest.raises(Corrupt, match=OWNER_KEY):
+            await claim.check()
+
+
+def test_an_owner_reads_back_as_it_was_written():
+    for owner in (Owner("danube-1"), Owner("danube-1", 3, "0f0f")):
+        assert Owner.decode(owner.encode(), "memory://") == owner
+
+
+async def test_of_many_brokers_that_come_at_once_one_cluster_gets_the_store(tmp_path: Path):
+    objects = MemoryStore()
+
+    async def come(number: int) -> bool:
+        async with claim_of(tmp_path / str(number), objects, f"cluster-{number}") as claim:
+            try:
+                await claim.check()
+            except Refused:
+                return False
+            return True
+
+    assert sum(await asyncio.gather(*(come(number) for number in range(10)))) == 1
+
+
+async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(tmp_path: Path):
+    objects = MemoryStore()
+    async with opened(tmp_path / "lost", objects) as lost:
+        door = Door(lost)
+        await door.create()
+        await filled(door, 20)
+        assert await lost.tiers._round()
+        await lost.tiers.manifests.write()
+        await restored(tmp_path / "new", objects)
+        await filled(door, 10, first=20)
+        assert await lost.tiers.upload(lost.tiers.partitions.keys()), "nobody has taken it over yet"
+        async with opened(tmp_path / "new", objects) as new:
+            await new.tiers._round()
+            await filled(Door(new), 10, first=30)
+            await upload_all(new)
+            before = await keys(objects, "")
+            await filled(door, 10, first=40)
+            lost.tiers.claim._checked_at -= CHECK_S
+            assert await lost.tiers._round() == 0
+            assert "was taken over by a broker that was restored" in lost.describe(ANONYMOUS).state
+            for orphans in (False, True):
+                await lost.tiers._collect(orphans=orphans)
+            with pytest.raises(Refused, match="taken over"):
+                await lost.storage.collect(ANONYMOUS, False, False, "")
+            await lost.tiers.close()
+            assert await keys(objects, "") == before
+            assert (await door.publish(await door.producer(), [b"00000000"])).base_offset > 0, "it serves on"
+            assert await everything(Door(new)) == [*range(2000), *range(3000, 4000)]
+            assert new.describe(ANONYMOUS).state == "ok"
+
+
+async def test_what_is_garbage_to_the_lost_broker_stays_if_the_restored_one_needs_it(tmp_path: Path):
+    objects, clock = MemoryStore(), ManualClock()
+    async with opened(tmp_path / "lost", objects, clock=clock) as lost:
+        door = Door(lost)
+        await door.create()
+        await filled(door, 20)
+        await lost.tiers._round()
+        await lost.tiers.manifests.write()
+        await lost.delete_topic(ANONYMOUS, TOPIC)
+        clock.advance(3000)
+        await restored(tmp_path / "new", objects, clock)
+        async with opened(tmp_path / "new", objects, clock=clock) as new:
+            await new.tiers._round()
+            clock.advance(1000)
+            await lost.tiers._collect(orphans=True)
+            assert await everything(Door(new)) == list(range(2000))
+
+
+async def test_of_two_restores_the_one_that_starts_first_gets_the_store(tmp_path: Path):
+    objects = MemoryStore()
+    async with opened(tmp_path / "lost", objects) as lost:
+        await Door(lost).create()
+        await lost.tiers._round()
+    for name in ("one", "two"):
+        await restored(tmp_path / name, objects)
+    async with claim_of(tmp_path / "two", objects) as second, claim_of(tmp_path / "one", objects) as first:
+        await second.check()
+        with pytest.raises(Refused, match="taken over"):
+            await first.check()
+        await second.check(now=True)
+    await restored(tmp_path / "three", objects)
+    async with claim_of(tmp_path / "three", objects) as third, claim_of(tmp_path / "two", objects) as second:
+        await third.check()
+        assert (await owner_of(objects)).restore == 2
+        with pytest.raises(Refused, match="restore 2, this one is of 1"):
+            await second.check()
+
+
+async def test_manifests_of_a_restored_broker_are_newer_than_any_of_the_lost_one(tmp_path: Path):
+    objects = MemoryStore()
+    async with opened(tmp_path / "lost", objects) as lost:
+        await Door(lost).create()
+        await lost.tiers._round()
+        await restored(tmp_path / "new", objects)
+        async with opened(tmp_path / "new", objects) as new:
+            newest = await new.tiers.manifests.write()
+        for number in range(20):
+            await lost.create_namespace(ANONYMOUS, f"n-{number}")
+        await lost.tiers.manifests.write()
+        assert (await candidates(objects))[0].key == newest
+
+
+async def test_a_claim_is_looked_at_again_only_after_a_while_or_before_a_deletion(tmp_path: Path):
+    class Counting(MemoryStore):
+        looks = 0
+
+        async def head(self, key):
+            self.looks += 1
+            return await super().head(key)
+
+    objects, clock = Counting(), ManualClock()
+    async with claim_of(tmp_path / "a", objects, clock=clock) as claim:
+        for _ in range(100):
+            await claim.check()
+            clock.advance(1)
+        assert objects.looks <= 5
+        await claim.check(now=True)
+        assert objects.looks <= 6
+
+
+async def test_a_store_that_cannot_compare_is_taken_over_all_the_same(tmp_path: Path):
+    class Simple(MemoryStore):
+        @property
+        def capabilities(self):
+            return Capabilities(if_match=False)
+
+        async def put(self, key, data, *, create=False, if_match=None):
+            assert if_match is None
+            return await super().put(key, data, create=create)
+
+    objects = Simple()
+    async with opened(tmp_path / "lost", objects) as lost:
+        await Door(lost).create()
+        await lost.tiers._round()
+    await restored(tmp_path / "new", objects)
+    async with claim_of(tmp_path / "new", objects) as claim, claim_of(tmp_path / "lost", objects) as former:
+        await claim.check()
+        with pytest.raises(Refused, match="taken over"):
+            await former.check()
+
+
+async def test_a_store_that_does_not_allow_the_take_over_says_so(tmp_path: Path):
+    class ReadOnly(MemoryStore):
+        closed = False
+
+        async def put(self, key, data, *, create=False, if_match=None):
+            if self.closed:
+                raise Denied("read only")
+            return await super().put(key, data, create=create, if_match=if_match)
+
+    objects = ReadOnly()
+    async with opened(tmp_path / "lost", objects) as lost:
+        await Door(lost).create()
+        await lost.tiers._round()
+    await restored(tmp_path / "new", objects)
+    objects.closed = True
+    async with claim_of(tmp_path / "new", objects) as claim:
+        with pytest.raises(Denied):
+            await claim.check()
