@@ -189,6 +189,20 @@ class TestBulk:
             of_partition = [index for piece in pieces if piece.partition == partition for index in piece.indices]
             assert of_partition == sorted(of_partition)
 
+    @given(
+        st.lists(st.tuples(st.binary(max_size=50), st.none() | st.sampled_from("abcdef")), max_size=40),
+        st.integers(1, 2),
+        st.integers(1, 50),
+        st.integers(1, 3_000),
+    )
+    def test_is_cut_alike_whether_its_keys_were_seen_before_or_not(
+        self, rows: list[tuple[bytes, str | None]], partitions: int, messages_max: int, bytes_max: int
+    ) -> None:
+        payloads, keys = [payload for payload, _ in rows], [key for _, key in rows]
+        partitioner = Partitioner(partitions)
+        first, again = (list(cut(payloads, keys, None, partitioner, messages_max, bytes_max)) for _ in range(2))
+        assert first == again
+
     def test_sends_one_key_to_one_partition(self) -> None:
         pieces = self.cut([b"x"] * 6, ["a", "b", None, "a", "b", None], partitions=5)
         where = {piece.keys[0]: piece.partition for piece in pieces}
@@ -205,6 +219,7 @@ class TestBulk:
             ([b"x"], ["a", "b"]),
             ([b"x"], "a"),
             ([b"x"], [5]),
+            ([b"x"], [["a"]]),
             ([b"x"], None, [{"a": 1}]),
             ([b"x"], None, ["no mapping"]),
             ([b"x"], None, [{str(number): "" for number in range(1_001)}]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from datetime import UTC, datetime
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from batch_samples import NOW, Sample, assert_holds, loaded, samples
 from hypothesis import given, settings
 
-from pydanube.codec.batch import HEADER_BYTES, Batch, Codec, Message, encode, read_header
+from pydanube.codec.batch import HEADER_BYTES, Batch, BatchBuilder, Codec, Message, encode, read_header
 from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
 
 
@@ -180,3 +181,35 @@ def test_payloads_of_one_length_and_nearly_so_come_back(count: int, width: int, 
     payloads = [bytes([row % 256]) * (width + (last if row == count - 1 else 0)) for row in range(count)]
     batch = Batch.open(memoryview(encode(payloads, publish_times=1)))
     assert [bytes(payload) for payload in batch.payloads] == payloads
+
+
+class Shouted(str):
+    """Text with a length of its own."""
+
+    def __len__(self) -> int:
+        return 2 * super().__len__()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [f"key-{number}" for number in range(100)],
+        [""] * 99 + ["k"],
+        [""] * 100,
+        ["k" * (number % 65) for number in range(100)],
+        ["k" * (number % 66) for number in range(100)],
+        ["k"] * 99 + ["ü"],
+        ["k"] * 99 + [None],
+        ["k"] * 99 + [Shouted("loud")],
+        ["k" * 64] * 20_000,
+    ],
+)
+def test_keys_and_their_hashes_are_the_same_however_they_are_made(keys: list[str | None]) -> None:
+    whole = Batch.open(encode([b"x"] * len(keys), publish_times=NOW, keys=keys))
+    assert whole.keys == keys
+    assert whole.key_hashes is not None
+    assert whole.key_hashes.tolist() == [0 if key is None else zlib.crc32(str(key).encode()) for key in keys]
+    builder = BatchBuilder()
+    for key in keys:
+        builder.add(b"x", key, publish_time=NOW)
+    assert bytes(builder.build(producer_id=0, producer_epoch=0, first_sequence=-1)) == bytes(whole.view)

@@ -36,8 +36,8 @@ def cut(
     bytes_max: int,
 ) -> Iterator[Piece]:
     """Everything in pieces within these limits, in order per partition. Raises Invalid before the first piece."""
-    if keys is None and attributes is None and type(payloads) is list and partitioner.in_turn:
-        whole = _whole(payloads, messages_max, bytes_max)
+    if attributes is None and type(payloads) is list and partitioner.in_turn:
+        whole = _whole(payloads, keys, partitioner, messages_max, bytes_max)
         if whole is not None:
             return iter((whole,))
     payloads, sizes = _checked(payloads, keys, attributes)
@@ -45,16 +45,27 @@ def cut(
     return _pieces(payloads, keys, attributes, sizes, groups, messages_max, bytes_max)
 
 
-def _whole(payloads: list[bytes], messages_max: int, bytes_max: int) -> Piece | None:
-    """The common case at the least cost: plain payloads that fit one batch. None when they are not that."""
-    count = len(payloads)
+def _whole(
+    payloads: list[bytes],
+    keys: Sequence[str | None] | None,
+    partitioner: Partitioner,
+    messages_max: int,
+    bytes_max: int,
+) -> Piece | None:
+    """The common cases at the least cost: plain payloads that fit one batch, without keys, or with keys that were seen
+    before and one partition for all. None when they are not that."""
+    count, partition, key_characters = len(payloads), ANY_PARTITION, 0
+    if keys is not None:
+        if type(keys) is not list or len(keys) != count or partitioner.count != 1 or not partitioner.knows(keys):
+            return None
+        partition, key_characters = 0, len("".join(keys))
     if not 0 < count <= messages_max or set(map(type, payloads)) != {bytes}:
         return None
     payload_bytes = sum(map(len, payloads))
-    size = payload_bytes + count * ROW_BYTES
+    size = payload_bytes + key_characters + count * ROW_BYTES
     if size > bytes_max or payload_bytes > MESSAGE_BYTES_MAX:  # one of them may be too large: look at each
         return None
-    return Piece(ANY_PARTITION, range(count), payloads, None, None, size)
+    return Piece(partition, range(count), payloads, keys, None, size)
 
 
 def _pieces(

@@ -14,7 +14,7 @@ until its batch is closed, then the next one gets its turn: round robin for sing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -139,6 +139,13 @@ class Partitioner:
             if len(key) <= KEY_CHARACTERS_REMEMBERED:
                 self._known[key] = partition
         return partition
+
+    def knows(self, keys: Iterable[str | None]) -> bool:
+        """Whether every one of these is a key that was checked before; None is not."""
+        try:
+            return all(map(self._known.__contains__, keys))
+        except TypeError:  # one of them is nothing that could be known
+            return False
 
     def _chosen(self, choice: Choice, key: str | None, payload: bytes) -> int:
         partition = choice(key, payload, self.count)

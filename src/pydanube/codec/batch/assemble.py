@@ -14,7 +14,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -35,12 +35,20 @@ _HEADER_ROOM: Final = bytes(HEADER_BYTES)
 _ZEROS: Final = tuple(bytes(length) for length in range(8))
 
 
+class KeyColumn(NamedTuple):
+    """Keys that are ready to be written: every row has one."""
+
+    text: bytes
+    offsets: np.ndarray[Any, np.dtype[np.int32]]
+    hashes: np.ndarray[Any, np.dtype[np.uint32]]
+
+
 class Rows(NamedTuple):
     """Columns of at least one row, each of the same length. Keys and attributes are already UTF-8."""
 
     payloads: Sequence[ByteBuffer]
     publish_times: int | array[int]
-    keys: Sequence[bytes | None] | None = None
+    keys: Sequence[bytes | None] | KeyColumn | None = None
     attribute_counts: Sequence[int] | None = None
     """Attributes per row; their keys and values follow, those of all rows in one list each."""
     attribute_keys: Sequence[bytes] = ()
@@ -161,8 +169,13 @@ def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
     return draft.finish(header)
 
 
-def _add_keys(draft: Draft, keys: Sequence[bytes | None]) -> int:
+def _add_keys(draft: Draft, keys: Sequence[bytes | None] | KeyColumn) -> int:
     """The key columns; returns which there are."""
+    if isinstance(keys, KeyColumn):
+        draft.add_fixed(keys.offsets.data, 4 * len(keys.offsets))
+        draft.add_fixed(keys.hashes.data, 4 * len(keys.hashes))
+        draft.add_variable([keys.text], _fitting(len(keys.text)))
+        return KEY
     columns, count = KEY, len(keys)
     texts: Sequence[bytes]
     if None in keys:

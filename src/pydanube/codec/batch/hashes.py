@@ -29,15 +29,20 @@ _SECTION_BYTES_MAX: Final = 1 << 20
 
 def key_hashes(section: memoryview, view: memoryview, start: int, count: int) -> UInt32Array:
     """CRC-32 of the keys in `section`, whose checked offsets start at `start` of `view`; 0 for an empty one."""
-    if count > FEW and 0 < len(section) <= _SECTION_BYTES_MAX:
+    if count > FEW and is_short(len(section)):
         offsets = offsets_array(view, start, count)
         lengths = offsets[1:] - offsets[:-1]
         if np.maximum.reduce(lengths) <= SHORT:
-            return _short_hashes(section, offsets, lengths)
+            return short_hashes(section, offsets, lengths)
     return np.fromiter(map(zlib.crc32, split(section, view, start, count)), UINT32, count)
 
 
-def _short_hashes(section: memoryview, offsets: Int32Array, lengths: Int32Array) -> UInt32Array:
+def is_short(section_bytes: int) -> bool:
+    """Whether keys of so many bytes together may be hashed all at once, if none of them is longer than SHORT."""
+    return 0 < section_bytes <= _SECTION_BYTES_MAX
+
+
+def short_hashes(section: memoryview | bytes, offsets: Int32Array, lengths: Int32Array) -> UInt32Array:
     shares, of_zeros = _tables()
     # For every byte: how many of its key follow it, and from that and the byte its place in the table.
     place = np.repeat(offsets[1:], lengths)
