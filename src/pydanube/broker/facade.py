@@ -204,6 +204,7 @@ class Broker:
     async def describe_topic(self, principal: Principal, topic: TopicName) -> TopicDescription:
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
         record = self._registry.topic(topic)
+        await self._partitions.open_all(topic)
         partitions: list[PartitionDescription] = []
         for index in range(record.config().partition_count):
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
@@ -45,6 +45,10 @@ class Effective(NamedTuple):
     topic: Policies | None
     namespace: Policies | None
     policies: Policies
+
+
+OPENED_AT_ONCE: Final = 128
+"""Partitions of one topic; more would keep others waiting for the metadata store."""
 
 
 class Partitions:
@@ -107,7 +111,20 @@ class Partitions:
         return await self.get(name, index)  # or it was deleted meanwhile
 
     async def all_of(self, name: TopicName) -> list[Partition]:
+        await self.open_all(name)
         return [await self.get(name, index) for index in range(self._registry.topic(name).config().partition_count)]
+
+    async def open_all(self, name: TopicName) -> None:
+        """Open what is not open yet, many at a time: they share the commits of the metadata store.
+
+        What cannot be opened is told to whoever gets it. Cancelled: some are open.
+        """
+        record = self._registry.topic(name)
+        known = self._open.get(record.topic_id, {})
+        closed = [index for index in range(record.config().partition_count) if index not in known]
+        for start in range(0, len(closed), OPENED_AT_ONCE):
+            some = closed[start : start + OPENED_AT_ONCE]
+            await asyncio.gather(*(self.get(name, index) for index in some), return_exceptions=True)
 
     def open_of(self, topic_id: int) -> list[Partition]:
         return list(self._open.get(topic_id, {}).values())
