@@ -141,6 +141,23 @@ async def test_an_engine_keeps_its_progress_by_comparing_first(client: Client) -
         await client.advance(TOPIC, "billing", 0, -1, expected=8)
 
 
+async def test_many_partitions_move_in_one_go_and_those_that_stand_elsewhere_stay(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        await publish(client, 5, partition_by=partition)
+    await client.create_subscription(TOPIC, "billing", start="earliest")
+    moves = [(0, 4, 0), (1, 4, 2), (2, 5, 0)]
+    assert await client.advance_many(TOPIC, "billing", moves) == {0: 4, 1: 0, 2: 5}
+    assert await client.advance_many(TOPIC, "billing", moves) == {0: 4, 1: 0, 2: 5}
+    with pytest.raises(Invalid, match="offset 6 is past the end of partition 1"):
+        await client.advance_many(TOPIC, "billing", [(1, 6, 0)])
+    with pytest.raises(NotFound, match="no partition 3"):
+        await client.advance_many(TOPIC, "billing", [(3, 0, 0)])
+    async with client.consumer(TOPIC, subscription="billing"):
+        with pytest.raises(Refused, match="consumers attached"):
+            await client.advance_many(TOPIC, "billing", [(1, 4, 0)])
+
+
 async def test_topics_grow_and_never_shrink(client: Client) -> None:
     await client.create_topic(TOPIC, partitions=2)
     await client.grow_topic(TOPIC, 4)

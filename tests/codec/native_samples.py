@@ -326,6 +326,14 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
+        requests.AdvanceMany(topic="/default/orders", subscription="billing", moves=[(0, 2000, 1000), (7, 5, 0)]),
+        unhex("""
+        84a26f70 b9737562 73637269 7074696f 6e2e6164 76616e63 655f6d61 6e79a574
+        6f706963 af2f6465 6661756c 742f6f72 64657273 ac737562 73637269 7074696f
+        6ea76269 6c6c696e 67a56d6f 76657392 9300cd07 d0cd03e8 93070500
+        """),
+    ),
+    (
         requests.ListUnsettled(
             topic="/default/orders", subscription="billing", partition=1, messages_max=10, after=1000
         ),

@@ -84,6 +84,7 @@ def test_requests_keep_their_names() -> None:
         "subscription.describe",
         "subscription.seek",
         "subscription.advance",
+        "subscription.advance_many",
         "subscription.unsettled",
         "subscription.pending",
         "subscription.settle",

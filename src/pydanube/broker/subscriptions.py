@@ -212,6 +212,25 @@ class Subscriptions:
         live.advance(offset, expected, wait.done)
         await wait.future
 
+    async def advance_many(
+        self, principal: Principal, topic: TopicName, subscription: str, moves: Sequence[tuple[int, int, int]]
+    ) -> list[tuple[int, int]]:
+        """Each (partition, offset, expected) by itself; durable on return. See codec.native.requests.AdvanceMany."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        waits: list[_Wait] = []
+        moved: list[tuple[int, LiveSubscription]] = []
+        for partition, offset, expected in moves:
+            ((one, live),) = await self._stored_places(topic, subscription, max(0, partition))
+            if not 0 <= offset <= one.stream.end_offset:
+                raise Invalid(_past_end(offset, topic, one))
+            if live.cursor.position == expected:
+                wait = _Wait()
+                live.advance(offset, expected, wait.done)
+                waits.append(wait)
+            moved.append((one.index, live))
+        await asyncio.gather(*(wait.future for wait in waits))
+        return [(index, live.cursor.position) for index, live in moved]
+
     async def settle(
         self,
         principal: Principal,

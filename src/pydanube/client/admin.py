@@ -213,6 +213,25 @@ class Admin(StorageAdmin):
         )
         await self._change(request)
 
+    async def advance_many(
+        self, topic: str, subscription: str, moves: Iterable[tuple[int, int, int]]
+    ) -> dict[int, int]:
+        """Move many partitions of a subscription: (partition, offset, expected) each, as `advance` does with one.
+
+        What stands elsewhere than expected stays there. Answers where all of them stand then, by partition.
+        """
+        name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
+        wanted, stands = list(moves), dict[int, int]()
+        for partition, offset, expected in wanted:
+            check_count("partition", partition, 0, PARTITIONS_MAX - 1)
+            check_count("offset", offset, 0, OFFSET_END - 1)
+            check_count("expected", expected, 0, OFFSET_END - 1)
+        for start in range(0, len(wanted), RANGES_PER_REQUEST):
+            some = wanted[start : start + RANGES_PER_REQUEST]
+            request = requests.AdvanceMany(topic=name, subscription=subscription, moves=some)
+            stands.update((await self._ask(request, requests.Positions)).positions)
+        return stands
+
     async def skip(
         self, topic: str, subscription: str, partition: int, offsets: int | Iterable[int | tuple[int, int]]
     ) -> int:

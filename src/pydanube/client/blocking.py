@@ -227,6 +227,7 @@ class BlockingClient(Blocking[Client]):
     set_failure_policy = blocking(Client.set_failure_policy)
     seek = blocking(Client.seek)
     advance = blocking(Client.advance)
+    advance_many = blocking(Client.advance_many)
     skip = blocking(Client.skip)
     clear_backlog = blocking(Client.clear_backlog)
     peek = blocking(Client.peek)

@@ -15,14 +15,13 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Final
 
 from pydanube.client.backoff import Backoff
-from pydanube.client.client import Client
 from pydanube.client.routing import worth_retrying
-from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused
+from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.randomness import seeded
 from pydanube.runtime.tasks import Tasks
@@ -32,8 +31,6 @@ from .cluster import Cluster
 from .offsets import Offsets, TopicOffsets, TopicView
 
 log = get_logger(__name__)
-
-MOVES_AT_ONCE: Final = 256
 
 
 class Progress:
@@ -134,50 +131,30 @@ class Progress:
         stands = self._stands.get(topic)
         if stands is None or len(stands) < len(wanted.offsets):
             stands = self._stands[topic] = await self._ensured(topic, wanted)
-        behind = [
-            (partition, offset)
+        moves = [
+            (partition, offset, stands[partition])
             for partition, offset in enumerate(wanted.offsets)
             if partition < len(stands) and stands[partition] < offset
         ]
-        turns = asyncio.Semaphore(MOVES_AT_ONCE)
-        moves = [self._move_one(turns, topic, partition, offset, stands) for partition, offset in behind]
-        for outcome in await asyncio.gather(*moves, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        if moves:
+            self._moved(topic, stands, moves, await self._cluster.client.advance_many(topic, self.subscription, moves))
 
-    async def _move_one(
-        self, turns: asyncio.Semaphore, topic: str, partition: int, offset: int, stands: list[int]
+    def _moved(
+        self, topic: str, stands: list[int], moves: Sequence[tuple[int, int, int]], now: Mapping[int, int]
     ) -> None:
-        client: Client = self._cluster.client
-        async with turns:
-            try:
-                await client.advance(topic, self.subscription, partition, offset, expected=stands[partition])
-            except NotFound:
-                raise
-            except Refused as error:
-                await self._moved_by_another(topic, partition, offset, stands, error)
-            else:
-                stands[partition] = offset
-
-    async def _moved_by_another(
-        self, topic: str, partition: int, offset: int, stands: list[int], refusal: Refused
-    ) -> None:
-        """It stands elsewhere than we left it: go on from there, unless it is ahead already."""
-        expected = stands[partition]
-        stands[:] = await self._ensured(topic, TopicOffsets(0, tuple(stands)))
-        now = stands[partition]
-        if now == expected:
-            raise refusal
-        if now == offset:
-            return  # it was us: the answer was lost
-        log.warning(
-            "spark.subscription_moved_by_another",
-            topic=topic,
-            subscription=self.subscription,
-            partition=partition,
-            left_at=expected,
-            stands_at=now,
-        )
-        if now < offset:
-            await self._cluster.client.advance(topic, self.subscription, partition, offset, expected=now)
-            stands[partition] = offset
+        """What is where it was to be, or ahead of it, is done. What somebody else moved is tried again from there."""
+        again = False
+        for partition, offset, expected in moves:
+            place = stands[partition] = now[partition]
+            if place != offset:
+                again |= place < offset
+                log.warning(
+                    "spark.subscription_moved_by_another",
+                    topic=topic,
+                    subscription=self.subscription,
+                    partition=partition,
+                    left_at=expected,
+                    stands_at=place,
+                )
+        if again:
+            raise Unavailable(f"subscription {self.subscription!r} on {topic} was moved by somebody else")

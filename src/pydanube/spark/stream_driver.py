@@ -33,7 +33,7 @@ from .progress import Progress
 
 log = get_logger(__name__)
 
-ATTEMPT_SECONDS: Final = 5.0
+ATTEMPT_SECONDS: Final = 10.0
 """So long a broker that is away is waited for before Spark hears that there is nothing new, and can be stopped."""
 
 HOLD_SECONDS: Final = 0.1

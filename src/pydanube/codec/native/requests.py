@@ -317,6 +317,18 @@ class Advance(Request, tag="subscription.advance"):
     expected: int
 
 
+class AdvanceMany(Request, tag="subscription.advance_many"):
+    """As Advance, for many partitions, each by itself -> Positions: where those that were named stand then.
+
+    `moves` are triples of partition, offset and expected. What stands elsewhere than expected stays there. Asking twice
+    is as good as asking once.
+    """
+
+    topic: str
+    subscription: str
+    moves: list[tuple[int, int, int]]
+
+
 class ListUnsettled(Request, tag="subscription.unsettled"):
     """The first offsets of a partition that a subscription has not settled -> OffsetRanges"""
 
@@ -484,6 +496,7 @@ AnyRequest = (
     | DescribeSubscription
     | Seek
     | Advance
+    | AdvanceMany
     | ListUnsettled
     | ListPending
     | Settle

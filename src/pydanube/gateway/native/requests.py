@@ -280,6 +280,12 @@ async def _advance(caller: Caller, request: wire.Advance) -> wire.Done:
     return wire.Done()
 
 
+async def _advance_many(caller: Caller, request: wire.AdvanceMany) -> wire.Positions:
+    topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
+    subscriptions = caller.broker.subscriptions
+    return wire.Positions(await subscriptions.advance_many(caller.principal, topic, subscription, request.moves))
+
+
 async def _settle(caller: Caller, request: wire.Settle) -> wire.Settled:
     topic, subscription = TopicName.parse(request.topic), parse_subscription(request.subscription)
     if any(start < 0 or end <= start for start, end in request.ranges):
@@ -354,6 +360,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.DescribeSubscription: _describe_subscription,
     wire.Seek: _seek,
     wire.Advance: _advance,
+    wire.AdvanceMany: _advance_many,
     wire.Settle: _settle,
     wire.ListUnsettled: _list_unsettled,
     wire.ListPending: _list_pending,
