@@ -90,16 +90,22 @@ def _constant(kind: pa.DataType, value: Any) -> Column:
 
 
 def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
-    """`count` rows of one value, of an array that is kept for the next time. None: no value."""
-    known = _kept.get((kind, value))
+    """`count` rows of one value. None: no value."""
+
+    def make(length: int) -> pa.Array:
+        return pa.nulls(length, kind) if value is None else pa.repeat(pa.scalar(value, kind), length)
+
+    return _lent((kind, value), count, make)
+
+
+def _lent(name: tuple[pa.DataType, Any], count: int, make: Callable[[int], pa.Array]) -> pa.Array:
+    """`count` rows of an array that is kept for the next time, made anew where it is too short."""
+    known = _kept.pop(name, None)
     if known is None or len(known) < count:
-        length = max(count, ROWS_AIM)
-        _kept[kind, value] = known = (
-            pa.nulls(length, kind) if value is None else pa.repeat(pa.scalar(value, kind), length)
-        )
-        while len(_kept) > CONSTANTS_KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end((kind, value))
+        known = make(max(count, ROWS_AIM))
+    _kept[name] = known  # the one that was asked for last is the last to go
+    if len(_kept) > CONSTANTS_KEPT:
+        _kept.popitem(last=False)
     return known.slice(0, count)
 
 
@@ -232,12 +238,12 @@ def _maps(lists: Int32Array, texts: list[pa.Array]) -> pa.Array:
 
 def _empty_maps(count: int) -> pa.Array:
     """Rows without attributes have an empty map."""
-    known = _kept.get((ATTRIBUTES_TYPE, ""))
-    if known is None or len(known) < count:
+
+    def make(length: int) -> pa.Array:
         none = pa.array([], pa.string())
-        known = _maps(np.zeros(max(count, ROWS_AIM) + 1, INT32), [none, none])
-        _kept[ATTRIBUTES_TYPE, ""] = known
-    return known.slice(0, count)
+        return _maps(np.zeros(length + 1, INT32), [none, none])
+
+    return _lent((ATTRIBUTES_TYPE, ""), count, make)
 
 
 _COLUMNS: Final[dict[str, Column]] = {
