@@ -109,7 +109,7 @@ class Offsets:
 
 def _topics(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
     found: dict[str, TopicOffsets] = {}
-    for name in sorted(value):
+    for name in sorted(value.keys()):
         offsets = tuple(value[name]["offsets"])
         topic_id = value[name]["id"]
         if not all(isinstance(one, int) and one >= 0 for one in (topic_id, *offsets)):

@@ -141,13 +141,12 @@ def limited(
     rows = sum(count for _, _, count in waiting)
     if not rows:
         return end
-    factor = min(1.0, rows_max / rows) if rows_max else 1.0
-    if bytes_max:
-        size = sum(count * sizes.get(topic, 0.0) for topic, _, count in waiting)
-        factor = min(factor, bytes_max / size) if size else factor
-    if factor >= 1.0:
+    total = min(rows, rows_max or rows)
+    size = sum(count * sizes.get(topic, 0.0) for topic, _, count in waiting) if bytes_max else 0.0
+    if size > bytes_max:
+        total = max(1, min(total, int(rows * bytes_max / size)))
+    if total == rows:
         return end
-    total = max(1, min(int(rows * factor), rows_max or rows))
     shares = _shares([count for _, _, count in waiting], total)
     moved: dict[str, list[int]] = {name: list(one.offsets) for name, one in end.topics.items()}
     for (topic, partition, count), share in zip(waiting, shares, strict=True):
@@ -226,7 +225,7 @@ def _split(ranges: Sequence[OffsetRange], at_least: int, rows_max: int) -> list[
     largest = [(-one.size / parts[index], index) for index, one in enumerate(ranges)]
     heapq.heapify(largest)
     for _ in range(at_least - sum(parts)):
-        if not largest or largest[0][0] > -2:
+        if not largest or largest[0][0] >= -1:
             break  # a range of one row has no parts
         _, index = largest[0]
         parts[index] += 1

@@ -1,0 +1,167 @@
+"""Options of the data source: what they mean, and that nothing misspelt is passed over."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pydanube import Invalid
+from pydanube.spark.bounds import Bound, Bounds
+from pydanube.spark.options import COLUMNS, ReadOptions, WriteOptions
+
+TOPIC = {"topic": "/default/orders"}
+
+
+def test_a_topic_is_enough() -> None:
+    options = ReadOptions.parse(TOPIC)
+    assert (options.servers, options.topics, options.patterns) == ("danube://127.0.0.1:6655", ("/default/orders",), ())
+    assert (options.columns, options.fail_on_data_loss, options.direct_read) == (COLUMNS, True, "auto")
+    assert ReadOptions.parse({"path": "/default/orders"}) == options
+
+
+def test_names_of_options_come_in_any_case_and_travel_to_executors() -> None:
+    options = ReadOptions.parse({"TOPIC": "/default/orders", "maxoffsetspertrigger": "10", "MINPARTITIONS": "4"})
+    assert (options.max_offsets, options.min_partitions) == (10, 4)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_topics_are_names_and_patterns_with_commas_between_them() -> None:
+    options = ReadOptions.parse({"topic": "/default/a, /default/b,/default/c-*,/default/a"})
+    assert (options.topics, options.patterns) == (("/default/a", "/default/b"), ("/default/c-*",))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "option topic is missing"),
+        ({"topic": ""}, "option topic is missing"),
+        ({"topic": "orders"}, "topic 'orders' is not a full name"),
+        ({"topic": "orders-*"}, "pattern 'orders-\\*' is not of the form"),
+        ({**TOPIC, "path": "/default/b"}, "the topic is given twice"),
+        ({**TOPIC, "topci": "x"}, "option 'topci' is unknown: did you mean 'topic'?"),
+        ({**TOPIC, "startingoffset": "latest"}, "did you mean 'startingOffsets'?"),
+        ({**TOPIC, "kafka.bootstrap.servers": "x"}, "option 'kafka.bootstrap.servers' is unknown: known are servers,"),
+        ({**TOPIC, "queryId": "x"}, "option 'queryId' is not for reading"),
+        ({**TOPIC, "servers": "http://x"}, "option servers: broker URL"),
+        ({**TOPIC, "maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': use a whole number"),
+        ({**TOPIC, "maxOffsetsPerTrigger": "many"}, "option maxOffsetsPerTrigger is 'many'"),
+        ({**TOPIC, "maxBytesPerTrigger": "1 elephant"}, "option maxBytesPerTrigger is '1 elephant'"),
+        ({**TOPIC, "minPartitions": "-2"}, "option minPartitions is '-2'"),
+        ({**TOPIC, "failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': use true or false"),
+        ({**TOPIC, "columns": "offset,paylod"}, "names 'paylod', which no message has: did you mean 'payload'?"),
+        ({**TOPIC, "columns": "offset,offset"}, "names 'offset' more than once"),
+        ({**TOPIC, "columns": "attributes", "includeAttributes": "false"}, "drop one of the two"),
+        ({**TOPIC, "keyFilter": "[1]"}, "option keyFilter says 1"),
+        ({**TOPIC, "keyFilter": "[]"}, "option keyFilter is an empty list"),
+        ({**TOPIC, "subscription": "a b"}, "option subscription: subscription 'a b' is not a name"),
+        ({**TOPIC, "directRead": "sometimes"}, "option directRead is 'sometimes'"),
+        ({**TOPIC, "timeout": "0"}, "option timeout is '0'"),
+        ({**TOPIC, "startingOffsets": "yesterday"}, "option startingOffsets says 'yesterday', which is no offset"),
+        ({**TOPIC, "startingOffsets": "1", "startingTimestamp": "-1 hour"}, "say the same thing twice"),
+        (
+            {**TOPIC, "startingTimestamp": "-10 parsecs"},
+            "option startingTimestamp says '-10 parsecs', which is no time",
+        ),
+        ({**TOPIC, "startingTimestamp": "soon"}, "which is no time"),
+        ({**TOPIC, "endingOffsets": "earliest"}, "option endingOffsets is earliest"),
+        ({**TOPIC, "startingOffsets": '{"orders": 1}'}, "topic 'orders' is not a full name"),
+        ({**TOPIC, "startingOffsets": '{"/default/orders": {"one": 1}}'}, "names partition 'one'"),
+        ({**TOPIC, "startingOffsets": '{"/default/orders": {"0": -1}}'}, 'write "earliest" or "latest"'),
+        ({**TOPIC, "startingOffsets": '{"/default/orders": {"0": 1, "0": 2}}'}, "'0' is there twice"),
+        ({**TOPIC, "startingOffsets": '{"/default/orders"'}, "begins like JSON and cannot be read"),
+    ],
+)
+def test_what_means_nothing_is_refused_by_name(given: dict[str, str], told: str) -> None:
+    with pytest.raises(Invalid, match=told):
+        ReadOptions.parse(given)
+
+
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "subscription"])
+def test_what_only_streams_have_is_refused_in_a_batch(name: str) -> None:
+    assert ReadOptions.parse({**TOPIC, name: "1"}, "stream")
+    with pytest.raises(Invalid, match=f"option {name} means nothing for a batch"):
+        ReadOptions.parse({**TOPIC, name: "1"}, "batch")
+
+
+@pytest.mark.parametrize(("name", "value"), [("endingOffsets", "latest"), ("endingTimestamp", "-1 hour")])
+def test_a_stream_has_no_end(name: str, value: str) -> None:
+    assert ReadOptions.parse({**TOPIC, name: value}, "batch")
+    with pytest.raises(Invalid, match=f"option {name} means nothing for a stream"):
+        ReadOptions.parse({**TOPIC, name: value}, "stream")
+
+
+def test_a_batch_cannot_start_at_the_end() -> None:
+    assert ReadOptions.parse({**TOPIC, "startingOffsets": "latest"}, "stream").start
+    with pytest.raises(Invalid, match="behind which a batch finds nothing"):
+        ReadOptions.parse({**TOPIC, "startingOffsets": "latest"}, "batch")
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("earliest", Bound("earliest")),
+        ("latest", Bound("latest")),
+        ("17", Bound("offset", 17)),
+        ("-1000", Bound("back", 1000)),
+    ],
+)
+def test_bounds_are_words_offsets_and_counts_back(text: str, bound: Bound) -> None:
+    bounds = ReadOptions.parse({**TOPIC, "startingOffsets": text}).start
+    assert bounds is not None and bounds.of("/default/orders", 3) == bound
+
+
+def test_json_says_it_for_topics_and_partitions_and_the_rest_has_the_default() -> None:
+    text = '{"/default/a": {"0": 17, "1": "latest", "2": "-5"}, "/default/b": "earliest"}'
+    bounds = Bounds.of_offsets(text, "startingOffsets", Bound("latest"))
+    assert [str(bounds.of("/default/a", partition)) for partition in range(4)] == ["17", "latest", "-5", "latest"]
+    assert bounds.of("/default/b", 9) == Bound("earliest")
+    assert bounds.topics == ["/default/a", "/default/b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("2026-01-31T12:00:00Z", Bound("time", 1_769_860_800_000_000)),
+        ("2026-01-31 12:00:00", Bound("time", 1_769_860_800_000_000)),
+        ("2026-01-31T13:00:00+01:00", Bound("time", 1_769_860_800_000_000)),
+        ("1769860800000", Bound("time", 1_769_860_800_000_000)),
+        ("-10 minutes", Bound("ago", 600_000_000)),
+        ("-2h", Bound("ago", 7_200_000_000)),
+    ],
+)
+def test_times_are_absolute_or_so_long_ago(text: str, bound: Bound) -> None:
+    start = ReadOptions.parse({**TOPIC, "startingTimestamp": text}).start
+    assert start is not None and start.default == bound
+
+
+def test_columns_have_the_order_they_were_chosen_in() -> None:
+    assert ReadOptions.parse({**TOPIC, "columns": "payload, OFFSET"}).columns == ("payload", "offset")
+    assert "attributes" not in ReadOptions.parse({**TOPIC, "includeAttributes": "false"}).columns
+    both = {**TOPIC, "columns": "payload", "includeAttributes": "true"}
+    assert ReadOptions.parse(both).columns == ("payload", "attributes")
+
+
+def test_key_filters_are_one_glob_or_several() -> None:
+    assert ReadOptions.parse({**TOPIC, "keyFilter": "user-*"}).key_filters == ("user-*",)
+    assert ReadOptions.parse({**TOPIC, "keyFilter": '["a,b", "c?"]'}).key_filters == ("a,b", "c?")
+    assert ReadOptions.parse({**TOPIC, "keyFilter": "[x"}).key_filters == ("[x",)
+
+
+def test_sizes_have_units() -> None:
+    assert ReadOptions.parse({**TOPIC, "maxBytesPerTrigger": "64MiB"}).max_bytes == 64 << 20
+    assert ReadOptions.parse({**TOPIC, "maxBytesPerTrigger": "1000"}).max_bytes == 1000
+
+
+def test_credentials_of_the_store_go_to_executors_and_into_no_message() -> None:
+    options = ReadOptions.parse({**TOPIC, "store": "s3://b", "store.secret_access_key": "hush", "store.region": "x"})
+    assert dict(options.store_settings) == {"secret_access_key": "hush", "region": "x"}
+    assert "hush" not in repr(options)
+
+
+def test_options_of_writing_and_reading_are_not_mixed_up() -> None:
+    assert WriteOptions.parse({"topic": "/default/orders", "checkpointLocation": "/x", "queryName": "q"}).topic
+    with pytest.raises(Invalid, match="option 'startingOffsets' is not for writing"):
+        WriteOptions.parse({"startingOffsets": "latest"})
+    with pytest.raises(Invalid, match="queryId and batchId belong together"):
+        WriteOptions.parse({"queryId": "x"})

@@ -1,0 +1,107 @@
+"""Filters: what they rule out, and which of them Spark need not look at again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+
+from pydanube.spark.pushdown import Pushed, Span, pushed
+
+
+def one(filter_: Filter) -> tuple[Pushed, bool]:
+    """What it leaves, and whether Spark has to look at it again."""
+    found, left = pushed([filter_], Pushed())
+    assert left in ([], [filter_])
+    return found, bool(left)
+
+
+@pytest.mark.parametrize(
+    ("filter_", "admitted"),
+    [
+        (EqualTo(("topic",), "/default/a"), ["/default/a"]),
+        (In(("topic",), ("/default/a", "/default/c")), ["/default/a"]),
+        (Not(EqualTo(("topic",), "/default/a")), ["/default/b"]),
+        (StringStartsWith(("topic",), "/default/"), ["/default/a", "/default/b"]),
+        (IsNotNull(("topic",)), ["/default/a", "/default/b"]),
+        (GreaterThan(("topic",), "/default/a"), ["/default/b"]),
+    ],
+)
+def test_topics_are_ruled_out_for_good(filter_: Filter, admitted: list[str]) -> None:
+    found, again = one(filter_)
+    assert [name for name in ("/default/a", "/default/b") if found.admits(name, 0)] == admitted
+    assert not again
+
+
+@pytest.mark.parametrize(
+    ("filter_", "admitted"),
+    [
+        (EqualTo(("partition",), 1), [1]),
+        (GreaterThanOrEqual(("partition",), 2), [2, 3]),
+        (Not(In(("partition",), (0, 3))), [1, 2]),
+        (LessThanOrEqual(("partition",), 1), [0, 1]),
+    ],
+)
+def test_partitions_are_ruled_out_for_good(filter_: Filter, admitted: list[int]) -> None:
+    found, again = one(filter_)
+    assert [number for number in range(4) if found.admits("/default/a", number)] == admitted
+    assert not again
+
+
+@pytest.mark.parametrize(
+    ("filter_", "span", "again"),
+    [
+        (EqualTo(("offset",), 5), Span(5, 6), False),
+        (GreaterThan(("offset",), 5), Span(6, Span().high), False),
+        (LessThan(("offset",), 5), Span(0, 5), False),
+        (LessThanOrEqual(("offset",), 5), Span(0, 6), False),
+        (In(("offset",), (9, 3)), Span(3, 10), True),
+        (Not(EqualTo(("offset",), 5)), Span(), True),
+    ],
+)
+def test_offsets_are_cut(filter_: Filter, span: Span, again: bool) -> None:
+    found, left = one(filter_)
+    assert (found.offsets, left) == (span, again)
+
+
+def test_times_cut_and_are_looked_at_again() -> None:
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    found, left = pushed([GreaterThanOrEqual(("append_time",), noon), LessThan(("append_time",), noon)], Pushed())
+    assert found.append_times == Span(1_769_860_800_000_000, 1_769_860_800_000_000)
+    assert found.by_time and len(left) == 2 and not Pushed().by_time
+
+
+def test_keys_and_publish_times_are_looked_at_row_by_row_where_they_are_read() -> None:
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    rows = pa.record_batch(
+        {
+            "key": pa.array(["a", None, "ab", "b"]),
+            "publish_time": pa.array([noon] * 3 + [None], pa.timestamp("us", tz="UTC")),
+        }
+    )
+    found, left = pushed([StringStartsWith(("key",), "a"), EqualTo(("publish_time",), noon)], Pushed())
+    assert found.rows.of(rows).column("key").to_pylist() == ["a", "ab"]
+    assert found.rows.columns == ["key", "publish_time"] and len(left) == 2
+    found, _ = pushed([In(("key",), ("b", "c"))], Pushed())
+    assert found.rows.of(rows).column("key").to_pylist() == ["b"]
+
+
+@pytest.mark.parametrize(
+    "filter_",
+    [EqualTo(("payload",), b"x"), EqualTo(("attributes", "a"), "x"), EqualTo(("offset",), None), EqualTo(("key",), 5)],
+)
+def test_what_means_nothing_here_is_left_to_spark(filter_: Filter) -> None:
+    assert one(filter_) == (Pushed(), True)
