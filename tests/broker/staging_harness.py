@@ -9,7 +9,7 @@ from pathlib import Path
 
 from broker_harness import TOPIC, Door, open_broker
 
-from pydanube.broker import Broker, CommitWish, Committed, SectionWish, StageWish
+from pydanube.broker import Broker, Committed, CommitWish, SectionWish, StageWish
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.names import TopicName

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
-from staging_harness import Query, payloads, quiet, staging_broker, stages_in, until
+from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
 from tiering_harness import Moody
 
 from pydanube.broker import CommitWish, SectionWish, StageWish

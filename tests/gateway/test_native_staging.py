@@ -1,12 +1,10 @@
 """Staged writes over the wire: what is staged is invisible, what is committed comes once."""
 
 import msgspec
-import pytest
 from native_peer import TOPIC, Peer, door, one_batch
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
-from pydanube.model.errors import Invalid, NotFound, Refused
 
 
 def stage_of(batches: dict[tuple[str, int], list[bytearray]], **changes) -> tuple[bytes, list[bytes]]:

@@ -64,6 +64,10 @@ class BrokerProcess:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def ended(self, timeout: float) -> int:
         """Wait until it ends by itself."""
         assert self._process is not None

@@ -1,0 +1,112 @@
+"""A directory as a store that ends its process, as kill -9 does, at a step of a staged write. Brought in by an entry
+point.
+
+Everything that a staged write does to the world is a step, once before and once after it: a stage put or deleted, a
+transaction on its keys, a batch handed to a partition. The file named in KILLING_FILE holds a number and the kinds of
+steps that count; the process dies at that step, counted from when the file was written (0: it does not). Beside it,
+`.steps` tells which steps were made.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from killing_store import die
+
+from pydanube.broker.partition import Partition
+from pydanube.core.staging import STAGED_PRODUCER
+from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.runtime.objects.local import LocalStore
+
+DEATH = ", killed"
+DIST_INFO = "killing_stages-1.0.dist-info"
+
+
+def install(directory: Path) -> None:
+    """Make the store known to processes that have this directory, and ours, in their PYTHONPATH."""
+    info = directory / DIST_INFO
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: killing-stages\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pydanube.object_stores]\nkilling = killing_stages:open_killing\n")
+
+
+class Steps:
+    """Counts them."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._wish = ""
+        self._left = 0
+        self._kinds: list[str] = []
+
+    def step(self, kind: str, what: str) -> None:
+        wish = self._file.read_text() if self._file.exists() else ""
+        if wish != self._wish:
+            self._wish = wish
+            number, *self._kinds = wish.split() or ["0"]
+            self._left = int(number)
+        if not wish:
+            return
+        self._left -= kind in self._kinds
+        dies = self._left == 0 and kind in self._kinds
+        with self._file.with_suffix(".steps").open("a") as diary:
+            diary.write(f"{what}{DEATH if dies else ''}\n")
+        if dies:
+            die()
+
+
+class KillingStages(LocalStore):
+    steps: Steps
+
+    async def put(self, key, data, *, create=False, if_match=None):
+        if not key.startswith("stages/"):
+            return await super().put(key, data, create=create, if_match=if_match)
+        self.steps.step("put", "before a stage is put")
+        info = await super().put(key, data, create=create, if_match=if_match)
+        self.steps.step("put", "after a stage is put")
+        return info
+
+    async def delete(self, keys):
+        ours = keys[0].startswith("stages/")
+        if ours:
+            self.steps.step("delete", "before stages are deleted")
+        await super().delete(keys)
+        if ours:
+            self.steps.step("delete", "after stages are deleted")
+
+
+def watch(steps: Steps) -> None:
+    transact, publish = EmbeddedStore.transact, Partition.publish
+
+    async def watched_transact(self, compares, writes):
+        touched = sorted({one.key.split("/")[2] for one in writes if one.key.startswith("/staged/")})
+        if not touched:
+            return await transact(self, compares, writes)
+        what = f"{type(writes[-1]).__name__.lower()} of {' and '.join(touched)}"
+        steps.step("transact", f"before the {what}")
+        result = await transact(self, compares, writes)
+        steps.step("transact", f"after the {what}")
+        return result
+
+    def watched_publish(self, batch, done):
+        ours = batch.header.producer_id & STAGED_PRODUCER
+
+        def published(outcome):
+            steps.step("publish", "after a batch is stored")
+            done(outcome)
+
+        if ours:
+            steps.step("publish", "before a batch is published")
+        publish(self, batch, published if ours else done)
+
+    EmbeddedStore.transact = watched_transact
+    Partition.publish = watched_publish
+
+
+async def open_killing(url: str, _settings) -> KillingStages:
+    store = await KillingStages.open(Path(urlsplit(url).path))
+    store.steps = Steps(Path(os.environ["KILLING_FILE"]))
+    watch(store.steps)
+    return store
