@@ -1,0 +1,88 @@
+"""Connections that a worker keeps: shared, closed when nobody needs them, and never a parent's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pydanube.model.errors import Unavailable
+from pydanube.spark import connections
+
+
+if TYPE_CHECKING:
+    from conftest import Broker
+
+
+@pytest.fixture(autouse=True)
+def closed_afterwards() -> Iterator[None]:
+    yield
+    connections.close_all()
+
+
+def test_whoever_asks_alike_gets_the_same_client(broker: Broker) -> None:
+    with connections.client(broker.servers) as first, connections.client(broker.servers) as second:
+        assert first is second
+    with connections.client(broker.servers) as third:
+        assert third is first
+        assert third.list_topics() == []
+    with connections.client(broker.servers, timeout=5) as other:
+        assert other is not first
+
+
+def test_threads_that_ask_at_once_open_one(broker: Broker) -> None:
+    found: list[object] = []
+
+    def ask() -> None:
+        with connections.client(broker.servers) as client:
+            client.list_topics()
+            found.append(client)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
+
+
+def test_a_client_that_nobody_used_for_long_is_closed_when_another_is_asked_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.0)
+    with connections.client(broker.servers) as used:
+        with connections.client(broker.servers, timeout=5) as idle:
+            pass
+        with connections.client(broker.servers, timeout=6):
+            assert idle._inner._closed
+            assert not used._inner._closed
+            assert used.list_topics() == []
+
+
+def test_a_broker_that_is_not_there_leaves_nothing_behind() -> None:
+    before = threading.active_count()
+    with pytest.raises(Unavailable), connections.client("127.0.0.1:1", timeout=0.2):
+        raise AssertionError("nobody listens there")
+    assert threading.active_count() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_connects_for_itself(broker: Broker) -> None:
+    with connections.client(broker.servers) as parents:
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                with connections.client(broker.servers) as own:
+                    answer = b"own" if own is not parents and own.list_topics() == [] else b"shared"
+                connections.close_all()
+            except BaseException as error:
+                answer = repr(error).encode()
+            os.write(write, answer)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(read, 1000) == b"own"
+        assert parents.list_topics() == []

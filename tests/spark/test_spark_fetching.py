@@ -1,0 +1,332 @@
+"""What tasks read: each offset of a range once, from the store, from the broker, and across the seam."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import pydanube
+from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
+from pydanube.spark import connections, direct, fetching
+from pydanube.spark.options import ReadOptions
+from pydanube.spark.ranges import OffsetRange
+from pydanube.testing import broker_thread
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
+from object_servers import S3_BUCKET, s3_server, s3_settings
+
+if TYPE_CHECKING:
+    from conftest import Broker
+
+TOPIC = "/default/orders"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known_before() -> Iterator[None]:
+    """As in a worker that was just started."""
+    direct._avoided.clear()
+    yield
+    connections.close_all()
+
+
+def options(servers: str, **chosen: str) -> ReadOptions:
+    return ReadOptions.parse({"servers": servers, "topic": TOPIC, "timeout": "10", **chosen})
+
+
+def publish(client: pydanube.BlockingClient, first: int, end: int, batch: int = 100, topic: str = TOPIC) -> None:
+    """Messages that say which one they are, in batches of this size."""
+    with client.producer(topic, batch_messages=batch) as producer:
+        for start in range(first, end, batch):
+            numbers = range(start, min(end, start + batch))
+            producer.send_many([b"%d" % one for one in numbers], keys=[f"key-{one}" for one in numbers])
+
+
+def planned(
+    client: pydanube.BlockingClient, chosen: ReadOptions, start: int = 0, end: int | None = None
+) -> OffsetRange:
+    """A range as the driver plans it."""
+    topic = client.describe_topic(TOPIC)
+    last = topic.partitions[0].end_offset if end is None else end
+    (found,) = direct.located([OffsetRange(TOPIC, topic.topic_id, 0, start, last)], chosen, client)
+    return found
+
+
+def numbers(wanted: OffsetRange, chosen: ReadOptions) -> list[int]:
+    """What was read: offsets and payloads say the same."""
+    rows = [row for batch in fetching.read([wanted], chosen) for row in batch.to_pylist()]
+    assert [int(row["payload"]) for row in rows] == [row["offset"] for row in rows]
+    return [row["offset"] for row in rows]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def history(client: pydanube.BlockingClient) -> pydanube.BlockingClient:
+    """[0, 1000) and [1000, 1700) in two segments, [1700, 2000) in the log only."""
+    client.create_topic(TOPIC)
+    for first, end in ((0, 1000), (1000, 1700)):
+        publish(client, first, end)
+        client.upload_storage(TOPIC)
+    publish(client, 1700, 2000)
+    return client
+
+
+# -- the seam ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direct_read", ["always", "never"])
+def test_ranges_are_read_exactly(history: pydanube.BlockingClient, broker: Broker, direct_read: str) -> None:
+    chosen = options(broker.servers, directRead=direct_read)
+    ranges = [(0, 2000), (0, 1000), (999, 1001), (1650, 1750), (1699, 1701), (1700, 2000), (1, 1999), (150, 151)]
+    for start, end in [*ranges, (700, 700)]:
+        wanted = planned(history, chosen, start, end)
+        assert bool(wanted.segments) == (direct_read == "always" and start < min(end, 1700))
+        assert numbers(wanted, chosen) == list(range(start, end))
+
+
+def test_a_range_that_was_cut_in_pieces_is_read_exactly(history: pydanube.BlockingClient, broker: Broker) -> None:
+    chosen = options(broker.servers, directRead="always")
+    wanted = planned(history, chosen)
+    pieces = [wanted.part(start, min(2000, start + 333)) for start in range(0, 2000, 333)]
+    assert [number for piece in pieces for number in numbers(piece, chosen)] == list(range(2000))
+
+
+def test_stretches_alternate_between_store_and_broker() -> None:
+    from pydanube.client.coverage import SegmentInfo
+
+    def segment(first: int, end: int) -> SegmentInfo:
+        return SegmentInfo(f"{first}.seg", 0, 1, 0, first, end)
+
+    held = (segment(0, 10), segment(10, 20), segment(30, 40), segment(40, 60))
+    found = direct.stretches(OffsetRange(TOPIC, 1, 0, 5, 50, held))
+    assert [(start, end, [one.object for one in of]) for start, end, of in found] == [
+        (5, 20, ["0.seg", "10.seg"]),
+        (20, 30, []),
+        (30, 50, ["30.seg", "40.seg"]),
+    ]
+
+
+def test_segments_are_read_while_no_broker_runs(tmp_path: Path) -> None:
+    with broker_thread(tmp_path) as url, pydanube.connect_blocking(url) as client:
+        client.create_topic(TOPIC)
+        publish(client, 0, 1000)
+        client.upload_storage(TOPIC)
+        chosen = options(url, directRead="always")
+        wanted = planned(client, chosen)
+    assert numbers(wanted, chosen) == list(range(1000))
+
+
+def test_auto_leaves_small_ranges_to_the_broker_and_reads_large_ones_from_the_store(
+    client: pydanube.BlockingClient, broker: Broker
+) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 0, direct.OFFSETS_MIN, 5_000)
+    client.upload_storage(TOPIC)
+    chosen = options(broker.servers)
+    assert not planned(client, chosen, 0, direct.OFFSETS_MIN - 1).segments
+    large = planned(client, chosen)
+    assert large.segments
+    assert numbers(large, chosen) == list(range(direct.OFFSETS_MIN))
+
+
+def test_only_the_columns_that_were_chosen_come(history: pydanube.BlockingClient, broker: Broker) -> None:
+    chosen = options(broker.servers, directRead="always", columns="payload,offset")
+    found = pa.Table.from_batches(fetching.read([planned(history, chosen)], chosen))
+    assert found.column_names == ["payload", "offset"]
+    assert found.num_rows == 2000
+
+
+# -- stores that fail --------------------------------------------------------------------------------------------------
+
+
+def test_segments_that_were_replaced_after_planning_are_located_again(
+    history: pydanube.BlockingClient, broker: Broker
+) -> None:
+    chosen = options(broker.servers, directRead="always")
+    wanted = planned(history, chosen)
+    first, second = wanted.segments
+    merged_since = replace(second, object=second.object.replace(".seg", "0.seg"), object_bytes=0)
+    assert numbers(replace(wanted, segments=(first, merged_since)), chosen) == list(range(2000))
+
+
+def test_a_store_that_cannot_be_reached_is_told_of_once_and_the_broker_serves(
+    history: pydanube.BlockingClient, broker: Broker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = replace(options(broker.servers, store="file:///nowhere/danube"), direct_read="always")
+    wanted = planned(history, chosen)
+    lenient = replace(chosen, direct_read="auto")
+    assert numbers(wanted, lenient) == list(range(2000))
+    assert numbers(wanted, lenient) == list(range(2000))
+    told = capfd.readouterr().err
+    assert told.count("spark.store_avoided") == 1
+    assert "there is no directory /nowhere/danube on this machine" in told
+    assert not Path("/nowhere").exists()
+
+
+def test_always_fails_with_the_reason(history: pydanube.BlockingClient, broker: Broker) -> None:
+    chosen = options(broker.servers, directRead="always", store="file:///nowhere/danube")
+    with pytest.raises(Unavailable, match=r"directRead=always: .*offsets 0\.\.1700.* there is no directory /nowhere"):
+        numbers(planned(history, chosen), chosen)
+
+
+def test_a_store_without_the_objects_is_given_up(
+    history: pydanube.BlockingClient, broker: Broker, tmp_path: Path
+) -> None:
+    other = tmp_path / "another"
+    other.mkdir()
+    chosen = options(broker.servers, directRead="always", store=other.as_uri())
+    wanted = planned(history, chosen)
+    assert numbers(wanted, replace(chosen, direct_read="auto")) == list(range(2000))
+    with pytest.raises(NotFound, match=r"directRead=always: .* object segments/.* is not in"):
+        numbers(wanted, chosen)
+    assert list(other.iterdir()) == []
+
+
+def test_a_damaged_object_is_an_error_or_the_brokers_business(
+    history: pydanube.BlockingClient, broker: Broker, tmp_path: Path
+) -> None:
+    """The copy that the task sees is damaged, and the broker's own is not."""
+    copy = tmp_path / "copy"
+    shutil.copytree(broker.directory / "objects", copy)
+    for path in copy.rglob("*.seg"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(content)
+    chosen = options(broker.servers, directRead="always", store=copy.as_uri())
+    wanted = planned(history, chosen)
+    with pytest.raises(Corrupt, match=r"directRead=always: .* does not match its checksum"):
+        numbers(wanted, chosen)
+    assert numbers(wanted, replace(chosen, direct_read="auto")) == list(range(2000))
+
+
+def test_a_store_that_fails_in_the_middle_is_carried_on_by_the_broker(
+    history: pydanube.BlockingClient, broker: Broker, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(broker.directory / "objects", copy)
+    chosen = options(broker.servers, directRead="always", store=copy.as_uri())
+    wanted = planned(history, chosen)
+    (copy / wanted.segments[1].object).unlink()
+    assert numbers(wanted, replace(chosen, direct_read="auto")) == list(range(2000))
+
+
+def test_credentials_come_from_the_options_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weed").mkdir()
+    with s3_server(tmp_path / "weed") as server:
+        settings, url = s3_settings(server.port), f"s3://{S3_BUCKET}/danube"
+        with (
+            broker_thread(tmp_path / "data", storage_url=url, storage_options=settings) as servers,
+            pydanube.connect_blocking(servers) as client,
+        ):
+            client.create_topic(TOPIC)
+            publish(client, 0, 1000)
+            client.upload_storage(TOPIC)
+            given = {f"store.{name}": value for name, value in settings.items()}
+            chosen = options(servers, directRead="always", **given)
+            wanted = planned(client, chosen)
+            assert wanted.store == url
+            assert settings["secret_access_key"] not in repr(wanted)
+            assert numbers(wanted, chosen) == list(range(1000))
+
+            wrong = options(servers, directRead="always", **{**given, "store.secret_access_key": "not-this-one"})
+            with pytest.raises(Refused, match="directRead=always") as refused:
+                numbers(wanted, wrong)
+            assert "not-this-one" not in str(refused.value)
+            assert numbers(wanted, replace(wrong, direct_read="auto")) == list(range(1000))
+
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", given.pop("store.access_key_id"))
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", given.pop("store.secret_access_key"))
+            assert numbers(wanted, options(servers, directRead="always", **given)) == list(range(1000))
+
+
+# -- what is gone ------------------------------------------------------------------------------------------------------
+
+
+def test_what_retention_removed_is_reported_or_passed_with_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        broker_thread(tmp_path, topics_lifetimes_interval_s=1) as url,
+        pydanube.connect_blocking(url) as client,
+    ):
+        client.create_topic(TOPIC)
+        publish(client, 0, 1000)
+        chosen = options(url, directRead="never")
+        wanted = planned(client, chosen)
+        client.create_subscription(TOPIC, "keeper", start=600)
+        client.set_policies(TOPIC, retention_bytes=0)
+        until(lambda: client.partitions(TOPIC)[0].start_offset == 600)
+        with pytest.raises(Refused, match=r"offsets 0\.\.600 \(600\): retention removed them") as report:
+            numbers(wanted, chosen)
+        assert "failOnDataLoss=false" in str(report.value)
+        assert numbers(wanted, replace(chosen, fail_on_data_loss=False)) == list(range(600, 1000))
+        assert "spark.messages_lost" in capfd.readouterr().err
+
+
+def test_a_log_that_is_shorter_than_planned_is_reported(history: pydanube.BlockingClient, broker: Broker) -> None:
+    chosen = options(broker.servers, directRead="never")
+    wanted = replace(planned(history, chosen, 1500), end=2100)
+    with pytest.raises(Refused, match=r"offsets 2000\.\.2100 \(100\): the partition ends at 2000 now"):
+        numbers(wanted, chosen)
+    assert numbers(wanted, replace(chosen, fail_on_data_loss=False)) == list(range(1500, 2000))
+    behind = replace(wanted, start=2050)
+    with pytest.raises(Refused, match=r"offsets 2050\.\.2100 \(50\)"):
+        numbers(behind, chosen)
+
+
+def test_another_topic_of_the_same_name_is_not_mistaken_for_the_one_that_was_planned(
+    history: pydanube.BlockingClient, broker: Broker
+) -> None:
+    chosen = options(broker.servers, directRead="never")
+    wanted = planned(history, chosen)
+    history.delete_topic(TOPIC)
+    with pytest.raises(Refused, match=r"offsets 0\.\.2000 .*topic /default/orders does not exist"):
+        numbers(wanted, chosen)
+    history.create_topic(TOPIC)
+    publish(history, 0, 2000, 500)
+    with pytest.raises(Refused, match="was deleted, and another was made under its name"):
+        numbers(wanted, chosen)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+KEYS = [None, "a%b", "a_b", "a\\b", "axb", "line\nbreak", "user-1", "user-12", "ü"]
+ADMITTED = {
+    '["*"]': KEYS[1:],
+    "user-?": ["user-1"],
+    "user-*": ["user-1", "user-12"],
+    "a%b": ["a%b"],
+    "a_b": ["a_b"],
+    "a\\b": ["a\\b"],
+    "a?b": ["a%b", "a_b", "a\\b", "axb"],
+    "line*break": ["line\nbreak"],
+    "?": ["ü"],
+    '["user-1", "ü"]': ["user-1", "ü"],
+    "nobody": [],
+}
+
+
+def test_a_key_filter_leaves_the_keys_that_match(client: pydanube.BlockingClient, broker: Broker) -> None:
+    with client.producer(TOPIC) as producer:
+        producer.send_many([b"x"] * len(KEYS), keys=KEYS)
+    for filters, expected in ADMITTED.items():
+        for columns in ("key,offset", "offset"):
+            chosen = options(broker.servers, keyFilter=filters, columns=columns)
+            rows = [row for batch in fetching.read([planned(client, chosen)], chosen) for row in batch.to_pylist()]
+            assert [KEYS[row["offset"]] for row in rows] == expected
+            assert all(set(row) == set(columns.split(",")) for row in rows)
