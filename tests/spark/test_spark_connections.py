@@ -12,7 +12,6 @@ import pytest
 from pydanube.model.errors import Unavailable
 from pydanube.spark import connections
 
-
 if TYPE_CHECKING:
     from conftest import Broker
 
