@@ -9,13 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from native_pending_samples import PENDING_HEADS
-from native_samples import GOLDEN, HEADS
+from native_samples import GOLDEN as SAMPLES
+from native_samples import HEADS
+from native_staging_samples import STAGING_FRAMES, STAGING_HEADS
 from native_storage_samples import STORAGE_HEADS
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ALIGNMENT
+
+GOLDEN = SAMPLES | STAGING_FRAMES
 
 
 @pytest.mark.parametrize("name", sorted({*GOLDEN, *(kind.name for kind in Kind)}))
@@ -99,12 +103,15 @@ def test_requests_keep_their_names() -> None:
         "storage.upload",
         "storage.verify",
         "storage.collect",
+        "stage.commit",
+        "stage.queries",
+        "stage.forget",
         "broker.describe",
     }
 
 
 @pytest.mark.parametrize(
-    ("value", "golden"), [*HEADS, *PENDING_HEADS, *STORAGE_HEADS], ids=lambda one: type(one).__name__
+    ("value", "golden"), [*HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS], ids=lambda one: type(one).__name__
 )
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(
     value: msgspec.Struct, golden: bytes
