@@ -25,8 +25,8 @@ from pydanube.runtime.telemetry import get_logger
 from .bounds import Bound, Bounds
 from .cluster import Cluster
 from .direct import located
-from .loss import Lost, judge, vanished
-from .offsets import Offsets, TopicOffsets, View
+from .loss import Lost, judge, trimmed, vanished
+from .offsets import Offsets, TopicOffsets, TopicView, View
 from .options import ReadOptions
 from .planning import between, check_named, limited, placed, questions, tasks
 from .progress import Progress
@@ -150,10 +150,8 @@ class StreamDriver:
     def _aim(self, start: Offsets, view: View) -> Offsets:
         """Where everything ends that may be read now. What is lost is judged."""
         losses = vanished(start, view)
-        for name, topic in start.topics.items():
-            now = view.get(name)
-            if now is not None and now.topic_id == topic.topic_id:
-                losses += _shortened(name, topic, now.ends)
+        for name, topic in view.items():
+            losses += _unread(start, name, topic, self._options.fail_on_data_loss)
         self._judge(losses)
         end = Offsets.ends_of(view)
         return end if self._target is None else _not_past(end, self._target, start)
@@ -266,12 +264,15 @@ def _reaches(view: View, name: str, end: TopicOffsets) -> bool:
     return all(seen >= wanted for seen, wanted in zip(now.ends, end.offsets, strict=False))
 
 
-def _shortened(name: str, known: TopicOffsets, ends: tuple[int, ...]) -> Iterable[Lost]:
-    """Offsets that were read, and that the partition does not reach any more: what comes next has them again."""
-    for partition, (offset, end) in enumerate(zip(known.offsets, ends, strict=False)):
+def _unread(start: Offsets, name: str, now: TopicView, fails: bool) -> Iterable[Lost]:
+    """What of a topic was not read and is gone, whole. A query that goes on hears of it batch by batch instead."""
+    for partition, (first, end) in enumerate(zip(now.starts, now.ends, strict=True)):
+        offset = start.of(name, now.topic_id, partition)
         if end < offset:
             why = f"they were read before, and the partition ends at {end} now: it was restored from an older state"
             yield Lost(name, partition, end, offset, why)
+        elif fails and (lost := trimmed(name, partition, offset, end, first)) is not None:
+            yield lost
 
 
 def _not_past(end: Offsets, target: Offsets, start: Offsets) -> Offsets:
