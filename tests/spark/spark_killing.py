@@ -1,0 +1,208 @@
+"""What the kill tests share: a topic that is filled, a Spark driver that dies, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import kill_driver
+from brokers import BrokerProcess
+
+import pydanube
+
+SOURCE, SINK = "/default/source", "/default/sink"
+SOURCE_PARTITIONS, SINK_PARTITIONS = 3, 4
+KEYS = 50
+STEP_SECONDS_MAX = 180
+"""For a driver to start and get somewhere, on a machine where everybody else is busy too."""
+
+
+def chosen_seed() -> int:
+    """Another one each time, or the one to repeat: DANUBE_SEED=1234 make test-spark."""
+    seed = int(os.environ.get("DANUBE_SEED") or random.randrange(2**32))
+    print(f"seed {seed} (repeat with DANUBE_SEED={seed})")
+    return seed
+
+
+def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + STEP_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {STEP_SECONDS_MAX} s: {what}\n{log()}"
+        time.sleep(0.01)
+
+
+class Driver:
+    """One life of the stream, in processes of its own."""
+
+    def __init__(self, broker: BrokerProcess, directory: Path, kill_at: str = "") -> None:
+        self._directory = directory
+        self._committed_before = self.committed
+        self._log = directory / "driver.log"
+        here = Path(__file__).parent
+        self._armed = directory / "armed"
+        environment = {**os.environ, "KILL_AT": kill_at, "KILL_ARMED": str(self._armed)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
+        environment["KILL_MARK"] = self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
+        servers = broker.url.removeprefix("danube://")
+        command = [sys.executable, kill_driver.__file__, servers, SOURCE, SINK, str(directory / "checkpoint")]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def committed(self) -> int:
+        """Micro-batches of all lives that Spark has finished."""
+        commits = self._directory / "checkpoint" / "commits"
+        return sum(path.name.isdecimal() for path in commits.iterdir()) if commits.is_dir() else 0
+
+    def until_committed(self, more: int = 1) -> None:
+        """So many micro-batches of this life are finished, or it is over."""
+        goal = self._committed_before + more
+        until(lambda: not self.alive or self.committed >= goal, f"{goal} micro-batches", self.log)
+
+    def arm(self) -> None:
+        """From now on it dies when it gets to the step it was started with."""
+        self._armed.touch()
+
+    def until_dead(self) -> None:
+        until(lambda: not self.alive, "the driver's death", self.log)
+
+    def kill(self) -> None:
+        """The driver and its JVM, at once. Python workers notice a moment later."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def workers(self) -> list[int]:
+        """Python processes of this Spark: those of tasks, of the source, of commits."""
+        return [pid for pid in self._marked() if b"pyspark.daemon" in _read(pid, "cmdline")]
+
+    def end(self) -> None:
+        """Nothing of it is left."""
+        self.kill()
+        for pid in self._marked():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def _marked(self) -> list[int]:
+        mark = f"KILL_MARK={self._mark}".encode()
+        numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+        return [pid for pid in numbers if mark in _read(pid, "environ").split(b"\0")]
+
+
+def _read(pid: int, what: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes()
+    except OSError:  # it has just ended
+        return b""
+
+
+class Scene:
+    """A source that is filled, a sink, and the stream between them in its current life."""
+
+    def __init__(self, broker: BrokerProcess, directory: Path) -> None:
+        self.broker = broker
+        self._directory = directory
+        self._published = 0
+        self._stop = threading.Event()
+        self._publisher: threading.Thread | None = None
+        self._lives: list[Driver] = []
+        with self._client() as client:
+            client.create_topic(SOURCE, partitions=SOURCE_PARTITIONS)
+            client.create_topic(SINK, partitions=SINK_PARTITIONS)
+
+    def _client(self) -> pydanube.BlockingClient:
+        return pydanube.connect_blocking(self.broker.url, timeout=60)
+
+    # -- the source ---------------------------------------------------------------------------------------------------
+
+    def publish(self, count: int) -> None:
+        """Numbers, each once."""
+        with self._client() as client, client.producer(SOURCE) as producer:
+            self._send(producer, count)
+
+    def _send(self, producer: pydanube.client.BlockingProducer, count: int) -> None:
+        for number in range(self._published, self._published + count):
+            producer.send_nowait(b"%d" % number, key=f"key-{number % KEYS}", attributes={"n": str(number % 7)})
+        producer.flush()
+        self._published += count
+
+    @contextmanager
+    def filled(self, chance: random.Random) -> Iterator[None]:
+        """Some rows now and some then, for as long as the block takes."""
+        thread = threading.Thread(target=self._fill, args=(random.Random(chance.random()),))
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _fill(self, chance: random.Random) -> None:
+        with self._client() as client, client.producer(SOURCE) as producer:
+            while not self._stop.wait(chance.uniform(0, 0.1)):
+                self._send(producer, chance.randint(1, 300))
+
+    # -- the stream ---------------------------------------------------------------------------------------------------
+
+    def start(self, kill_at: str = "") -> Driver:
+        driver = Driver(self.broker, self._directory, kill_at)
+        self._lives.append(driver)
+        return driver
+
+    def end(self) -> None:
+        for driver in self._lives:
+            driver.end()
+
+    # -- what must hold -----------------------------------------------------------------------------------------------
+
+    def check(self, driver: Driver) -> None:
+        """The stream catches up; then every row is in the sink once, and the rows of each key in their order."""
+        until(lambda: not driver.alive or self._written() >= self._published, "the stream catches up", driver.log)
+        assert driver.alive, driver.log()
+        driver.end()
+        with self._client() as client:
+            until(lambda: all(query.pending == 0 for query in client.staged_queries()), "what was committed is in")
+            source, sink = _rows(client, SOURCE), _rows(client, SINK)
+        assert Counter(row[0] for row in source) == Counter(range(self._published))
+        lost = Counter(source) - Counter(sink)
+        repeated = Counter(sink) - Counter(source)
+        assert (lost, repeated) == (Counter(), Counter()), f"{len(lost)} rows lost, {len(repeated)} rows repeated"
+        order = defaultdict(list)
+        for number, key, _ in sink:
+            order[key].append(number)
+        assert all(numbers == sorted(numbers) for numbers in order.values()), "rows of a key are out of order"
+        print(f"{len(sink)} rows in {driver.committed} micro-batches and {len(self._lives)} lives: each once")
+
+    def _written(self) -> int:
+        with self._client() as client:
+            return sum(partition.end_offset - partition.start_offset for partition in client.partitions(SINK))
+
+
+Found = tuple[int, str | None, tuple[tuple[str, str], ...]]
+
+
+def _rows(client: pydanube.BlockingClient, topic: str) -> list[Found]:
+    """Of all partitions, each in its order."""
+    found: list[Found] = []
+    for partition in client.partitions(topic):
+        with client.reader(topic, partition=partition.index, start="earliest", end="latest") as reader:
+            found += [(int(one.payload), one.key, tuple(one.attributes.items())) for one in reader]
+    return found
