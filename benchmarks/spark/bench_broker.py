@@ -33,7 +33,7 @@ def running_broker(data_dir: Path) -> Iterator[str]:
 
 
 def fill(client: BlockingClient, topic: str, size: int, rows: int, batch_rows: int) -> None:
-    """Messages of `size` random bytes in stored batches of `batch_rows`, spread evenly; uploaded, and in the log too."""
+    """Messages of `size` random bytes in stored batches of `batch_rows`, spread evenly; in the log and uploaded."""
     client.create_topic(topic, partitions=PARTITIONS)
     payloads = [os.urandom(size) for _ in range(batch_rows)]
     for partition in range(PARTITIONS):
