@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-spark test-stores soak soak-delivery soak-spark demo bench serve clean
+.PHONY: help setup check format test test-spark test-stores soak soak-delivery soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ demo: setup ## broker, live feed, consumer, a crash in the middle, a verified su
 
 bench: setup ## measure against the machine itself and print ratios
 	$(BIN)/danube bench --suite
+
+bench-spark: setup ## Spark with danube beside Spark with sources that have nothing to do: ratios (some minutes)
+	$(BIN)/python benchmarks/spark/run.py
 
 serve: setup ## run a broker on 127.0.0.1:6655 with ./danube-data
 	$(BIN)/danube serve
