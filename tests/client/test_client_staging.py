@@ -121,6 +121,16 @@ async def test_a_topic_is_created_when_it_is_asked_for_unless_that_is_not_wanted
         assert await stager.partitions("/default/new") == 1
 
 
+async def test_a_topic_that_grew_is_noticed(url: str, client: pydanube.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "ROUTE_SECONDS", 0.0)
+    await client.create_topic(TOPIC, partitions=2)
+    async with pydanube.connect(url) as other:
+        for wanted in (2, 5):
+            async with other.stager("query", run="run", batch_id=0) as stager:
+                assert await stager.partitions(TOPIC) == wanted
+            await client.grow_topic(TOPIC, 5)
+
+
 async def test_a_stage_that_is_refused_is_told_to_whoever_is_next(client: pydanube.Client, small_parts: None) -> None:
     async with client.stager("query", run="run", batch_id=0) as stager:
         await stager.add("/default/nowhere", 0, batch_of(bytes(2000)))

@@ -47,6 +47,9 @@ SECTION_BYTES: Final = 64
 LENGTH_BYTES: Final = 5
 """What a section's fields, and the length of one batch, take in that list at most; the topic's name is extra."""
 
+ROUTE_SECONDS: Final = 5.0
+"""What is known about a topic's partitions is looked up again after this long: it may have more by now."""
+
 QUERIES_AT_ONCE: Final = 1000
 
 _ZEROS: Final = bytes(ALIGNMENT)
@@ -136,7 +139,9 @@ class Stager(Openable):
         """How many the topic has. One that does not exist is created, where that is allowed, or raises NotFound."""
         self._check_open()
         name = str(TopicName.parse(topic))
-        return len((await self._brokers.retrying(lambda: self._brokers.route(name, create), name)).partitions)
+        brokers = self._brokers
+        route = await brokers.retrying(lambda: brokers.route(name, create, ROUTE_SECONDS), name)
+        return len(route.partitions)
 
     async def add(self, topic: str, partition: int, batch: ByteBuffer) -> None:
         """Take an encoded batch, which must not change afterwards. Waits while two parts are in hand.
