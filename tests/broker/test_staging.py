@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
@@ -11,9 +12,10 @@ from tiering_harness import Moody
 from pydanube.broker import CommitWish, SectionWish, StageWish
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, Action
-from pydanube.core.staging import STAGED_PRODUCER, UNAPPLIED_MAX
+from pydanube.core.staging import STAGED_PRODUCER, UNAPPLIED_MAX, QueryRecord
 from pydanube.metadata.store import list_all
 from pydanube.model.errors import Corrupt, Denied, Invalid, NotFound, Refused, StaleEpoch, Unavailable
+from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import TopicConfig
@@ -575,6 +577,21 @@ async def test_queries_are_listed_in_order_page_by_page(broker):
         (name, "run", 3, 0) for name in ("a", "b", "c/d", "ä")
     ]
     assert all(one.last_commit_at for one in found)
+
+
+async def test_a_page_of_queries_with_the_longest_names_fits_an_answer(broker):
+    book = broker.staging._book
+    for number in range(400):
+        query = f"{number:03}" + "\U0001f30a" * 197
+        await book.replace(await book.new(query, query), QueryRecord(query, number + 1, query))
+    found, after, pages = [], "", 0
+    while after or not pages:
+        page, after = await broker.staging.queries(ANONYMOUS, after, 1000)
+        assert len(msgspec.msgpack.encode(page)) < CONTROL_BYTES_MAX * 3 // 4
+        found += page
+        pages += 1
+    assert [one.query[:3] for one in found] == [f"{number:03}" for number in range(400)]
+    assert pages == 2
 
 
 async def test_a_query_that_is_forgotten_begins_anew(broker, objects):

@@ -1,47 +1,176 @@
-"""Staged writes over the wire: what is staged is invisible, what is committed comes once."""
+"""Staged writes over the wire: what is staged is invisible, what is committed comes once, garbage harms nobody."""
+
+import asyncio
+import random
 
 import msgspec
-from native_peer import TOPIC, Peer, door, one_batch
+import pytest
+from native_peer import TOPIC, Between, Peer, door, neighbour, one_batch
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
+from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, StaleEpoch
+
+Batches = dict[tuple[str, int], list[bytearray]]
 
 
-def stage_of(batches: dict[tuple[str, int], list[bytearray]], **changes) -> tuple[bytes, list[bytes]]:
-    sections, body = [], []
+def stage_frame(batches: Batches, correlation: int, **changes) -> bytes:
+    sections, body = [], b""
     for (topic, partition), ones in batches.items():
         sections.append(requests.StagedSection(topic, partition, [len(one) for one in ones]))
-        for one in ones:
-            body += [bytes(one), bytes(-len(one) % 64)]
-    stage = requests.Stage("query", "run", 0, 0, 0, 0, sections)
-    return requests.encode(msgspec.structs.replace(stage, **changes)), body
+        body += b"".join(bytes(one) + bytes(-len(one) % 64) for one in ones)
+    stage = msgspec.structs.replace(requests.Stage("query", "run", 0, 0, 0, 0, sections), **changes)
+    return frames.encode_front(Kind.STAGE, requests.encode(stage), len(body), correlation) + body
 
 
-async def send_stage(peer: Peer, batches: dict[tuple[str, int], list[bytearray]], **changes) -> str:
-    head, body = stage_of(batches, **changes)
+async def stage(peer: Peer, batches: Batches, **changes) -> str:
     correlation = peer.next_correlation()
-    peer.write(frames.encode_front(Kind.STAGE, head, sum(map(len, body)), correlation), *body)
+    peer.write(stage_frame(batches, correlation, **changes))
     answer = await peer.receive(Kind.RESPONSE)
+    assert answer.correlation == correlation
     return requests.decode(answer.head, requests.Staged).stage
 
 
-async def messages_of(peer: Peer, topic: str = TOPIC, partition: int = 0) -> int:
-    found = await peer.request(requests.FindOffset(topic, partition, requests.Start("latest")), requests.Offset)
-    return found.offset
+async def end_of(peer: Peer, partition: int = 0) -> int:
+    ask = requests.FindOffset(topic=TOPIC, partition=partition, position=requests.Start("latest"))
+    return (await peer.request(ask, requests.Offset)).offset
 
 
 async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed():
     async with door() as one, await Peer.greet(one) as peer:
-        await peer.request(requests.CreateTopic(TOPIC, partitions=2), requests.Done)
+        await peer.request(requests.CreateTopic(topic=TOPIC, partitions=2), requests.Done)
         stages = [
-            await send_stage(peer, {(TOPIC, 0): [one_batch(count=3)], (TOPIC, 1): [one_batch(count=2)] * 2}),
-            await send_stage(peer, {(TOPIC, 1): [one_batch(count=5)]}),
+            await stage(peer, {(TOPIC, 0): [one_batch(count=3)], (TOPIC, 1): [one_batch(count=2)] * 2}),
+            await stage(peer, {(TOPIC, 1): [one_batch(count=5)]}),
         ]
-        assert [await messages_of(peer, partition=index) for index in (0, 1)] == [0, 0]
-
-        commit = requests.CommitStages("query", "run", 0, stages, wait_ms=10_000)
+        assert [await end_of(peer, index) for index in (0, 1)] == [0, 0]
+        commit = requests.CommitStages(query="query", run="run", batch_id=0, stages=stages, wait_ms=10_000)
         assert await peer.request(commit, requests.StagesCommitted) == requests.StagesCommitted(False, True)
-        assert [await messages_of(peer, partition=index) for index in (0, 1)] == [3, 9]
-
+        assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
         assert await peer.request(commit, requests.StagesCommitted) == requests.StagesCommitted(True, True)
-        assert [await messages_of(peer, partition=index) for index in (0, 1)] == [3, 9]
+        assert [await end_of(peer, index) for index in (0, 1)] == [3, 9]
+
+
+async def test_queries_are_listed_and_forgotten():
+    async with door() as one, await Peer.greet(one) as peer:
+        await peer.create_topic()
+        name = await stage(peer, {(TOPIC, 0): [one_batch()]})
+        commit = requests.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
+        await peer.request(commit, requests.StagesCommitted)
+        listed = await peer.request(requests.ListStagedQueries(), requests.StagedQueries)
+        assert [(query.query, query.run, query.last_batch_id) for query in listed.queries] == [("query", "run", 0)]
+        await peer.request(requests.ForgetStagedQuery(query="query"), requests.Done)
+        assert (await peer.request(requests.ListStagedQueries(), requests.StagedQueries)).queries == []
+        with pytest.raises(NotFound, match="query"):
+            await peer.request(requests.ForgetStagedQuery(query="query"), requests.Done)
+
+
+async def test_a_fenced_run_hears_so_on_its_own_request():
+    async with door() as one, await Peer.greet(one) as peer:
+        await peer.create_topic()
+        await stage(peer, {(TOPIC, 0): [one_batch()]})
+        await stage(peer, {(TOPIC, 0): [one_batch()]}, run="next")
+        with pytest.raises(StaleEpoch, match="next"):
+            await stage(peer, {(TOPIC, 0): [one_batch()]})
+        assert await end_of(peer) == 0
+
+
+@pytest.mark.parametrize(
+    ("batches", "changes", "error"),
+    [
+        ({("no topic", 0): [one_batch()]}, {}, Invalid),
+        ({("/default/unknown", 0): [one_batch()]}, {}, NotFound),
+        ({(TOPIC, 7): [one_batch()]}, {}, NotFound),
+        ({(TOPIC, -1): [one_batch()]}, {}, NotFound),
+        ({(TOPIC, 0): [bytearray(192)]}, {}, Corrupt),
+        ({(TOPIC, 0): [bytearray(10)]}, {}, Invalid),
+        ({(TOPIC, 0): []}, {}, Invalid),
+        ({}, {}, Invalid),
+        ({(TOPIC, 0): [one_batch()]}, {"batch_id": 2**31}, Invalid),
+        ({(TOPIC, 0): [one_batch()]}, {"query": "x" * 201}, Invalid),
+        ({(TOPIC, 0): [one_batch()]}, {"attempt": -5}, Invalid),
+        ({(TOPIC, 0): [one_batch()]}, {"sections": [requests.StagedSection(TOPIC, 0, [2**62])]}, Invalid),
+        ({(TOPIC, 0): [one_batch()]}, {"sections": [requests.StagedSection(TOPIC, 0, [128] * 50_000)]}, Invalid),
+    ],
+)
+async def test_a_stage_that_makes_no_sense_is_refused_and_the_connection_goes_on(batches, changes, error):
+    async with door() as one, await Peer.greet(one) as peer:
+        await peer.create_topic()
+        with pytest.raises(error):
+            await stage(peer, batches, **changes)
+        await stage(peer, {(TOPIC, 0): [one_batch()]})
+        assert one.sessions[0].publish_bytes == 0
+
+
+async def test_a_head_that_is_no_map_is_refused_and_the_connection_goes_on():
+    async with door() as one, await Peer.greet(one) as peer:
+        await peer.create_topic()
+        peer.write(frames.encode(Kind.STAGE, b"\xc1", 5))
+        assert isinstance(await peer.error(5), Invalid)
+        await stage(peer, {(TOPIC, 0): [one_batch()]})
+
+
+async def test_a_stage_without_a_correlation_ends_the_connection():
+    async with door() as one, await Peer.greet(one) as peer:
+        peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 0))
+        assert isinstance(await peer.last_words(), Invalid)
+
+
+async def test_garbage_in_stages_harms_neither_the_broker_nor_others():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    async with door() as one, neighbour(one):
+        for _ in range(150):
+            async with await Peer.greet(one) as peer:
+                frame = bytearray(stage_frame({(TOPIC, 0): [one_batch(count=chance.randint(1, 50))]}, 1))
+                for _ in range(chance.randint(1, 6)):
+                    frame[chance.randrange(8, len(frame))] = chance.randrange(256)
+                peer.write(frame)
+                answer = await peer.receive(Kind.RESPONSE, Kind.ERROR)
+                if answer.kind is Kind.ERROR:
+                    error = requests.decode(answer.head, requests.Failure).error()
+                    assert isinstance(error, DanubeError) and "internal" not in error.message
+
+
+class Slow(Between):
+    """Stages wait until they are let go."""
+
+    def __init__(self, broker) -> None:
+        super().__init__(broker)
+        self.go = asyncio.Event()
+
+    @property
+    def staging(self):
+        return self
+
+    async def stage(self, *arguments):
+        await self.go.wait()
+        return await self._broker.staging.stage(*arguments)
+
+
+async def test_stages_count_for_the_publish_window():
+    async with door(wrap=Slow, publish_window_bytes=10_000) as one, await Peer.greet(one) as peer:
+        await peer.create_topic()
+        peer.write(stage_frame({(TOPIC, 0): [one_batch(payload_bytes=2_000)]}, 1))
+        peer.write(stage_frame({(TOPIC, 0): [one_batch(payload_bytes=2_000)]}, 2))
+        assert "publish window" in str(await peer.last_words())
+
+
+async def test_a_stage_that_is_larger_than_the_window_may_go_alone():
+    async with door(publish_window_bytes=10_000) as one, await Peer.greet(one) as peer:
+        await peer.create_topic()
+        await stage(peer, {(TOPIC, 0): [one_batch(payload_bytes=20_000)]})
+
+
+async def test_a_stage_on_its_way_is_answered_while_the_door_closes():
+    async with door(wrap=Slow, drain_s=5) as one, await Peer.greet(one) as peer:
+        await peer.create_topic()
+        peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 3))
+        await one.until(lambda: one.sessions[0].publish_bytes > 0)
+        one.sessions[0].drain()
+        await peer.receive(Kind.GOAWAY)
+        peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 4))
+        assert "shutting down" in (await peer.error(4)).message
+        one.broker.go.set()
+        assert (await peer.receive(Kind.RESPONSE)).correlation == 3

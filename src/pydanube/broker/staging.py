@@ -19,11 +19,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+import msgspec
+
 from pydanube.core import staging as core
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord, StageName
 from pydanube.metadata.store import Store
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.clock import Clock
@@ -50,7 +53,10 @@ WAIT_S_MAX: Final = 60.0
 """For the messages of a commit: whoever wants to wait longer commits again."""
 
 QUERIES_MAX: Final = 1000
-"""In one answer."""
+PAGE_BYTES: Final = CONTROL_BYTES_MAX // 2
+"""Queries in one answer, and about how many bytes of them: the longest names and obstacles would not fit a frame."""
+
+OBSTACLE_CHARACTERS: Final = 300
 
 
 class CommitWish(NamedTuple):
@@ -212,8 +218,13 @@ class Staging:
         if after:
             check_query("query", after)
         count = max(1, min(count, QUERIES_MAX))
-        found = await self._book.page(after, count)
-        return [self._described(one) for one in found], found[-1].query if len(found) == count else ""
+        found = [self._described(one) for one in await self._book.page(after, count)]
+        room, shown = PAGE_BYTES, 0
+        while shown < len(found) and (room > 0 or not shown):
+            room -= len(msgspec.msgpack.encode(found[shown]))
+            shown += 1
+        more = shown < len(found) or len(found) == count
+        return found[:shown], found[shown - 1].query if more and found else ""
 
     def _described(self, record: QueryRecord) -> StagedQuery:
         decisions = self.decisions.of(record.number)
@@ -223,7 +234,7 @@ class Staging:
             last_batch_id=record.last_batch_id,
             last_commit_at=record.last_commit_at,
             pending=sum(len(one.waiting) or (not one.applied) for one in decisions),
-            obstacle=next((why for one in decisions for why in one.obstacles.values()), ""),
+            obstacle=next((why for one in decisions for why in one.obstacles.values()), "")[:OBSTACLE_CHARACTERS],
         )
 
     async def forget(self, principal: Principal, query: str) -> None:
