@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "pydanube needs Python 3.11 or later; '$(PYTHON)' is not." >&2; \
 	  echo "Install one and name it: make setup PYTHON=python3.12" >&2; exit 1; }
-	@echo "Setting up $(VENV) (once; about half a minute) ..."
+	@echo "Setting up $(VENV) (once; a minute or two, most of it for Spark) ..."
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "Python's venv module is missing: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar on --upgrade pip
@@ -40,7 +40,7 @@ test: setup ## run the tests, those of Spark included (about eight minutes on tw
 	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill"
 
 test-spark: setup ## Spark under kill -9, on a cluster of its own and through Spark Connect
-	$(PYTEST) -m "spark_kill and not soak" --timeout 600 tests/spark
+	$(PYTEST) -m "spark_kill and not soak" --timeout 600 tests/spark tests/docs
 
 test-stores: setup ## object stores that need servers of their own: Redis, Azurite, opendal
 	@cd tests/runtime && ../../$(BIN)/python -c 'import object_servers as s, sys; \
@@ -57,8 +57,8 @@ soak-delivery: setup ## every topic kind and subscription type under a hundred k
 soak-spark: setup ## a hundred kills of Spark's drivers and workers, and every row exactly once
 	$(PYTEST) -m "spark_kill and soak" -s --timeout 7200 tests/spark
 
-demo: setup ## broker, live feed, consumer, a crash in the middle, a verified summary
-	$(BIN)/python examples/demo.py
+demo: setup ## a live feed through Spark, a kill -9 in the middle, every row compared, a picture
+	$(BIN)/python examples/demo
 
 bench: setup ## measure against the machine itself and print ratios
 	$(BIN)/danube bench --suite

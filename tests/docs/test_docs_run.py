@@ -67,9 +67,25 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def uses_spark(page: Path) -> bool:
+    return any("pydanube.spark" in block.source and not block.not_run for block in blocks_of(page.read_text()))
+
+
+def with_code() -> Iterator[Any]:
+    """Pages that use Spark run where the one Spark of all tests is."""
+    for page in PAGES:
+        if has_code(page):
+            marks = [pytest.mark.xdist_group("spark")] if uses_spark(page) else []
+            yield pytest.param(page, marks=marks, id=name_of(page))
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)], ids=name_of)
-def test_what_the_page_shows_happens(page: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", with_code())
+def test_what_the_page_shows_happens(
+    page: Path, place: Place, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if uses_spark(page):
+        request.getfixturevalue("the_spark")
     monkeypatch.chdir(place.directory)
     monkeypatch.setenv("DANUBE_URL", place.environment["DANUBE_URL"])
     with asyncio.Runner() as session:

@@ -13,7 +13,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.spark import connections
 
 if TYPE_CHECKING:
-    from conftest import Broker
+    from spark_broker import Broker
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
 from object_servers import S3_BUCKET, s3_server, s3_settings
 
 if TYPE_CHECKING:
-    from conftest import Broker
+    from spark_broker import Broker
 
 TOPIC = "/default/orders"
 

@@ -52,25 +52,27 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
     for name in conf:
         if not name.startswith("spark."):
             raise Invalid(f"the setting {name!r} is none of Spark's: their names begin with 'spark.'")
+    if master.startswith("sc://"):
+        settings = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
+        return _configured(SparkSession.builder.remote(master), {**settings, **conf})
     local = master.startswith("local")
-    if SparkSession.getActiveSession() is None and "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
+    if SparkSession.getActiveSession() is None:
         java.find().use()
         if local:
             _prepare_local()
-    builder = SparkSession.builder.appName(app_name).master(master)
-    chosen: dict[str, object] = {**SETTINGS, **(_local_settings() if local else {}), **conf}
-    for name, value in chosen.items():
-        builder = builder.config(name, _text(value))
+    settings = {**SETTINGS, **(_local_settings() if local else {})}
+    return _configured(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
+
+
+def _configured(builder: SparkSession.Builder, settings: dict[str, object]) -> SparkSession:
+    for name, value in settings.items():
+        builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
     return builder.getOrCreate()
 
 
 def _local_settings() -> dict[str, str]:
     """On one machine a shuffle into more pieces than cores only costs; Spark's own default is 200."""
     return {**LOCAL_SETTINGS, "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1))}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _prepare_local() -> None:

@@ -1,0 +1,31 @@
+"""One Spark for all tests that need it.
+
+Spark takes as long to start as twenty tests to run. So there is one JVM, and all tests that use it belong to one
+group, which pytest-xdist gives to one worker. A test takes the fixture `spark` of tests/spark, a session of its own,
+unless the session itself is what is tested.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Up sooner, and slower after minutes of the same work, which no test does."""
+
+
+@pytest.fixture(scope="session")
+def the_spark() -> Iterator[SparkSession]:
+    """The one that all share."""
+    from pydanube.spark import session
+
+    os.environ["SPARK_LAUNCHER_OPTS"] = JVM
+    started = session("danube tests", "local[2,4]", **{"spark.driver.extraJavaOptions": JVM})
+    yield started
+    started.stop()
