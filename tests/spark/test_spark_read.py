@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Broker
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from spark_broker import Broker
 
 from pydanube import BlockingClient, connect_blocking
 from pydanube.spark import DanubeDataSource
@@ -221,7 +221,6 @@ def test_a_stream_whose_messages_are_gone_ends_with_a_report(spark: SparkSession
         publish(client, 5)
         client.set_policies(TOPIC, retention_bytes=0)
         until(lambda: client.partitions(TOPIC)[0].start_offset == 15, "retention has run")
-        publish(client, 2)
         with pytest.raises(StreamingQueryException) as caught:
             writer.start().awaitTermination(60)
         told = str(caught.value)

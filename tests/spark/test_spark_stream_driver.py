@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Broker
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from spark_broker import Broker
 
 from pydanube import BlockingClient, NotFound, Refused, Unavailable, connect_blocking
 from pydanube.spark.options import ReadOptions
@@ -291,6 +291,7 @@ def test_retention_that_overtakes_a_slow_stream_is_reported(tmp_path: Path) -> N
         lenient = Query(url, list(strict.log), failOnDataLoss="false")
         client.set_policies(TOPIC, retention_bytes=0)
         until(lambda: [one.start_offset for one in client.partitions(TOPIC)] == [100, 10], "retention has run")
+        client.set_policies(TOPIC, retention_bytes=-1)
         publish(client, 7)
         with pytest.raises(Refused) as caught:
             strict.trigger()
@@ -300,7 +301,7 @@ def test_retention_that_overtakes_a_slow_stream_is_reported(tmp_path: Path) -> N
             "/default/orders[0] offsets 50..100 (50): retention removed them, the partition begins at 100 now" in told
         )
         assert "/default/orders[1] offsets 5..10 (5): retention removed them" in told
-        assert "retention_bytes=0" in told and "subscriptions: none" in told
+        assert "retention_s=604800" in told and "subscriptions: none" in told
         assert spans(lenient.trigger()) == [(0, 100, 107)]
         strict.reader.stop()
         lenient.reader.stop()
