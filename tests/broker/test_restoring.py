@@ -12,6 +12,7 @@ from pydanube.metadata.counters import last_id
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
+from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.objects import ObjectStore
@@ -426,3 +427,34 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
         clock.advance(5)
         assert await broker.tiers.manifests.keep()
         assert broker.tiers.manifests.failure is None
+
+
+async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects, crash=True) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"x"] * 10)
+        await upload(broker)
+        await broker.tiers.manifests.write()
+    await restored(tmp_path / "after", objects)
+    async with opened(tmp_path / "after", objects) as broker:
+        _, (partition,), _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        assert (partition.messages, partition.waiting_messages, partition.waiting_bytes) == (10, 0, 0)
+        await Door(broker).publish(await Door(broker).producer(), [b"y"] * 5)
+        _, (partition,), _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
+        assert partition.waiting_messages == 5
+        assert 0 < partition.waiting_bytes < 2000
+
+
+async def test_what_a_restore_left_out_can_be_looked_at_for_a_day(tmp_path: Path, objects: ObjectStore):
+    clock = ManualClock()
+    async with opened(tmp_path / "before", objects, clock=clock, crash=True) as broker:
+        await Door(broker).create()
+        await broker.tiers.manifests.write()
+    await objects.put("segments/shared/00000000/unknown.seg", b"no segment at all")
+    assert (await restored(tmp_path / "after", objects, clock)).left_out == ["segments/shared/00000000/unknown.seg"]
+    async with opened(tmp_path / "after", objects, clock=clock) as broker:
+        for hours, left in [(2, 1), (21, 1), (3, 0)]:
+            clock.advance(hours * 3600)
+            await broker.tiers._collect(orphans=True)
+            assert len(await keys(objects, "segments/")) == left

@@ -1,6 +1,7 @@
 """Object storage as an administrator sees it: usage, segments, uploads on demand, verification, collection."""
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -463,3 +464,40 @@ async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(t
         found = await verified(broker)
         assert (found.messages, found.damages) == (6000, [])
         assert found.segments < 60
+
+
+class Shaky(MemoryStore):
+    """Every fifth read fails, about."""
+
+    chance = random.Random(4)
+    shaky = False
+
+    async def get(self, key, start=0, end=None):
+        if self.shaky and self.chance.random() < 0.2:
+            raise Unavailable("no route to the store")
+        return await super().get(key, start, end)
+
+
+async def test_a_verification_gets_on_with_a_store_that_fails_now_and_then(tmp_path: Path):
+    objects = Shaky()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 300)
+        await uploaded(broker)
+        segments = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1000)
+        lost = segments[0][4]
+        await broker.tiers._store.transact([], [Delete(segment_key(1, 0, lost.end_offset))])
+        objects.shaky = True
+        found, place, failures = StorageVerified(), StoragePlace(), 0
+        async with asyncio.timeout(20):
+            while place is not None:
+                try:
+                    step, place = await broker.storage.verify(ANONYMOUS, None, place, 1 << 30)
+                except Unavailable:
+                    failures += 1
+                else:
+                    found = found.plus(step)
+        assert found.segments == len(segments[0]) - 1
+        assert [(one.kind, one.first_offset) for one in found.damages] == [("missing", lost.first_offset)]
+        assert failures < 50

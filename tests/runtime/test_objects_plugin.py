@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import subprocess
 import traceback
@@ -145,6 +146,35 @@ async def test_who_does_not_bring_the_token_is_turned_away() -> None:
             assert "the-right-token" not in said and "a-wrong-token" not in said
         async with await open_store(url, {"token": "the-right-token"}) as store:
             assert "the-right-token" not in repr(store) + store.url
+
+
+@pytest.mark.parametrize("token", ["let-me-in", "wrong"])
+async def test_what_is_no_message_of_the_service_is_refused_after_the_token(token: str) -> None:
+    expected = grpc.StatusCode.INVALID_ARGUMENT if token == "let-me-in" else grpc.StatusCode.UNAUTHENTICATED
+    async with (
+        served(MemoryStore(), "let-me-in") as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        for name in METHODS:
+            call = channel.unary_stream(f"/pydanube.storage.v1.ObjectStorage/{name}")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in call(b"\xff" * 50, metadata=(("authorization", f"Bearer {token}"),)):
+                    pass
+            assert refused.value.code() is expected, name
+
+
+async def test_garbage_on_the_port_harms_no_other_client() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed={seed}")
+    chance = random.Random(seed)
+    async with served(MemoryStore()) as port, await open_store(f"grpc://127.0.0.1:{port}") as store:
+        for number in range(60):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if number % 2 else b""
+            writer.write(greeting + chance.randbytes(chance.randrange(1, 5000)))
+            writer.close()
+            await store.put(f"key-{number}", b"bytes", create=True)
+        assert len(await keys_of(store)) == 60
 
 
 async def test_a_path_in_the_url_is_a_prefix() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
+from pydanube.codec.batch import read_header
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import Store
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated
@@ -29,7 +30,6 @@ from pydanube.model.storage import (
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.stream import append_time_at
 from pydanube.storage.tiering.catalog import Segment
 from pydanube.storage.tiering.collecting import Step as CollectStep
 from pydanube.storage.tiering.verifying import Bounds, Sought, Step, Verifier
@@ -174,13 +174,12 @@ class Storage:
         about = PartitionUsage(str(topic), index, bounds.start, bounds.uploaded_end, bounds.uploaded_end)
         try:
             partition = await self._partitions.get(topic, index)
-            waiting_s = await self._waiting_s(partition, bounds.uploaded_end)
+            first, waiting_s = await self._oldest_waiting(partition, bounds.uploaded_end)
         except NotFound:
             raise
         except DanubeError as error:
             return replace(about, health=error.message)
         stream = partition.stream
-        first = max(bounds.uploaded_end, stream.start_offset)
         unreadable = tiers.uploader.unreadable.get((record.topic_id, index))
         return replace(
             about,
@@ -193,13 +192,15 @@ class Storage:
             waiting_s=waiting_s,
         )
 
-    async def _waiting_s(self, partition: Partition, uploaded_end: int) -> float:
-        """How old the oldest is that is not uploaded."""
-        first = max(uploaded_end, partition.stream.start_offset)
-        if first >= partition.stream.end_offset:
-            return 0.0
-        appended_us = await append_time_at(partition.stream, first)
-        return max(0, self._clock.now_us() - appended_us) / MICROSECONDS if appended_us is not None else 0.0
+    async def _oldest_waiting(self, partition: Partition, uploaded_end: int) -> tuple[int, float]:
+        """The first offset that is not uploaded, and how old it is. A restore may have left a gap before it."""
+        stream = partition.stream
+        first = max(uploaded_end, stream.start_offset)
+        views = await stream.read(first, 0) if first < stream.end_offset else []
+        if not views:
+            return stream.end_offset, 0.0
+        header = read_header(views[0])
+        return max(first, header.base_offset), max(0, self._clock.now_us() - header.append_time) / MICROSECONDS
 
     async def _status(self, tiers: Tiers, place: StoragePlace) -> StorageStatus:
         failure, refusal = tiers.uploader.failure, tiers.refusal()

@@ -158,7 +158,7 @@ def segments(topic: TopicName, partition: int, start: Position, count: int, url:
     elif shown:
         _segments_table(shown)
     else:
-        click.echo(f"no segment of {topic}: what it has is in the log; 'danube storage upload' does not wait")
+        click.echo(f"no segment of {topic} here: what it has is in the log ('danube storage upload' uploads it now)")
     if len(found) > len(shown):
         note(f"only the first {count:,} are shown; -n 0 shows all")
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from pydanube.model.errors import DanubeError, Invalid, Unauthenticated, Unavailable
 from pydanube.runtime.telemetry import get_logger
@@ -84,7 +86,7 @@ class PluginServer:
         return {
             name: makers[method.request_streams, method.reply_streams](
                 work[name],
-                request_deserializer=method.request.FromString,
+                request_deserializer=partial(_parsed, method.request),
                 response_serializer=method.reply.SerializeToString,
             )
             for name, method in METHODS.items()
@@ -99,7 +101,7 @@ class PluginServer:
         )
 
     async def _put(self, requests: AsyncIterator[Any]) -> Any:
-        first = await anext(requests, None)
+        first = _checked(await anext(requests, None))
         if first is None or not first.HasField("start") or first.data:
             raise Invalid("a put begins with a message that has `start`")
         start = first.start
@@ -146,7 +148,7 @@ class PluginServer:
         async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
                 self._admit(context)
-                return await work(request)
+                return await work(_checked(request))
             except Exception as error:
                 await _abort(context, error)
 
@@ -156,7 +158,7 @@ class PluginServer:
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
                 self._admit(context)
-                async for reply in work(request):
+                async for reply in work(_checked(request)):
                     yield reply
             except Exception as error:
                 await _abort(context, error)
@@ -171,12 +173,26 @@ class PluginServer:
             raise Unauthenticated("this plug-in asks for a token: give it as the setting `token`")
 
 
+def _parsed(kind: Any, data: bytes) -> Any:
+    """The message, or what is wrong with it: gRPC itself would answer before anybody was asked for a token."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return Invalid("the request is no message of this service: use its storage.proto")
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, Invalid):
+        raise request
+    return request
+
+
 async def _received(requests: AsyncIterator[Any], size: int) -> list[bytes]:
     """The pieces of an object; Invalid where they are not `size` bytes in all."""
     pieces: list[bytes] = []
     received = 0
     async for request in requests:
-        received += len(request.data)
+        received += len(_checked(request).data)
         if received > size:
             break
         pieces.append(request.data)

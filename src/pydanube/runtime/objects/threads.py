@@ -3,38 +3,100 @@
 The libraries written in Rust are used through their blocking functions too. Their asynchronous ones hand results to the
 event loop from threads that nobody can wait for, and now and then abort a process that ends soon afterwards
 (PyO3/pyo3-async-runtimes issue 40): one in eight, of short ones, when we tried.
+
+A call to a store that hangs cannot be ended from outside. So that it does not hold up the end of the process either,
+the threads are daemons, which an executor's are not, and closing waits for them for CLOSE_S at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.model.errors import Unavailable
+from pydanube.runtime.telemetry import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
+
+CLOSE_S: Final = 5.0
+
+
+class _Call(NamedTuple):
+    work: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
 
 
 class Threads:
     """As many threads as a store may use at once; made when they are needed."""
 
     def __init__(self, count: int, url: str) -> None:
+        self._count = count
         self._url = url
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix="objects")
+        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._calls = 0
+        """Handed in and not answered yet."""
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """Cancelled: what has begun goes on to its end, unheard. Unavailable once closed."""
         self.check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._calls += 1
+        self._waiting.put(_Call(work, loop, answer))
+        if self._calls > len(self._threads) and len(self._threads) < self._count:
+            thread = Thread(target=self._serve, name=f"objects-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return await answer
 
     def check_open(self) -> None:
         if self._closed:
             raise Unavailable(f"the store {self._url} is closed")
 
     async def close(self) -> None:
-        """Waits for what has begun; what has not is dropped. May be called again."""
+        """Waits for what has begun, for a while; what has not is dropped. May be called again."""
         self._closed = True
-        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+        with suppress(Empty):
+            while True:
+                call = self._waiting.get_nowait()
+                if call is not None and not call.answer.done():
+                    call.answer.set_exception(Unavailable(f"the store {self._url} is closed"))
+        for _ in self._threads:
+            self._waiting.put(None)
+        if left := await asyncio.to_thread(self._joined):
+            log.warning("store.left_hanging", store=self._url, calls=left)
+
+    def _joined(self) -> int:
+        """How many did not end in time."""
+        deadline = monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - monotonic()))
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        while (call := self._waiting.get()) is not None:
+            settle: Callable[[], Any] = call.answer.cancel
+            if not call.answer.done():
+                try:
+                    settle = partial(call.answer.set_result, call.work())
+                except BaseException as error:
+                    settle = partial(call.answer.set_exception, error)
+            with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+                call.loop.call_soon_threadsafe(self._answer, call.answer, settle)
+            del call, settle  # what it held is not kept until the next one comes
+
+    def _answer(self, answer: asyncio.Future[Any], settle: Callable[[], Any]) -> None:
+        self._calls -= 1
+        if not answer.done():
+            settle()

@@ -16,6 +16,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, NamedTuple, Self
 
 from pydanube.metadata.store import Put, Store
@@ -33,6 +34,9 @@ RESTORE_KEY: Final = "/manifests/restore"
 
 CHECK_S: Final = 30.0
 """For so long a broker may go on uploading after another one took over: what it puts then nobody lists."""
+
+LOOK_S: Final = 10.0
+"""A look is a few bytes: a store that takes longer hangs, and whoever looks at the broker should see it soon."""
 
 TRIES: Final = 3
 """Somebody else may write the object between looking and putting; then it is looked at again."""
@@ -91,10 +95,14 @@ class Claim:
         if self.is_held and not now and self._clock.monotonic() - self._checked_at < CHECK_S:
             return
         self.is_held = False
-        for _ in range(TRIES):
-            if await self._look():
-                self.is_held, self._checked_at = True, self._clock.monotonic()
-                return
+        try:
+            async with asyncio.timeout(LOOK_S):
+                for _ in range(TRIES):
+                    if await self._look():
+                        self.is_held, self._checked_at = True, self._clock.monotonic()
+                        return
+        except TimeoutError:
+            raise Unavailable(f"{self._objects.url}: no answer within {LOOK_S:.0f} s") from None
         raise Unavailable(f"{self._objects.url}: somebody else writes {OWNER_KEY} at this moment")
 
     async def _look(self) -> bool:

@@ -9,7 +9,8 @@ also in the middle of an object: nothing is remembered in between, and whoever s
 
 Invariants
     one stretch is in memory at a time, and nothing of it goes into the caches of readers
-    an object that cannot be read now (Unavailable) is no damage: the step fails, and can be tried again
+    an object that cannot be read now (Unavailable) is no damage: the step ends before it, or fails where it begins with
+    it, and can be tried again
     what left the catalog while it was read is no damage either
 """
 
@@ -17,13 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from pydanube.codec.segment import HEADER_BYTES, TRAILER_BYTES, Section, check_header, read_trailer
-from pydanube.model.errors import Corrupt, NotFound
+from pydanube.model.errors import Corrupt, NotFound, Unavailable
 from pydanube.model.storage import StorageDamage, StoragePlace, StorageVerified
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
@@ -67,6 +68,11 @@ class Step:
     def is_over(self, now: float) -> bool:
         return self.bytes_left <= 0 or now >= self.deadline or len(self.damages) >= DAMAGES_MAX
 
+    @property
+    def has_result(self) -> bool:
+        """Whether ending it here gets whoever asked further."""
+        return bool(self.stretches or self.segments)
+
     def take(self, size: int) -> None:
         self.bytes += size
         self.bytes_left -= size
@@ -93,12 +99,17 @@ class Verifier:
             if segment is None:
                 await self._check_end(sought, offset, bounds, step)
                 return None
-            if before is not None or not (offset or bounds.start):  # else retention or a merge took what was before
-                await self._check_gap(sought, before, segment, step)
             inside = place if place.object == segment.record.object else StoragePlace()
-            stopped = await self._segment(sought, segment, inside, step)
+            try:
+                stopped = await self._segment(sought, segment, inside, step)
+            except Unavailable:
+                if step.has_result:
+                    return replace(place, topic=sought.topic, partition=sought.index, offset=offset)
+                raise
             if stopped is not None:
                 return StoragePlace(sought.topic, sought.index, offset, segment.record.object, *stopped)
+            if before is not None or not (offset or bounds.start):  # else retention or a merge took what was before
+                await self._check_gap(sought, before, segment, step)
             before, offset, place = segment, segment.end_offset, StoragePlace()
             if step.is_over(self._clock.monotonic()):
                 return StoragePlace(sought.topic, sought.index, offset)
@@ -193,8 +204,13 @@ class Verifier:
                 continue
             if step.stretches and step.is_over(self._clock.monotonic()):  # each step gets somewhere
                 return stretch.start, crc
+            try:
+                crc = await self._stretch(segment, section, stretch, crc, step)
+            except Unavailable:
+                if step.stretches:
+                    return stretch.start, crc
+                raise
             step.stretches += 1
-            crc = await self._stretch(segment, section, stretch, crc, step)
         if crc != section.crc:
             raise Corrupt(
                 f"object {segment.record.object}: bytes {section.start}..{section.end} do not match their checksum"
