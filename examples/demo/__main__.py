@@ -75,7 +75,12 @@ async def play(client: pydanube.Client, servers: str, directory: Path, options: 
             published = progress.add_task("published", total=feed.total)
             following = group.create_task(follow(watch, progress, feed.total))
             trouble = group.create_task(disaster(job, story, options.seconds * 0.4))
-            await feed.run(lambda count: progress.update(published, completed=count))
+
+            def told(count: int) -> None:
+                progress.update(published, completed=count)
+                story.published.append((time.time(), count))
+
+            await feed.run(told)
             await trouble
             await feed.close()
             progress.update(published, completed=feed.total)
@@ -100,7 +105,7 @@ async def main(options: argparse.Namespace) -> int:
             story = await play(client, broker.servers, directory, options)
             say("comparing", f"{len(story.feed.books.sent):,} messages with what Spark made of them ...")
             story.checks, windows = await audit(client, story.feed.books, directory)
-    draw(windows, story.watch.steps, story.killed, options.plot)
+    draw(story, windows, options.plot)
     show(console, story, options.plot)
     return 0 if story.good else 1
 
@@ -131,8 +136,8 @@ def run() -> int:
     except (pydanube.DanubeError, Trouble) as problem:
         console.print(f"[bold red]the demo cannot run:[/] {escape(str(problem))}", highlight=False)
     except ExceptionGroup as group:  # from one of the things that go on at once
-        for problem in group.exceptions:
-            console.print(f"[bold red]the demo failed:[/] {escape(str(problem))}", highlight=False)
+        for one in group.exceptions:
+            console.print(f"[bold red]the demo failed:[/] {escape(str(one))}", highlight=False)
     return 1
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -16,31 +16,33 @@ from audit import Place, Total
 from feed import ITEMS, ORDERS, ROASTERS
 from job import WINDOW_SECONDS
 from matplotlib.axes import Axes
+from story import Steps, Story
 
 COLOURS = ["#3b2314", "#b5651d", "#e0a458", "#7a9e9f"]
+ALARM = "#c0392b"
 
 
-def draw(
-    windows: dict[Place, Total], steps: Iterable[tuple[float, int]], killed: tuple[float, float], file: Path
-) -> None:
-    """`steps`: when Spark had done how many messages; `killed`: from when to when it was away."""
+def draw(story: Story, windows: dict[Place, Total], file: Path) -> None:
     figure, (revenue, heat, done) = plt.subplots(3, 1, figsize=(10, 9), sharex=True, height_ratios=[3, 2, 2])
     _revenue(revenue, windows)
     _heat(heat, windows)
-    _done(done, list(steps))
+    _done(done, story.published, story.watch.steps)
+    killed, back = map(_time, story.killed)
     for axes in (revenue, heat, done):
-        axes.axvspan(_time(killed[0]), _time(killed[1]), color="#c0392b", alpha=0.12, lw=0)
+        axes.axvspan(killed, back, color=ALARM, alpha=0.15, lw=0, zorder=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
-    revenue.text(_time(killed[0]), revenue.get_ylim()[1], " kill -9: Spark was away", color="#c0392b", va="top")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    done.text(killed, done.get_ylim()[1], " kill -9: Spark is away", color=ALARM, va="top")
     done.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M:%S"))
-    figure.suptitle("Orders and roasters, windowed by Spark: exactly once, kill -9 included", weight="bold")
+    done.set_xlim(_time(story.published[0][0] - WINDOW_SECONDS), _time(story.watch.steps[-1][0] + WINDOW_SECONDS))
+    figure.suptitle("Orders and roasters in windows of event time: exactly once, kill -9 included", weight="bold")
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
 
-def _time(seconds: float) -> datetime:
+def _time(seconds: float) -> Any:
     return datetime.fromtimestamp(seconds, UTC)
 
 
@@ -52,9 +54,9 @@ def _revenue(axes: Axes, windows: dict[Place, Total]) -> None:
     for item, colour in zip(ITEMS, COLOURS, strict=True):
         places = [(start, ORDERS, item) for start in starts]
         heights = [windows[place].cents / 100 if place in windows else 0.0 for place in places]
-        axes.bar(times, heights, width, bottom, align="edge", color=colour, label=item)
+        axes.bar(times, heights, width, bottom, align="edge", color=colour, label=item, zorder=2)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
-    axes.set_ylabel(f"revenue per {WINDOW_SECONDS} s")
+    axes.set_ylabel(f"revenue in {WINDOW_SECONDS} s")
     axes.legend(ncols=len(ITEMS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.14))
 
 
@@ -65,9 +67,11 @@ def _heat(axes: Axes, windows: dict[Place, Total]) -> None:
         means = [total.millidegrees / total.messages / 1000 for _, total in of_site]
         axes.plot(times, means, marker=".", color=colour, label=site)
     axes.set_ylabel("roasters, mean °C")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(ncols=len(ROASTERS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.2))
 
 
-def _done(axes: Axes, steps: list[tuple[float, int]]) -> None:
-    axes.step([_time(when) for when, _ in steps], [count for _, count in steps], where="post", color="#3b2314")
-    axes.set_ylabel("messages through Spark")
+def _done(axes: Axes, published: Steps, done: Steps) -> None:
+    axes.plot([_time(when) for when, _ in published], [count for _, count in published], color=COLOURS[2], label="sent")
+    axes.step([_time(when) for when, _ in done], [count for _, count in done], "post", color=COLOURS[0], label="done")
+    axes.set_ylabel("messages")
+    axes.legend(frameon=False, loc="lower right")

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from audit import Check
 from feed import Feed
 
+Steps = list[tuple[float, int]]
+"""When how many messages were through."""
+
 
 @dataclass
 class Watch:
@@ -18,8 +21,7 @@ class Watch:
     """Messages that are in the archive: the sum of the offsets that Spark has reached."""
     batches: dict[int, int] = field(default_factory=dict)
     """Rows of each of the archive's micro-batches; one that Spark repeats counts once."""
-    steps: list[tuple[float, int]] = field(default_factory=list)
-    """When a micro-batch had ended, and how many messages were done by then."""
+    steps: Steps = field(default_factory=list)
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _added_up: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -47,6 +49,7 @@ class Story:
 
     feed: Feed
     watch: Watch = field(default_factory=Watch)
+    published: Steps = field(default_factory=list)
     seconds: float = 0.0
     killed: tuple[float, float] = (0.0, 0.0)
     """When the job was killed, and when it worked again."""

@@ -33,11 +33,11 @@ def show(console: Console, story: Story, picture: Path) -> None:
     danube = command()
     console.print(
         "Try next:\n"
-        f"  {danube} serve                                        a broker that stays\n"
-        f"  {danube} produce /default/orders -m '{{\"id\": 1}}'       in another terminal\n"
-        "  python examples/spark_first_query.py                a topic as a data frame\n"
-        "  examples/demo/job.py                                the job you just saw, 120 lines\n"
-        "  docs/spark/README.md                                every option",
+        f"  {danube} serve\n"
+        f"  {danube} produce /default/orders -m hello     (in another terminal)\n"
+        f"  {Path(sys.executable).name} examples/spark_first_query.py           a topic as a data frame\n"
+        "  examples/demo/job.py                            the job that you saw\n"
+        "  docs/spark/README.md                            every option",
         highlight=False,
         markup=False,
     )

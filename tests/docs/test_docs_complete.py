@@ -15,6 +15,7 @@ from pydanube.codec.native.frames import Kind
 from pydanube.model import statistics
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.policies import DEFAULTS, FIELDS
+from pydanube.spark import options, sessions
 
 DOCS = ROOT / "docs"
 
@@ -70,3 +71,19 @@ def test_every_request_and_every_kind_of_frame_is_listed() -> None:
         assert set(kind.__struct_fields__) <= listed, op
     text = (DOCS / "protocol.md").read_text()
     assert all(re.search(rf"^\| {kind.name} \| {kind.value} \|", text, re.MULTILINE) for kind in Kind)
+
+
+def test_every_option_of_the_spark_data_source_is_listed() -> None:
+    listed = rows_of("spark/README.md")
+    assert {*options.COMMON, *options.READING, *options.WRITING} <= listed.keys()
+
+
+def test_every_setting_of_a_spark_session_is_listed_with_its_value() -> None:
+    listed = rows_of("spark/README.md")
+    for name, value in {**sessions.SETTINGS, **sessions.LOCAL_SETTINGS}.items():
+        told = listed[name][1]
+        assert f"`{value}`" in told or not told.startswith("`"), name
+
+
+def test_every_column_of_the_spark_data_source_is_listed() -> None:
+    assert set(options.COLUMNS) <= rows_of("spark/README.md").keys()
