@@ -1,0 +1,290 @@
+"""Staged writes over restarts: what was decided goes on behind what is stored, whatever else happened meanwhile."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from broker_harness import TOPIC, Door
+from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
+from tiering_harness import Moody, upload_all
+
+from pydanube.broker.restoring import rebuild
+from pydanube.core.access import ANONYMOUS
+from pydanube.core.staging import STAGED_PRODUCER
+from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.model.errors import Unavailable
+from pydanube.model.topics import AckLevel, TopicConfig
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.claim import Owner
+
+
+class Hiding(MemoryStore):
+    """A store that cannot read the objects whose names hold `hidden`."""
+
+    hidden = ""
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
+        if self.hidden and self.hidden in key:
+            raise Unavailable("no route to the object")
+        return await super().get(key, start, end)
+
+
+async def half_published(broker, objects: Hiding) -> Query:
+    """A commit of two stages, of which only the first is in the partition."""
+    query = Query(broker)
+    stages = [await query.stage(0, {0: [b"1", b"2", b"3"]}, per_batch=1), await query.stage(0, {0: [b"4", b"5"]})]
+    objects.hidden = stages[1]
+    assert await query.commit(0, *stages, wait_ms=0) == (False, False)
+    await until(lambda: has(broker, 3))
+    return query
+
+
+async def has(broker, count: int) -> bool:
+    return len(await payloads(broker)) == count
+
+
+@pytest.mark.parametrize("ack_level", [AckLevel.DURABLE, AckLevel.WRITTEN])
+async def test_a_partition_that_had_got_a_part_gets_the_rest(tmp_path, ack_level):
+    objects = Hiding()
+    async with staging_broker(tmp_path, objects, crash=True) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(ack_level=ack_level))
+        await half_published(broker, objects)
+    objects.hidden = ""
+    async with staging_broker(tmp_path, objects) as broker:
+        await quiet(broker)
+        assert await payloads(broker) == [b"1", b"2", b"3", b"4", b"5"]
+        assert await stages_in(objects) == []
+
+
+async def test_what_was_in_memory_only_is_published_anew(tmp_path):
+    objects = Hiding()
+    async with staging_broker(tmp_path, objects, crash=True) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(ack_level=AckLevel.MEMORY))
+        await half_published(broker, objects)
+    objects.hidden = ""
+    async with staging_broker(tmp_path, objects) as broker:
+        await quiet(broker)
+        assert await payloads(broker) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("uploaded", [False, True])
+async def test_a_partition_remembers_a_query_for_as_long_as_it_has_something_to_get(tmp_path, uploaded):
+    """However many other producers come and go, and however often the broker starts."""
+    objects, remembered = Hiding(), {"remembered_max": 2, "remembered_us": 1}
+    async with staging_broker(tmp_path, objects, crash=True, **remembered) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await Door(broker).fetch()  # it is open before it has anything to get
+        await half_published(broker, objects)
+        await others(broker, b"a")
+        if uploaded:
+            await upload_all(broker)
+    for name in (b"b", b"c"):
+        async with staging_broker(tmp_path, objects, crash=True, **remembered) as broker:
+            await others(broker, name)
+            for partition in broker._partitions:
+                partition.forget_idle_producers()
+                partition.state.snapshot()
+            if uploaded:
+                await upload_all(broker)
+    objects.hidden = ""
+    async with staging_broker(tmp_path, objects, **remembered) as broker:
+        await quiet(broker)
+        found = await payloads(broker)
+        assert [one for one in found if one.isdigit()] == [b"1", b"2", b"3", b"4", b"5"]
+        (partition,) = broker._partitions
+        assert not partition.remembered.kept
+
+
+async def others(broker, payload: bytes) -> None:
+    for _ in range(5):
+        door = Door(broker)
+        await door.publish(await door.producer(), [payload], sequence=0)
+
+
+async def test_a_query_is_not_kept_in_mind_longer_than_it_has_something_to_get(tmp_path):
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        for batch_id in range(3):
+            await Query(broker).write(batch_id, {0: [b"1"]})
+        await quiet(broker)
+        (partition,) = broker._partitions
+        assert partition.remembered.kept == set()
+        assert any(one.producer_id & STAGED_PRODUCER for one in partition.remembered.entries())
+
+
+async def test_later_batches_wait_for_earlier_ones_also_after_a_restart(tmp_path):
+    objects = Hiding()
+    async with staging_broker(tmp_path, objects, crash=True) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
+        query = Query(broker)
+        stages = [await query.stage(batch_id, {0: [b"%d" % batch_id], 1: [b"x"]}) for batch_id in range(3)]
+        objects.hidden = stages[0]
+        for batch_id in range(3):
+            await query.commit(batch_id, stages[batch_id], wait_ms=0)
+    async with staging_broker(tmp_path, objects, crash=True) as broker:
+        assert await payloads(broker) == []
+    objects.hidden = ""
+    async with staging_broker(tmp_path, objects) as broker:
+        await quiet(broker)
+        assert await payloads(broker) == [b"0", b"1", b"2"]
+
+
+async def test_a_commit_that_is_repeated_after_a_restart_waits_for_what_goes_on(tmp_path):
+    objects = Hiding()
+    async with staging_broker(tmp_path, objects, crash=True) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        stage = await Query(broker).stage(0, {0: [b"1"]})
+        objects.hidden = stage
+        await Query(broker).commit(0, stage, wait_ms=0)
+    async with staging_broker(tmp_path, objects) as broker:
+        assert await Query(broker).commit(0, stage, wait_ms=10) == (True, False)
+        objects.hidden = ""
+        assert await Query(broker).commit(0, stage) == (True, True)
+        assert await payloads(broker) == [b"1"]
+
+
+async def test_a_topic_that_is_gone_after_the_restart_gets_nothing(tmp_path):
+    objects = Hiding()
+    async with staging_broker(tmp_path, objects, crash=True) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        stage = await Query(broker).stage(0, {0: [b"1"]})
+        objects.hidden = stage
+        await Query(broker).commit(0, stage, wait_ms=0)
+        await broker.staging.close()
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+    async with staging_broker(tmp_path, objects) as broker:
+        await quiet(broker)
+        assert await stages_in(objects) == []
+
+
+# -- metadata that fails -------------------------------------------------------------------------------------------
+
+
+class Doubtful:
+    """A store whose next transaction on decisions fails: before it is written, or after."""
+
+    def __init__(self, store, written: bool) -> None:
+        self._store = store
+        self._written = written
+        self.fails = False
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    async def transact(self, compares, writes):
+        if not self.fails or not any("/decisions/" in one.key for one in writes):
+            return await self._store.transact(compares, writes)
+        self.fails = False
+        if self._written:
+            await self._store.transact(compares, writes)
+        raise Unavailable("the metadata's disk hiccuped")
+
+
+@pytest.mark.parametrize("partitions", [1, 120])
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_commit_of_which_nobody_knows_whether_it_happened_can_be_repeated(tmp_path, written, partitions):
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=partitions))
+        query = Query(broker)
+        stage = await query.stage(0, {index: [b"1"] for index in range(partitions)})
+        store = broker.staging._book._store = Doubtful(broker.staging._book._store, written)
+        store.fails = True
+        with pytest.raises(Unavailable, match="hiccuped"):
+            await query.commit(0, stage)
+        assert await query.commit(0, stage) == (written, True)
+        await query.write(1, {0: [b"2"]})
+        assert await payloads(broker) == [b"1", b"2"]
+
+
+async def test_a_commit_that_happened_unnoticed_is_published_without_being_asked_for(tmp_path):
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        stage = await Query(broker).stage(0, {0: [b"1"]})
+        store = broker.staging._book._store = Doubtful(broker.staging._book._store, True)
+        store.fails = True
+        with pytest.raises(Unavailable, match="hiccuped"):
+            await Query(broker).commit(0, stage)
+        await until(lambda: has(broker, 1))
+
+
+# -- partitions that do not take it ---------------------------------------------------------------------------------
+
+
+async def test_a_partition_whose_quota_is_full_gets_its_share_when_there_is_room(tmp_path):
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
+        consumer = await Door(broker).subscribe("slow", credit=0)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 2})
+        query = Query(broker)
+        await query.write(0, {0: [b"1", b"2"]})
+        stage = await query.stage(1, {0: [b"3"], 1: [b"other"]})
+        assert await query.commit(1, stage, wait_ms=100) == (False, False)
+        await until(lambda: arrived_beside(broker))
+        assert await payloads(broker) == [b"1", b"2"]
+        consumer.consumer.credit(10, 1 << 20)
+        await consumer.wait_for(2)
+        await consumer.ack((0, 2))
+        assert await query.commit(1, stage) == (True, True)
+        assert await payloads(broker) == [b"1", b"2", b"3"]
+
+
+async def arrived_beside(broker) -> bool:
+    return await payloads(broker, 1) == [b"other"]
+
+
+async def test_a_topic_that_is_taken_for_itself_after_the_decision_gets_its_share(tmp_path):
+    objects = Moody()
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        stage = await Query(broker).stage(0, {0: [b"1"]})
+        objects.mood = "unreadable"
+        await Query(broker).commit(0, stage, wait_ms=0)
+        await Door(broker).producer(access="exclusive")
+        objects.mood = "fine"
+        assert await Query(broker).commit(0, stage) == (True, True)
+
+
+# -- disasters -----------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: Path):
+    objects = MemoryStore()
+    (tmp_path / "before").mkdir()
+    async with staging_broker(tmp_path / "before", objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await Query(broker).write(4, {0: [b"1"]})
+        await quiet(broker)
+        await upload_all(broker)
+        before = await broker.staging._book.find("query")
+        await broker.tiers.manifests.write()
+    (tmp_path / "after").mkdir()
+    clock = SystemClock()
+    async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", clock) as store:
+        await rebuild(objects, store, clock, Owner("cluster"))
+    async with staging_broker(tmp_path / "after", objects) as broker:
+        assert await Query(broker).commit(4) == (True, True)
+        await Query(broker).write(5, {0: [b"2"]})
+        await Query(broker, "another").write(0, {0: [b"3"]})
+        assert await payloads(broker) == [b"1", b"2", b"3"]
+        known, another = await broker.staging._book.find("query"), await broker.staging._book.find("another")
+        assert known.record.number == before.record.number < another.record.number
+
+
+async def test_many_queries_write_at_once(tmp_path):
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=4))
+
+        async def write(number: int) -> None:
+            query = Query(broker, f"query {number}")
+            for batch_id in range(5):
+                rows = {index: [b"%d %d" % (number, batch_id)] for index in range(4)}
+                assert await query.write(batch_id, rows) == (False, True)
+
+        await asyncio.gather(*[write(number) for number in range(10)])
+        for index in range(4):
+            found = await payloads(broker, index)
+            assert len(found) == 50
+            for number in range(10):
+                ours = [one for one in found if one.startswith(b"%d " % number)]
+                assert ours == [b"%d %d" % (number, batch_id) for batch_id in range(5)]
