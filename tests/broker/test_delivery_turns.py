@@ -201,7 +201,7 @@ def test_bytes_limit_rows_only_where_the_rest_is_not_sent_with_them(codec: Codec
         rows = rows_for((None, size_bytes), batch)
         if rows is None:
             continue
-        sent, _ = cut(batch, 0, Dealt(Member("a"), [(0, rows)]))
+        ((sent, _),) = cut(batch, 0, [Dealt(Member("a"), [(0, rows)])])
         assert len(sent) < len(view)
     assert rows_for((7, None), batch) == 7
     assert rows_for((7, 1), batch) == 1

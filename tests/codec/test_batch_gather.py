@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import Batch, Codec, encode
-from pydanube.codec.batch.gather import gather_rows
+from pydanube.codec.batch.gather import gather_parts, gather_rows
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import BATCH_BYTES_MAX, MIB
 
@@ -68,6 +68,20 @@ def test_a_part_of_a_part_keeps_the_first_offsets(sample: Sample, data: st.DataO
     rows = rows[: (len(rows) + 1) // 2]
     assert half.offsets.tolist() == [500 + row for row in rows]
     assert_holds(half, sample.rows(rows))
+
+
+@settings(max_examples=80, deadline=None)
+@given(samples(), st.data())
+def test_parts_cut_out_together_are_those_cut_out_one_by_one(sample: Sample, data: st.DataObject) -> None:
+    source = stamped(sample.encode())
+    owners = np.array(data.draw(st.lists(st.integers(0, 3), min_size=source.count, max_size=source.count)))
+    parts = [rows for rows in (np.flatnonzero(owners == one) for one in range(4)) if len(rows)]
+    together = gather_parts(source, parts)
+    assert together == [gather_rows(source, rows) for rows in parts]
+    for part, rows in zip(together, parts, strict=True):
+        opened = Batch.open(part, stamped=True)
+        assert_holds(opened, sample.rows(rows.tolist()))
+        assert opened.offsets.tolist() == (500 + rows).tolist()
 
 
 def test_a_part_of_an_unstamped_batch_is_unstamped() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydanube.core.dispatch import ranges as ranges_module
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.owners import CHUNK, Owners
-from pydanube.core.dispatch.ranges import RangeSet, runs, spread
+from pydanube.core.dispatch.ranges import RangeArray, RangeSet, bounds, runs, spread, union
 
 spans = st.tuples(st.integers(0, 120), st.integers(-2, 9)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 many = st.lists(spans, max_size=90)
@@ -170,3 +170,14 @@ def test_owners_are_a_dictionary_of_offsets(script):
             assert [start for start, _ in held] == sorted(start for start, _ in held)
     owners.release([(0, FAR + 1)])
     assert not owners._chunks
+
+
+real_spans = st.tuples(st.integers(0, 120), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(real_spans, min_size=1, max_size=40), min_size=1, max_size=4))
+def test_a_union_has_the_offsets_of_all_and_is_merged(lists):
+    together = union([RangeArray(*bounds(one)) for one in lists])
+    assert members(together) == members([span for one in lists for span in one])
+    assert together.is_merged

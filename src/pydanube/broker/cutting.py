@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Final
 
 from pydanube.codec.batch import Batch, Codec
-from pydanube.codec.batch.gather import gather_range, gather_rows
+from pydanube.codec.batch.gather import gather_parts, gather_range
 from pydanube.codec.batch.join import can_follow, joined
 from pydanube.core.dispatch.members import Dealt
 from pydanube.core.dispatch.ranges import RangeArray, runs
@@ -40,16 +40,29 @@ def together(views: Iterable[memoryview], messages_max: int, bytes_max: int) -> 
     return joined(batches) if len(batches) > 1 else batches[0]
 
 
-def cut(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
-    """The bytes to send, and the rows of them that are meant (none: all). Nothing is copied for a whole batch."""
+def cut(batch: Batch, base: int, deals: Sequence[Dealt]) -> list[tuple[memoryview, Rows]]:
+    """For each deal the bytes to send, and the rows of them that are meant (none: all). Nothing is copied for a whole
+    batch."""
+    parts = {
+        place: dealt.scattered
+        for place, dealt in enumerate(deals)
+        if dealt.scattered is not None and dealt.rows < batch.count and _is_copied(batch, dealt.rows)
+    }
+    copies = dict(zip(parts, gather_parts(batch, list(parts.values())), strict=True)) if parts else {}
+    return [
+        (memoryview(copies[place]), []) if place in copies else _cut_out(batch, base, dealt)
+        for place, dealt in enumerate(deals)
+    ]
+
+
+def _cut_out(batch: Batch, base: int, dealt: Dealt) -> tuple[memoryview, Rows]:
+    """The whole batch, or neighbours of it."""
     rows, count = dealt.rows, batch.count
     if rows == count:
         return batch.view, []
-    worth_it = _is_copied(batch, rows)
     if dealt.scattered is not None:
-        if not worth_it:
-            return batch.view, runs(dealt.scattered)
-        return memoryview(gather_rows(batch, dealt.scattered)), []
+        return batch.view, runs(dealt.scattered)
+    worth_it = _is_copied(batch, rows)
     ranges = [(start - base, end - base) for start, end in dealt.ranges]
     if worth_it and len(ranges) == 1:
         return memoryview(gather_range(batch, *ranges[0])), []

@@ -19,7 +19,7 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.core.dispatch.members import Dealt, Member
 from pydanube.core.dispatch.pending import pending
-from pydanube.core.dispatch.ranges import RangeSet, merged
+from pydanube.core.dispatch.ranges import RangeArray, RangeSet, merged
 from pydanube.core.dispatch.window import DUE_AT_ONCE, Window
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
@@ -30,6 +30,7 @@ from pydanube.model.topics import SubscriptionPartition, SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.telemetry import get_logger
 
+from .acking import Gathered
 from .alarm import Alarm
 from .consumer import Consumer, Sink
 from .counting import Counts, describe_member, describe_window
@@ -80,6 +81,7 @@ class LiveSubscription:
         self._ahead_from = 0
         self._reading: asyncio.Task[None] | None = None
         self._turn = Turn(self.pump)
+        self._gathered = Gathered(self._acked)
         self._is_closed = False
         self._moved_under_consumers = False
         self._dying: deque[Exhausted] = deque()
@@ -104,6 +106,7 @@ class LiveSubscription:
     def attach(
         self, consumer: str, sink: Sink, created: bool, priority: int = 0, key_filters: Sequence[str] = ()
     ) -> Consumer:
+        self._gathered.settle()
         member, former = self.core.attach(consumer, priority, key_filters)
         seat = self._seats.pop(former, None) if former is not None else None
         self._seats[member] = Seat(sink, Counts())
@@ -116,6 +119,7 @@ class LiveSubscription:
 
     def detach(self, *members: Member) -> None:
         """These go, all at once: nothing of theirs is delivered to another of them."""
+        self._gathered.settle()
         gone = [member for member in members if self._seats.pop(member, None) is not None]
         if gone:
             self.core.detach(*gone)
@@ -130,6 +134,7 @@ class LiveSubscription:
 
     def close(self, error: DanubeError) -> None:
         """The subscription or its partition ends here, with everything that was under way; consumers are told why."""
+        self._gathered.settle()
         self._is_closed = True
         self._dying.clear()
         if self._burying is not None:
@@ -216,24 +221,20 @@ class LiveSubscription:
         now_us, following, rows_max = self._clock.now_us(), max(0, offsets_of(self._ahead[-1])[1] - end), None
         if self._rate is not None:  # nobody knows when what follows will be dealt
             following, rows_max = 0, rows_for(self._rate.allowance(self._clock.monotonic()), batch)
-        for dealt in self.core.offer(batch, base, end, now_us, following, rows_max):
-            self._deliver(batch, base, dealt, now_us)
+        self._deliver(batch, base, self.core.offer(batch, base, end, now_us, following, rows_max), now_us)
         self._turn.worked(1, min(batch.count, rows_max or batch.count), self.core.policy.take_work())
 
-    def _deliver(self, batch: Batch, base: int, dealt: Dealt, now_us: int) -> None:
-        view, ranges = cut(batch, base, dealt)
-        redeliveries: list[int] = []
-        reasons: list[str | None] = []
-        if len(self.core.failures):
-            redeliveries, reasons = self._history(base, dealt)
-        seat, rows, size = self._seats[dealt.member], dealt.rows, len(view)
-        dealt.member.weigh(size)
-        again = sum(map(bool, redeliveries))
-        self.counts.deliver(now_us, rows, size, again)
-        seat.counts.deliver(now_us, rows, size, again)
-        if self._rate is not None:
-            self._rate.take(rows, size, self._clock.monotonic())
-        seat.sink.deliver(view, self._place.epoch(), ranges, redeliveries, reasons)
+    def _deliver(self, batch: Batch, base: int, deals: Sequence[Dealt], now_us: int) -> None:
+        for dealt, (view, ranges) in zip(deals, cut(batch, base, deals), strict=True):
+            redeliveries, reasons = self._history(base, dealt) if len(self.core.failures) else ([], [])
+            seat, rows, size = self._seats[dealt.member], dealt.rows, len(view)
+            dealt.member.weigh(size)
+            again = sum(map(bool, redeliveries))
+            self.counts.deliver(now_us, rows, size, again)
+            seat.counts.deliver(now_us, rows, size, again)
+            if self._rate is not None:
+                self._rate.take(rows, size, self._clock.monotonic())
+            seat.sink.deliver(view, self._place.epoch(), ranges, redeliveries, reasons)
 
     def _history(self, base: int, dealt: Dealt) -> tuple[list[int], list[str | None]]:
         """How often each of these failed before, and why; nothing where none of them did."""
@@ -273,9 +274,9 @@ class LiveSubscription:
         batch = Batch.trust(view)
         now_us, delivered = self._clock.now_us(), 0
         if self._rate is None or self._rate.wait_s(self._clock.monotonic()) <= 0:
-            for dealt in self.core.pass_on(batch, base, end):
-                delivered += dealt.rows
-                self._deliver(batch, base, dealt, now_us)
+            deals = self.core.pass_on(batch, base, end)
+            delivered = sum([dealt.rows for dealt in deals])
+            self._deliver(batch, base, deals, now_us)
         self.counts.dropped += end - base - delivered
 
     # -- settling ------------------------------------------------------------------------------------------------------
@@ -290,6 +291,12 @@ class LiveSubscription:
             ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
         if self._moved_under_consumers:
             ranges = self.core.held_by(member, ranges)
+        if isinstance(ranges, RangeArray):
+            self._gathered.add(ranges, done)
+        else:
+            self._acked(ranges, done)
+
+    def _acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
         settled = self.settle(ranges, done)
         now_us = self._clock.now_us()
         self.last_active_us = now_us
@@ -328,6 +335,7 @@ class LiveSubscription:
             seat.sink.closed(error)
 
     def nack(self, member: Member, ranges: Sequence[tuple[int, int]], delay_ms: int | None, reason: str) -> None:
+        self._gathered.settle()
         now_us = self._clock.now_us()
         self.last_active_us = now_us
         self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member))
@@ -419,6 +427,7 @@ class LiveSubscription:
         """Start over at `position`, for the consumers that are attached too."""
         if position > self._stream.end_offset:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
+        self._gathered.settle()
         self.core.move(position)
         self._moved_under_consumers |= bool(self._seats)  # acks of what they had before mean nothing from here on
         self._dying.clear()

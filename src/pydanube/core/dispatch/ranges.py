@@ -120,13 +120,7 @@ class RangeSet:
         if low < high:
             starts = np.concatenate((starts, self._starts[low:high]))
             ends = np.concatenate((ends, self._ends[low:high]))
-        if (starts[1:] < starts[:-1]).any():
-            order = np.argsort(starts, kind="stable")
-            starts, ends = starts[order], ends[order]
-        ends = np.maximum.accumulate(ends)
-        opens = np.flatnonzero(starts[1:] > ends[:-1]) + 1
-        merged_starts = starts[np.concatenate(([0], opens))]
-        merged_ends = ends[np.concatenate((opens - 1, [len(ends) - 1]))]
+        merged_starts, merged_ends = _closed_up(starts, ends)
         self._starts[low:high], self._ends[low:high] = merged_starts.tolist(), merged_ends.tolist()
         added = int((merged_ends - merged_starts).sum()) - already
         self.count += added
@@ -272,6 +266,25 @@ def merged(ranges: Sequence[Range]) -> Sequence[Range]:
     together = RangeSet()
     together.update(ranges)
     return together.ranges
+
+
+def union(many: Sequence[RangeArray]) -> RangeArray:
+    """The offsets of all of these in ascending ranges, none of which touches another."""
+    starts = np.concatenate([one.starts for one in many])
+    return RangeArray(*_closed_up(starts, np.concatenate([one.ends for one in many])))
+
+
+def _closed_up(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+    """The same offsets as ascending ranges that do not touch. None is empty, and there is one at least."""
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    ends = np.maximum.accumulate(ends)
+    opens = np.flatnonzero(starts[1:] > ends[:-1])
+    first, last = np.zeros(len(opens) + 1, np.int64), np.empty(len(opens) + 1, np.int64)
+    np.add(opens, 1, out=first[1:])
+    last[:-1], last[-1] = opens, len(ends) - 1
+    return starts[first], ends[last]
 
 
 def _difference(starts: IntArray, ends: IntArray, from_: IntArray, to: IntArray) -> tuple[IntArray, IntArray]:

@@ -1,0 +1,162 @@
+"""Key-shared over a real log, in bulk: batches dealt together, acks settled together."""
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+
+from pydanube.codec.batch import Batch
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.positions import Position
+from pydanube.model.topics import SubscriptionType
+
+KEY_SHARED = SubscriptionType.KEY_SHARED
+COUNT, BATCH = 2_000, 50
+KEYS = [f"key-{n * 7919 % 101}" for n in range(COUNT)]
+
+
+async def filled(door: Door, producers: int = 1) -> None:
+    await door.create()
+    made = [await door.producer(f"p{number}") for number in range(producers)]
+    for start in range(0, COUNT, BATCH):
+        keys = KEYS[start : start + BATCH]
+        await door.publish(made[start // BATCH % producers], [key.encode() for key in keys], keys=keys)
+
+
+def table(collector, part: slice = slice(None)) -> np.ndarray:
+    """Its messages as an ACK names many of them."""
+    offsets = np.array([offset for offset, _ in collector.received[part]], np.int64)
+    return np.stack((offsets, offsets + 1), axis=1)
+
+
+async def position(broker) -> int:
+    (place,) = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "keyed")).partitions
+    return place.position
+
+
+class Sizes:
+    """Notes how many messages come in one delivery, and when their batches were appended."""
+
+    def __init__(self, collector) -> None:
+        self.rows: list[int] = []
+        self.times: dict[int, int] = {}
+        self._deliver = collector.deliver
+        collector.deliver = self.deliver
+
+    def deliver(self, batch, epoch, ranges, redeliveries, reasons) -> None:
+        opened = Batch.open(batch, stamped=True)
+        self.rows.append(opened.count)
+        self.times |= dict(zip(opened.offsets.tolist(), opened.append_times.tolist(), strict=True))
+        self._deliver(batch, epoch, ranges, redeliveries, reasons)
+
+
+async def test_batches_that_lie_ready_are_dealt_together_and_keep_their_order_and_times(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await filled(door)
+        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "abcd"]
+        sizes = [Sizes(one) for one in consumers]
+        for one in consumers:
+            one.consumer.credit(COUNT, 1 << 30)
+        for one in consumers:
+            await one.wait_for(1)
+        received = [one.received for one in consumers]
+        async with asyncio.timeout(10):
+            while sum(map(len, received)) < COUNT:  # noqa: ASYNC110 -- the pump goes on in turns
+                await asyncio.sleep(0)
+        stored = {}
+        for view in (await door.fetch(bytes_max=1 << 20)).batches:
+            opened = Batch.open(view, stamped=True)
+            stored |= dict.fromkeys(opened.offsets.tolist(), opened.append_time)
+        for one, noted in zip(consumers, sizes, strict=True):
+            assert len(noted.rows) < COUNT // BATCH / 4, "far fewer deliveries than batches"
+            assert all(noted.times[offset] == stored[offset] for offset, _ in one.received)
+            assert all(low < high for (low, _), (high, _) in pairwise(one.received))
+            assert all(KEYS[offset].encode() == payload for offset, payload in one.received)
+        owners = [{payload for _, payload in one} for one in received]
+        assert sum(map(len, owners)) == len(set(KEYS)), "no key is with two of them"
+
+
+async def test_batches_of_several_producers_keep_their_order(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await filled(door, producers=2)
+        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED) for name in "ab"]
+        async with asyncio.timeout(10):
+            while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for one in consumers:
+            by_key: dict[bytes, list[int]] = {}
+            for offset, payload in one.received:
+                by_key.setdefault(payload, []).append(offset)
+            assert all(offsets == sorted(offsets) for offsets in by_key.values())
+
+
+async def test_acks_of_one_turn_are_settled_together_and_each_is_confirmed(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await filled(door)
+        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "ab"]
+        for one in consumers:
+            one.consumer.credit(COUNT, 1 << 30)
+        async with asyncio.timeout(10):
+            while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        answers = []
+        for one in consumers:
+            done = asyncio.get_running_loop().create_future()
+            one.consumer.ack(table(one), False, done.set_result)
+            answers.append(done)
+        assert await asyncio.gather(*answers) == [None, None]
+        assert await position(broker) == COUNT
+    async with open_broker(tmp_path) as broker:
+        assert await position(broker) == COUNT
+
+
+@pytest.mark.parametrize("end", ["close", "taken over", "connection lost"])
+async def test_what_was_acked_before_a_consumer_went_does_not_come_again(tmp_path: Path, end: str):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await filled(door)
+        first = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+        await first.wait_for(COUNT)
+        acked = table(first)[::2]
+        if end == "taken over":
+            coming = asyncio.ensure_future(door.subscribe("keyed", "a", kind=KEY_SHARED))
+            first.consumer.ack(acked, cumulative=False)
+            second = await coming
+        else:
+            second = await door.subscribe("keyed", "b", kind=KEY_SHARED)
+            first.consumer.ack(acked, cumulative=False)
+            first.consumer.close()
+        await second.wait_for(COUNT // 2)
+        await asyncio.sleep(0)
+        assert sorted(offset for offset, _ in second.received) == list(range(1, COUNT, 2))
+
+
+async def test_a_nack_behind_an_ack_of_the_same_turn_changes_nothing(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await filled(door)
+        consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+        await consumer.wait_for(COUNT)
+        consumer.consumer.ack(table(consumer), cumulative=False)
+        consumer.consumer.nack([(0, 10)], delay_ms=0)
+        await asyncio.sleep(0)
+        assert len(consumer.received) == COUNT
+        assert await position(broker) == COUNT
+
+
+async def test_acks_before_a_seek_do_not_count_behind_it(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await filled(door)
+        consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+        await consumer.wait_for(COUNT)
+        consumer.consumer.ack(table(consumer), cumulative=False)
+        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
+        assert await position(broker) == 0
+        await consumer.wait_for(2 * COUNT)
