@@ -3,7 +3,7 @@
 `layout` and `header` draw the bytes. `intake` checks what programs hand over, `assemble` writes it, `encode` is the
 door to both, and `pack` the one for columns that lie in Arrow's layout already. `verify` (with `hashes`) checks foreign
 bytes, `columns` reads them in place, `batch` is how everybody else holds them, and one row of it is a `message`; `peek`
-takes single fields. `gather`, `resign` and `arrow` are what can be made of a batch.
+takes single fields. `gather`, `join`, `resign` and `arrow` are what can be made of batches.
 """
 
 from .batch import Batch as Batch
