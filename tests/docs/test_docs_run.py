@@ -80,7 +80,7 @@ def with_code() -> Iterator[Any]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("page", with_code())
+@pytest.mark.parametrize("page", [*with_code()])
 def test_what_the_page_shows_happens(
     page: Path, place: Place, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

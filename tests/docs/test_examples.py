@@ -32,7 +32,7 @@ def examples() -> Iterator[Any]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", [*examples()])
 def test_example_runs(example: Path, place: Place) -> None:
     environments = [without_broker(place.environment), place.environment]
     for environment in environments[: 1 if is_of_spark(example) else 2]:
