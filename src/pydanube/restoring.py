@@ -20,7 +20,7 @@ from .runtime.objects import ObjectStore
 from .runtime.objects.opening import open_store
 from .server import DEFAULT_NODE, IDENTITY_KEY, METADATA_PART, Components
 from .settings import Settings
-from .storage.directory import DataDirectory
+from .storage.directory import IDENTITY, DataDirectory
 from .storage.tiering.claim import Owner, owner_of
 from .storage.tiering.restoring import ProgressDone, Restored
 
@@ -60,7 +60,7 @@ async def _fill(
 ) -> Restored:
     async with await EmbeddedStore.open(settings.metadata_path, world.clock) as store:
         if await store.revision():
-            raise Refused(f"{settings.metadata_path} is not empty: restore into an empty place")
+            raise Refused(f"{settings.metadata_path} is not empty: use another place")
         report = await rebuild(objects, store, world.clock, owner, progress)
         mine = msgspec.json.encode(directory.identity)
         await store.transact([Compare.missing(IDENTITY_KEY)], [Put(IDENTITY_KEY, mine)])
@@ -75,4 +75,8 @@ def _refuse_used(disk: Disk, settings: Settings) -> None:
     if disk.exists(settings.metadata_path):
         used.append(settings.metadata_path)
     if used:
-        raise Refused(f"{used[0]} is not empty: restore into an empty place")
+        begun = not disk.exists(settings.server.data_dir / IDENTITY)
+        why = (
+            "a restore that was cut short has begun it; delete it, and restore again" if begun else "use another place"
+        )
+        raise Refused(f"{used[0]} is not empty: {why}")

@@ -15,6 +15,7 @@ from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.storage.stream import LoggedStream
 from pydanube.storage.tiering.catalog import Catalog, Segment, entries
 from pydanube.storage.tiering.history import PartitionHistory
+from pydanube.storage.tiering.uploader import elapsed_us
 from pydanube.storage.wal import LogWriter
 
 from .ownership import Ownership
@@ -74,7 +75,7 @@ class TieredPartition:
         if first >= end or self._fenced or not self._stream.ledger_ids:
             self._oldest_us = 0
             return None
-        self._oldest_us = self._oldest_us or self._clock.now_us()
+        self._oldest_us = self._oldest_us or elapsed_us(self._clock)
         size = self._partition.sizes.between(first, end)
         policies = self._partition.policies
         age_us = (policies.segment_age_s or 0) * MICROSECONDS

@@ -25,7 +25,7 @@ class Waiting:
     end_offset: int
     bytes: int
     oldest_us: int
-    """When the first of it was appended."""
+    """Since when it has been seen waiting, by a clock that never goes back."""
     segment_bytes: int = 0
     segment_age_us: int = 0
     """What the topic wants; 0: as everybody."""
@@ -51,7 +51,7 @@ class Job:
 
 
 def plan(waiting: Sequence[Waiting], now_us: int, policy: TieringPolicy, everything: bool = False) -> list[Job]:
-    """The objects to make now, the one with the oldest bytes first. `everything`: whatever there is, however young."""
+    """The objects to make now, the one that waits longest first. `everything`: whatever there is, however young."""
     jobs: list[Job] = []
     small: list[Waiting] = []
     for one in waiting:

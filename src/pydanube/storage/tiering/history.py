@@ -299,13 +299,19 @@ class PartitionHistory:
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         segment = self._latest
-        if segment is not None and segment.first_offset <= offset < segment.end_offset:
+        if segment is None or not segment.first_offset <= offset < segment.end_offset:
+            segment = await self._history.catalog.find(self._topic_id, self._index, offset)
+        while segment is not None:
+            self._latest = segment
             try:
                 return await self._history.read(segment, offset, bytes_max)
             except Corrupt:
-                pass  # it may have left the catalog meanwhile, and its object the store
-        segment = self._latest = await self._history.catalog.find(self._topic_id, self._index, offset)
-        return await self._history.read(segment, offset, bytes_max) if segment is not None else []
+                # It may have left the catalog meanwhile, and its object the store.
+                found = await self._history.catalog.find(self._topic_id, self._index, offset)
+                if found == segment:
+                    raise
+                segment = found
+        return []
 
     async def check_gap(self, offset: int) -> None:
         """Corrupt where what follows from `offset` on has left the catalog by mistake. Where a crash or a restore left

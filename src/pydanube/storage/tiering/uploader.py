@@ -28,7 +28,7 @@ from pydanube.codec.segment import SegmentBuilder, SegmentFooter
 from pydanube.core.tiering import Job, TieringPolicy, Waiting, plan
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoch, Unavailable
 from pydanube.model.ledgers import ProducerEntry
-from pydanube.runtime.clock import Clock
+from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import Buffer, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 
@@ -133,7 +133,7 @@ class Uploader:
             self.unreadable = {key: one for key, one in self.unreadable.items() if key in tiers}
             if only is not None:
                 tiers = {key: one for key, one in tiers.items() if key in only}
-            jobs = plan(self._waiting(tiers.values()), self._clock.now_us(), self._settings.policy, everything)
+            jobs = plan(self._waiting(tiers.values()), elapsed_us(self._clock), self._settings.policy, everything)
             if not jobs and only is None:
                 self.failure, self._retry_s = None, RETRY_S_MIN  # what failed is not wanted any more
             for job in jobs:
@@ -246,6 +246,11 @@ class Uploader:
                 await tier.commit(segments, footer.sections[place - 1].producers)
             except StaleEpoch as error:
                 log.info("upload.fenced", object=key, topic=tier.topic_id, partition=tier.index, error=error.message)
+
+
+def elapsed_us(clock: Clock) -> int:
+    """Time that never goes back: what has waited is uploaded in time, whatever becomes of the wall clock."""
+    return round(clock.monotonic() * MICROSECONDS)
 
 
 class Gathering:
