@@ -282,6 +282,8 @@ class Decisions:
             decision.forgotten = True
             decision.settle()
             self._drop(decision)
+            for key in decision.object_keys:
+                self._reader.forget(key)
             pending = [Delete(pending_key(*key, number, decision.batch_id)) for key in decision.keys]
             await self._write([Delete(decision_key(number, decision.batch_id)), *pending])
 

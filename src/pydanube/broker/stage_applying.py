@@ -38,8 +38,8 @@ log = get_logger(__name__)
 LANES_AT_ONCE: Final = 32
 """Sections that are read and published at the same time: each is in memory meanwhile."""
 
-WINDOW_BYTES: Final = 4 * MIB
-"""Of one partition, on the way to its log."""
+WINDOW_BYTES: Final = 1 * MIB
+"""Of one partition, on the way to its log. All lanes together leave publishers most of the log's queue."""
 
 RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits between tries; the last one again and again."""

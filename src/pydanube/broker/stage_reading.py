@@ -18,6 +18,11 @@ from pydanube.runtime.objects import ObjectStore
 
 STAGES: Final = "stages/"
 READS_AT_ONCE: Final = 16
+"""Of indexes and sections."""
+
+WHOLES_AT_ONCE: Final = 3
+"""Each is as large as a frame may be. Partitions go through stages in the same order, so the next ones are enough."""
+
 CACHED_BYTES: Final = 32 << 20
 """Of stages that are being published; the last one read stays, however large."""
 
@@ -83,6 +88,7 @@ class StageReader:
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._slots = asyncio.Semaphore(READS_AT_ONCE)
+        self._whole_slots = asyncio.Semaphore(WHOLES_AT_ONCE)
         self._indexes: _Cache[StageIndex] = _Cache(CACHED_SECTIONS)
         self._wholes: _Cache[memoryview] = _Cache(CACHED_BYTES)
         self._taken: dict[str, int] = {}
@@ -122,7 +128,7 @@ class StageReader:
         return stage.decode_index(head[stage.HEADER_BYTES : front.index_end], front)
 
     async def _read_whole(self, key: str) -> memoryview:
-        async with self._slots:
+        async with self._whole_slots:
             return await self._objects.get(key)
 
 
