@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from typing import Final
 
 from pydanube.client.backoff import Backoff
 from pydanube.client.routing import worth_retrying
@@ -31,6 +32,8 @@ from .cluster import Cluster
 from .offsets import Offsets, TopicOffsets, TopicView
 
 log = get_logger(__name__)
+
+SETTLE_SECONDS: Final = 5.0
 
 
 class Progress:
@@ -91,15 +94,17 @@ class Progress:
         if self._moving is None or self._moving.done():
             self._moving = self._tasks.spawn(self._move(), f"progress of {self.subscription}")
 
-    def settle(self) -> None:
-        """Wait until the position is where it was last told to be."""
-        self._cluster.call(self._settled())
+    def settle(self, seconds: float = SETTLE_SECONDS) -> None:
+        """Wait until the position is where it was last told to be, but not for long: it is not worth that."""
+        self._cluster.call(self._settled(seconds))
 
-    async def _settled(self) -> None:
+    async def _settled(self, seconds: float) -> None:
         if self._moving is not None:
-            await asyncio.shield(self._moving)
+            await asyncio.wait({self._moving}, timeout=seconds)
 
     def close(self) -> None:
+        """What is under way is finished, or given up."""
+        self.settle()
         self._cluster.call(self._tasks.close())
 
     def _crashed(self, error: BaseException) -> None:

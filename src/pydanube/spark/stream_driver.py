@@ -36,6 +36,8 @@ log = get_logger(__name__)
 ATTEMPT_SECONDS: Final = 10.0
 """So long a broker that is away is waited for before Spark hears that there is nothing new, and can be stopped."""
 
+RETRY_SECONDS: Final = 0.1
+
 HOLD_SECONDS: Final = 0.1
 POLL_SECONDS: Final = 0.005
 POLL_LONGEST_SECONDS: Final = 0.025
@@ -83,6 +85,8 @@ class StreamDriver:
         else:
             end = self._tolerantly(lambda: self._next(start, limit, 0.0 if self._others_bring else HOLD_SECONDS))
         self._nothing_new = end is None
+        if end is None and self._target is not None and self._progress is not None:
+            self._progress.settle()  # the query ends here, and its process may not be asked to
         return end
 
     def stop_at_what_is_there(self) -> None:
@@ -255,6 +259,8 @@ class StreamDriver:
             log.warning("spark.broker_away", topic=self._options.topic, error=error.message)
         if now - self._failing_since > self._options.timeout_s:
             raise error
+        if self._cluster is not None:
+            self._cluster.pause(RETRY_SECONDS)  # a broker that can be reached may have refused at once
 
 
 def _reaches(view: View, name: str, end: TopicOffsets) -> bool:
