@@ -38,8 +38,11 @@ log = get_logger(__name__)
 LANES_AT_ONCE: Final = 32
 """Sections that are read and published at the same time: each is in memory meanwhile."""
 
-WINDOW_BYTES: Final = 1 * MIB
-"""Of one partition, on the way to its log. All lanes together leave publishers most of the log's queue."""
+WINDOWS_BYTES: Final = 32 * MIB
+"""On the way to the log, of all lanes together: publishers keep most of the log's queue."""
+
+TURN_BYTES: Final = 1 * MIB
+"""Signed at a time; others have their turn in between."""
 
 RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits between tries; the last one again and again."""
@@ -236,14 +239,20 @@ class Applier:
     ) -> None:
         """A section's batches, a window at a time. Raises the first failure, once nothing is on its way any more."""
         window = _Window()
+        unbroken = 0
         for view in batches:
             count = Batch.trust(view).count
             if sequence >= skipped:
                 signed = resigned(view, decision.producer_id, epoch_of(decision.batch_id), sequence)
                 partition.publish(Batch.trust(signed), window.expect(len(signed)))
+                unbroken += len(signed)
             sequence += count
-            if window.bytes >= WINDOW_BYTES or window.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
+            room = WINDOWS_BYTES // min(len(self._lanes), LANES_AT_ONCE)
+            if window.bytes >= room or window.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
                 await window.settled()
+            elif unbroken >= TURN_BYTES:
+                unbroken = 0
+                await asyncio.sleep(0)
         await window.settled()
 
 
