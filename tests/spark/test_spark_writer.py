@@ -66,6 +66,24 @@ def test_every_column_arrives_in_the_partition_of_its_key(
     assert found == set(range(300))
 
 
+def test_times_are_moments_whatever_the_time_zone_and_large_columns_are_columns(
+    spark: SparkSession, broker: Broker, client: pydanube.BlockingClient
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    columns = (
+        "string(id) as payload",
+        "'k' as key",
+        "map('a', 'b') as attributes",
+        "timestamp'2026-01-01 00:00:00 UTC' as publish_time",
+    )
+    write(spark.range(3).selectExpr(*columns), broker, topic=TOPIC)
+    for message in messages(client)[0]:
+        assert (message.key, message.attributes) == ("k", {"a": "b"})
+        assert message.publish_time == datetime(2026, 1, 1, tzinfo=UTC)
+    assert payloads(client) == Counter([b"0", b"1", b"2"])
+
+
 def test_rows_choose_their_topics_which_are_created(
     spark: SparkSession, broker: Broker, client: pydanube.BlockingClient
 ) -> None:

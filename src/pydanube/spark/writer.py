@@ -144,11 +144,11 @@ def _stage(options: WriteOptions, origin: StageOrigin, record_batches: Iterator[
 
 
 def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None], batch_id: int) -> bool:
-    """On the driver: publish what the tasks staged; returns whether it can be read already."""
+    """On the driver: publish what the tasks staged; returns whether there was something, and it can be read already."""
     shares = [share for share in messages if isinstance(share, StagedShare)]
     stages = [stage for share in shares for stage in share.stages]
     if not stages:
-        return True  # no row, nothing to decide
+        return False  # no row, nothing to decide
     query, run = shares[0].query, shares[0].run
     assert all((share.query, share.run, share.batch_id) == (query, run, batch_id) for share in shares)
     with connections.client(options.servers, options.timeout_s) as client:
