@@ -2,11 +2,24 @@
 
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.codec.state import FORMAT, ChangeKind, CursorChange, Delta, LedgerStart, Snapshot, decode, encode
+from pydanube.codec.state import (
+    FORMAT,
+    ChangeKind,
+    CursorChange,
+    Delta,
+    LedgerStart,
+    PackedChange,
+    Snapshot,
+    decode,
+    encode,
+    encode_delta,
+    packed,
+)
 from pydanube.model.errors import Corrupt
 from pydanube.model.ledgers import CursorEntry, ProducerEntry
 
@@ -57,3 +70,20 @@ def test_snapshots_come_back(next_offset, some_producers, some_cursors):
 def test_no_bytes_do_anything_but_decode_or_raise_corrupt(body, kind):
     with suppress(Corrupt):
         assert isinstance(decode(body, kind), kind)
+
+
+@pytest.mark.parametrize("ranges", [[], [(1, 2)], [(0, 1), (5, 2**32 - 1)], [(7, 9), (2**32, 2**63 - 1)]])
+def test_packed_ranges_are_read_back_as_they_were(ranges):
+    table = np.array(ranges, np.int64).reshape(-1, 2)
+    change = PackedChange(3, ChangeKind.ACKED, packed(table[:, 0], table[:, 1]))
+    moved = CursorChange(4, ChangeKind.MOVED, [(9, 9)])
+    expected = Delta(FORMAT, [CursorChange(3, ChangeKind.ACKED, ranges), moved])
+    assert decode(encode_delta([change, moved]), Delta) == expected
+    assert encode_delta(expected.changes) == encode(expected)
+
+
+def test_packed_ranges_have_the_bytes_they_had_when_they_were_released():
+    body = encode_delta([PackedChange(3, ChangeKind.ACKED, packed(np.array([1, 5]), np.array([2, 9])))])
+    assert (
+        body.hex() == "9201" + "91" + "9303" + "00" + "dd00000002" + "92ce00000001ce00000002" + "92ce00000005ce00000009"
+    )

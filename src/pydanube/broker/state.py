@@ -17,7 +17,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from pydanube.codec.state import FORMAT, CursorChange, Delta, Snapshot, encode
+from pydanube.codec.state import CursorChange, PackedChange, Snapshot, encode, encode_delta
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Full
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
@@ -51,7 +51,7 @@ class StateLedger:
         self._tasks = tasks
         self._take_snapshot = take_snapshot
         self._former = former
-        self._changes: list[CursorChange] = []
+        self._changes: list[CursorChange | PackedChange] = []
         self._waiters: list[Done] = []
         self._flush_scheduled = False
         self._opening = False
@@ -59,7 +59,7 @@ class StateLedger:
         self._next_entry = 0
         self.ledger_id: int | None = None
 
-    def change(self, change: CursorChange, done: Done | None = None) -> None:
+    def change(self, change: CursorChange | PackedChange, done: Done | None = None) -> None:
         """Something moved. `done` is called once it is synced; without one nobody waits."""
         self._changes.append(change)
         if done is not None:
@@ -112,7 +112,7 @@ class StateLedger:
             return
         self._deltas += 1
         level = Level.SYNC if waiters else Level.LAZY
-        body = encode(Delta(FORMAT, changes))
+        body = encode_delta(changes)
         self._append(RecordKind.STATE_DELTA, body, level, partial(_tell, waiters))
         if self._deltas >= DELTAS_PER_SNAPSHOT:
             self.snapshot()
@@ -176,7 +176,7 @@ class NoState:
     ledger_id: int | None = None
     pending = False
 
-    def change(self, change: CursorChange, done: Done | None = None) -> None:
+    def change(self, change: CursorChange | PackedChange, done: Done | None = None) -> None:
         if done is not None:
             done(None)
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
-from pydanube.codec.state import ChangeKind, CursorChange
+from pydanube.codec.state import ChangeKind, CursorChange, PackedChange, packed
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.core.dispatch.members import Dealt, Member
@@ -312,17 +312,21 @@ class LiveSubscription:
             settled += self.core.ack(clipped[first : first + ACKS_AT_ONCE])
             if self.cursor.gaps > ACKED_RANGES_REFUSED and first + ACKS_AT_ONCE < len(clipped):
                 # No consumer in its right mind makes so many: the rest is not acked, and nobody is told it were.
-                acked = list(clipped[: first + ACKS_AT_ONCE])
-                self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, acked), None)
+                self._place.state.change(self._acked_change(clipped[: first + ACKS_AT_ONCE]), None)
                 if done is not None:
                     done(_too_many_gaps())
                 return settled
         if settled:
-            self._place.state.change(CursorChange(self.subscription_id, ChangeKind.ACKED, list(clipped)), done)
+            self._place.state.change(self._acked_change(clipped), done)
             self.pump()
         elif done is not None:
             self._place.state.barrier(done)
         return settled
+
+    def _acked_change(self, ranges: Sequence[tuple[int, int]]) -> CursorChange | PackedChange:
+        if isinstance(ranges, RangeArray):
+            return PackedChange(self.subscription_id, ChangeKind.ACKED, packed(ranges.starts, ranges.ends))
+        return CursorChange(self.subscription_id, ChangeKind.ACKED, list(ranges))
 
     def _put_out(self, member: Member, error: DanubeError, done: Done | None) -> None:
         """This consumer asked for something that cannot be: it is told, and the others go on."""

@@ -132,36 +132,43 @@ class Keyed:
         if offered.never_again:
             count = len(rows)
         rows, later = rows[:count], runs(rows[count:] + offered.base)
-        hashes = hashes_of(offered.batch)[rows]
+        hashes = hashes_of(offered.batch)
+        if count < offered.batch.count:
+            hashes = hashes[rows]
         slots = slots_of(hashes)
         targets = self._table.targets(offered.batch, rows, slots)
         offsets = rows + offered.base
         free = (self._on_way[slots] == 0) | (self._holder[slots] == targets)
-        if not free.all() or self._failed or self._table.is_filtered:
+        to_all = bool(free.all()) and not self._failed and not self._table.is_filtered
+        if not to_all:
             free = self._hold_back(offsets, hashes, targets, free)
-        given = np.zeros(len(rows), np.bool_)
         dealt: list[Dealt] = []
-        for member, theirs in self._places(targets, free):
+        given: list[IntArray] = []
+        for member, theirs in self._places(targets, None if to_all else free):
             places = self._room_for(member, offsets, theirs)
             if len(places):
-                given[places] = True
+                given.append(places)
                 member.charge(len(places), offered.bytes_of(len(places)))
                 dealt.append(Dealt(member, [], rows[places]))
-        if dealt:
-            self._note(offsets[given], hashes[given], slots[given], targets[given])
+        if sum(map(len, given)) == len(rows):
+            self._note(offsets, hashes, slots, targets)
+        elif given:
+            some = np.sort(np.concatenate(given))
+            self._note(offsets[some], hashes[some], slots[some], targets[some])
         return dealt, self._with_room() + later
 
     def take_work(self) -> float:
         work, self._matched = self._matched / MATCHED_AT_ONCE, 0
         return work
 
-    def _places(self, targets: IntArray, free: BoolArray) -> Iterator[tuple[Member, IntArray]]:
-        """The places of each member among these rows."""
+    def _places(self, targets: IntArray, free: BoolArray | None) -> Iterator[tuple[Member, IntArray]]:
+        """The places of each member among these rows, as far as they are free; None: all are."""
         if len(self._members) <= _FEW_MEMBERS:
             for number, member in self._members.items():
-                yield member, np.flatnonzero(free & (targets == number))
+                theirs = targets == number
+                yield member, (theirs if free is None else theirs & free).nonzero()[0]
             return
-        places = np.flatnonzero(free)
+        places = np.arange(len(targets)) if free is None else np.flatnonzero(free)
         order = places[np.argsort(targets[places], kind="stable")]
         numbers = targets[order]
         cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()

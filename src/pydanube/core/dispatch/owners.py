@@ -170,10 +170,14 @@ def _inside(place: int, start: int, end: int) -> slice:
 
 
 def _counted(numbers: IntArray | Int32Array) -> list[tuple[int, int]]:
-    """How often each is in it; mostly all are the same."""
-    first = int(numbers[0])
-    if (numbers == first).all():
-        return [(first, len(numbers))]
+    """How often each is in it. Mostly they lie close to each other: then they are not sorted for it."""
+    lowest, highest = int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers))
+    if lowest == highest:
+        return [(lowest, len(numbers))]
+    if highest - lowest < CHUNK:
+        counts = np.bincount(numbers - lowest)
+        present = np.flatnonzero(counts)
+        return list(zip((present + lowest).tolist(), counts[present].tolist(), strict=True))
     different, counts = np.unique(numbers, return_counts=True)
     return list(zip(different.tolist(), counts.tolist(), strict=True))
 
