@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,3 +88,19 @@ def test_a_forked_child_connects_for_itself(broker: Broker) -> None:
         os.waitpid(child, 0)
         assert os.read(read, 1000) == b"own"
         assert parents.list_topics() == []
+
+
+@pytest.mark.parametrize(("main", "frozen"), [("pyspark.daemon", True), ("somebodys.program", False)])
+def test_only_workers_of_spark_set_aside_what_they_imported(main: str, frozen: bool) -> None:
+    program = f"""
+        import gc, sys, types
+        sys.modules["__main__"].__spec__ = types.SimpleNamespace(name={main!r})
+        from pydanube.spark.workers import settle
+        settle()
+        before = gc.get_freeze_count()
+        settle()
+        assert gc.get_freeze_count() == before
+        print(before > 0)
+    """
+    ran = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(frozen)

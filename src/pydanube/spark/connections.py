@@ -18,7 +18,6 @@ Invariants
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +25,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pyspark import TaskContext
-
 from pydanube.client.blocking import BlockingClient, connect_blocking
 from pydanube.client.segments import BlockingSegments
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import SystemClock
+
+from .workers import settle
 
 IDLE_SECONDS: Final = 60.0
 
@@ -51,7 +50,6 @@ class _Kept:
 
 
 _kept: dict[Words, _Kept] = {}
-_is_set_aside = False
 _looking = threading.Lock()
 """Held while something is looked up, opened or given back, so that two threads do not open the same twice."""
 
@@ -86,7 +84,7 @@ def _borrowed(words: Words, make: Callable[[], OpenT]) -> Iterator[OpenT]:
         kept = _kept.get(words)
         if kept is None:
             kept = _kept[words] = _Kept(make().open())
-            _set_aside()
+            settle()
         kept.users += 1
     try:
         yield kept.what
@@ -108,22 +106,11 @@ def _close(words: Words) -> None:
         _kept.pop(words).what.close()
 
 
-def _set_aside() -> None:
-    """Keep what a worker has imported out of the collection of garbage that Spark makes after each of its tasks: that
-    takes longer than a small task does. Once in a process, and in Spark's processes only."""
-    global _is_set_aside
-    if not _is_set_aside and TaskContext.get() is not None:
-        _is_set_aside = True
-        gc.collect()
-        gc.freeze()
-
-
 def _begin_anew() -> None:
     """In a forked child: the lock too, which another thread of the parent may have held."""
-    global _looking, _is_set_aside
+    global _looking
     _kept.clear()
     _looking = threading.Lock()
-    _is_set_aside = False
 
 
 os.register_at_fork(after_in_child=_begin_anew)
