@@ -27,6 +27,7 @@ import pydanube.spark
 
 TOTALS = "/default/totals"
 WINDOW_SECONDS = 2
+TRIGGER = "1 second"
 LATENESS = "10 seconds"
 """How long a window stays open for those who are late."""
 EVENT = "id long, item string, quantity int, cents long, site string, millidegrees long, at timestamp"
@@ -59,6 +60,7 @@ def archive(all_events: DataFrame, directory: Path) -> StreamingQuery:
         .option("path", str(directory / "archive"))
         .option("checkpointLocation", str(directory / "checkpoints" / "archive"))
         .queryName("archive")
+        .trigger(processingTime=TRIGGER)
         .start()
     )
 
@@ -86,6 +88,7 @@ def totals(all_events: DataFrame, servers: str, directory: Path) -> StreamingQue
         .option("checkpointLocation", str(directory / "checkpoints" / "totals"))
         .outputMode("append")
         .queryName("totals")
+        .trigger(processingTime=TRIGGER)
         .start()
     )
 
