@@ -2,7 +2,7 @@
 
 ```python
 with connections.client("127.0.0.1:6655") as client: ...                # BlockingClient, shared by all who ask alike
-with connections.segments("s3://bucket/danube", settings) as segments: ...      # BlockingSegments
+with connections.segments("s3://bucket/danube", settings, make) as segments: ...        # BlockingSegments, made once
 ```
 
 Spark runs many short tasks in each of its worker processes, and connecting would take longer than many of them. What
@@ -63,9 +63,8 @@ def client(servers: str, timeout: float = 30.0) -> Iterator[BlockingClient]:
 
 
 @contextmanager
-def segments(words: tuple[str, Mapping[str, str]], make: Callable[[], BlockingSegments]) -> Iterator[BlockingSegments]:
-    """A reader of the store that is named by these words: its URL and its settings. Not to be closed."""
-    url, settings = words
+def segments(url: str, settings: Mapping[str, str], make: Callable[[], BlockingSegments]) -> Iterator[BlockingSegments]:
+    """A reader of the store at this URL, which `make` makes where there is none yet. Not to be closed."""
     with _borrowed(("segments", url, *sorted(settings.items())), make) as found:
         yield found
 

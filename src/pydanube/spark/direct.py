@@ -127,7 +127,7 @@ class Store:
 
     def pieces(self, segments: Sequence[SegmentInfo], start: int, end: int) -> Iterator[Piece]:
         """Offsets [start, end), which these segments hold."""
-        with connections.segments((self._url, self._settings), self._reader) as reader:
+        with connections.segments(self._url, self._settings, self._reader) as reader:
             for rows in reader.rows(segments, start=start, end=end):
                 yield Piece(*rows)
 
