@@ -211,6 +211,11 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         "log.group_bytes_max=8MiB is larger than log.file_bytes=1MiB: make log.group_bytes_max at most log.file_bytes"
     )
     Settings.load(None, {}, {"log.file_bytes": "1MiB", "log.group_bytes_max": "1MiB"})
+    assert refusal(storage__log_bytes_max="200MiB") == (
+        "storage.log_bytes_max=200MiB has no room for two files of log.file_bytes=128MiB: raise it to twice that, "
+        "lower log.file_bytes, or set it to 0 for no limit"
+    )
+    Settings.load(None, {}, {"storage.log_bytes_max": "256MiB", "storage.segment_bytes": "1MiB"})
     assert "limits.connections_per_address_max=1000" in refusal(limits__connections_max=999)
     assert "limits.publish_window_bytes=32MiB" in refusal(limits__pending_publish_bytes_max="16MiB")
     assert "limits.message_bytes_max=10MiB" in refusal(limits__pending_publish_bytes_max="1MiB")

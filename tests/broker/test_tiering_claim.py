@@ -1,6 +1,7 @@
 """Whose store it is: other clusters keep out, and a broker that was given up for lost lets the restored one work."""
 
 import asyncio
+import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -216,3 +217,29 @@ async def test_a_store_that_does_not_allow_the_take_over_says_so(tmp_path: Path)
     async with claim_of(tmp_path / "new", objects) as claim:
         with pytest.raises(Denied):
             await claim.check()
+
+
+async def test_an_old_copy_of_a_data_directory_leaves_alone_what_was_uploaded_since(tmp_path: Path):
+    objects, clock = MemoryStore(), ManualClock()
+    async with opened(tmp_path / "data", objects, clock=clock) as broker:
+        await Door(broker).create()
+        await filled(Door(broker), 10)
+        await broker.tiers._round()
+        await broker.tiers.manifests.write()
+    await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "copy")
+    async with opened(tmp_path / "data", objects, clock=clock) as broker:
+        await filled(Door(broker), 10, first=10)
+        await broker.tiers._round()
+        await broker.tiers.manifests.write()
+        stored = await keys(objects, "")
+    clock.advance(10**9)
+    async with opened(tmp_path / "copy", objects, clock=clock) as copy:
+        await Door(copy).fetch()
+        assert await copy.tiers._round() == 0
+        await copy.tiers._collect(orphans=True)
+        assert "older copy" in copy.describe(ANONYMOUS).state
+    assert await keys(objects, "") == stored
+    async with opened(tmp_path / "data", objects, clock=clock) as broker:
+        await broker.tiers._round()
+        assert broker.describe(ANONYMOUS).state == "ok"
+        assert await everything(Door(broker)) == list(range(2000))

@@ -82,6 +82,8 @@ async def test_a_wiped_broker_comes_back_from_its_object_store_alone(tmp_path, s
             await restore(settings, cut)
         with pytest.raises(AssertionError, match="not a data directory"):
             broker.start()
+        with pytest.raises(Refused, match="a restore that was cut short has begun it; delete it, and restore again"):
+            await restore(settings)
         shutil.rmtree(data)
         report = await restore(settings)
         assert (report.cluster, report.topics, report.missing) == (cluster, 2, [])

@@ -146,7 +146,10 @@ danube storage segments /default/orders -n 0 --json | jq -r '.[].object'
 @url_option
 @json_option
 def segments(topic: TopicName, partition: int, start: Position, count: int, url: str, as_json: bool) -> None:
-    """List the objects that hold a partition's history: which offsets and times are in which object."""
+    """List the objects that hold a partition's history: which offsets and times are in which object.
+
+    One partition at a time: --partition says which.
+    """
 
     async def ask(client: Client) -> list[SegmentDescription]:
         return await client.storage_segments(str(topic), partition, start=start, count=count + 1 if count else None)
@@ -158,7 +161,8 @@ def segments(topic: TopicName, partition: int, start: Position, count: int, url:
     elif shown:
         _segments_table(shown)
     else:
-        click.echo(f"no segment of {topic} here: what it has is in the log ('danube storage upload' uploads it now)")
+        what = f"no segment of {topic} partition {partition} from there on"
+        click.echo(f"{what}: what it has is in the log ('danube storage upload' uploads it now)")
     if len(found) > len(shown):
         note(f"only the first {count:,} are shown; -n 0 shows all")
 

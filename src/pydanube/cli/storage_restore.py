@@ -55,8 +55,8 @@ def restore(
     """Make a data directory from an object store alone: topics, policies, subscriptions and history.
 
     For the day a disk is lost. It takes the newest manifest in the store and the segments that continue it. What was
-    not uploaded when the disk went is lost. Never run the old broker and the restored one on one store at the same
-    time. A directory that is not empty is refused.
+    not uploaded when the disk went is lost. It only reads the store: the restored broker takes it over when it starts,
+    and should the old one still run, it stops writing there. A directory that is not empty is refused.
     """
     from pydanube.settings import Settings
 
@@ -97,6 +97,8 @@ def _show(report: Restored, settings: Settings) -> None:
             ("left out", plural(len(report.left_out), "object")),
         ]
     )
+    if report.left_out:
+        note("what was left out is deleted after a day and the grace period; --json lists it")
     for one in report.damaged_manifests:
         note(f"manifest {one} is damaged: an older one was taken")
     click.echo(f"restored; start it with 'danube serve --data-dir {settings.server.data_dir}' and the same store")

@@ -60,7 +60,7 @@ async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncI
         ("recovery of small batches", _recovery_small),
     ]
     if full:
-        checks.append(("memory", _memory))
+        checks += [("publishing gigabytes while uploading", tiering.sustained), ("memory", _memory)]
     for name, check in checks:
         says(name)
         try:

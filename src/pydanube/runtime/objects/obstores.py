@@ -265,7 +265,7 @@ class CloudStore:
         return Refused(f"object {key} in {self._url} is not the one with etag {etag}")
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"{self._url}: {self._secrets.scrub(error)}")
+        return Unavailable(f"{self._url}: {self._secrets.scrub(_said(error))}")
 
     def _explained(self, error: Exception, key: str) -> DanubeError:
         match error:
@@ -276,14 +276,19 @@ class CloudStore:
             case exceptions.PreconditionError():
                 return Refused(f"object {key} in {self._url} has changed")
             case exceptions.PermissionDeniedError():
-                return Denied(f"{self._url} does not allow it: {self._secrets.scrub(error)}")
+                return Denied(f"{self._url} does not allow it: {self._secrets.scrub(_said(error))}")
             case exceptions.UnauthenticatedError():
-                return Unauthenticated(f"{self._url} does not know us: {self._secrets.scrub(error)}")
+                return Unauthenticated(f"{self._url} does not know us: {self._secrets.scrub(_said(error))}")
             case exceptions.NotSupportedError() | exceptions.InvalidPathError():
-                return Refused(f"{self._url}: {self._secrets.scrub(error)}")
+                return Refused(f"{self._url}: {self._secrets.scrub(_said(error))}")
         status = _STATUS.search(str(error))
         kind = _BY_STATUS.get(status[1], Unavailable) if status else Unavailable
-        return kind(f"{self._url}: {self._secrets.scrub(error)}")
+        return kind(f"{self._url}: {self._secrets.scrub(_said(error))}")
+
+
+def _said(error: Exception) -> str:
+    """Without what is for those who debug the library."""
+    return str(error).partition("Debug source:")[0].strip()
 
 
 def _whole(store: _Store, path: str) -> memoryview:
@@ -353,7 +358,7 @@ class _Settings(Options):
         try:
             store = kind(bucket, config=self.config, client_options=client, retry_config=retry)
         except Exception as error:
-            raise Invalid(f"{address.shown} cannot be opened: {self.secrets.scrub(error)}") from None
+            raise Invalid(f"{address.shown} cannot be opened: {self.secrets.scrub(_said(error))}") from None
         return CloudStore(address.shown, store, address.prefix(), self.secrets, ordered=ordered)
 
 

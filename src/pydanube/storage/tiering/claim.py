@@ -7,7 +7,8 @@ danube-cluster      <cluster>                           as long as nothing was r
 
 A broker compares the object with its metadata before it writes for the first time, again every CHECK_S, and before it
 deletes anything. A restored broker has the higher number. It takes the store over, by a put that counts only if the
-object is still the one it has seen, and the broker that was given up for lost finds out and leaves the store alone.
+object is still the one it has seen, and the broker that was given up for lost finds out and leaves the store alone. So
+does one that was started on an old copy of its data directory: the store has manifests of a later moment.
 
 Invariants
     a lower number never replaces a higher one, and of two with the same number the first one stays
@@ -25,6 +26,8 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
+
+from .manifest import candidates, number_at
 
 log = get_logger(__name__)
 
@@ -86,6 +89,7 @@ class Claim:
         self._clock = clock
         self._mine: Owner | None = None
         self._checked_at = float("-inf")
+        self._is_newest = False
         self.is_held = False
         """As far as was seen last."""
 
@@ -114,6 +118,7 @@ class Claim:
         except NotFound:
             return await self._create(mine)
         if found == mine:
+            await self._refuse_older()
             return True
         if found.cluster != mine.cluster:
             raise Refused(
@@ -126,6 +131,18 @@ class Claim:
                 f"this one is of {mine.restore}): stop this one; what it has and did not upload is in its log only"
             )
         return await self._take_over(mine, found, etag)
+
+    async def _refuse_older(self) -> None:
+        """Once: a copy of the data directory from before would take for orphans what was uploaded since."""
+        if self._is_newest:
+            return
+        newest = await candidates(self._objects)
+        if newest and newest[0].number > (mine := await number_at(self._store, await self._store.revision())):
+            raise Refused(
+                f"{self._objects.url} has a manifest of a later moment ({newest[0].number}) than this metadata "
+                f"({mine}), which is an older copy: put back the newest one, or use `danube storage restore`"
+            )
+        self._is_newest = True
 
     async def _own(self) -> Owner:
         if self._mine is None:

@@ -130,8 +130,7 @@ class Manifests:
     async def _write(self) -> str:
         started = self._clock.monotonic()
         revision = await self._store.revision()
-        base = await self._store.get(BASE_KEY)
-        number = revision + (int(base.value) if base is not None else 0)
+        number = await number_at(self._store, revision)
         if self._former is None:
             self._former = await self._read_former()
         places = self._places()
@@ -170,6 +169,12 @@ class Manifests:
         found = [info.key async for info in self._objects.list(PREFIX) if info.key.endswith(SUFFIX)]
         if older := found[:-KEPT]:
             await self._objects.delete(older)
+
+
+async def number_at(store: Store, revision: int) -> int:
+    """What a manifest of this revision is called."""
+    base = await store.get(BASE_KEY)
+    return revision + (int(base.value) if base is not None else 0)
 
 
 async def _pages_of(store: Store) -> AsyncIterator[list[Pair]]:
