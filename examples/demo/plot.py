@@ -72,6 +72,8 @@ def _heat(axes: Axes, windows: dict[Place, Total]) -> None:
 
 def _done(axes: Axes, published: Steps, done: Steps) -> None:
     axes.plot([_time(when) for when, _ in published], [count for _, count in published], color=COLOURS[2], label="sent")
-    axes.step([_time(when) for when, _ in done], [count for _, count in done], "post", color=COLOURS[0], label="done")
+    axes.step(
+        [_time(when) for when, _ in done], [count for _, count in done], where="post", color=COLOURS[0], label="done"
+    )
     axes.set_ylabel("messages")
     axes.legend(frameon=False, loc="lower right")
