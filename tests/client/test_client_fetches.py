@@ -1,0 +1,95 @@
+"""Ranges of offsets as the broker's answers, and where in object storage they lie."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from pydanube import Client, NotFound
+from pydanube.client.answers import Fetched
+from pydanube.client.fetches import Span
+from pydanube.client.reader import split_batches
+
+TOPIC = "/default/orders"
+PAYLOAD = b"x" * 1000
+
+
+async def publish(client: Client, count: int, batch: int = 50) -> None:
+    async with client.producer(TOPIC, batch_messages=batch) as producer:
+        for _ in range(count // batch):
+            await producer.send_many([PAYLOAD] * batch)
+
+
+async def answers(client: Client, span: Span, fetch_bytes: int = 200_000) -> list[Fetched]:
+    return [answer async for answer in client.fetches(span, fetch_bytes=fetch_bytes)]
+
+
+def offsets(found: list[Fetched]) -> list[int]:
+    return [int(offset) for answer in found for batch in split_batches(answer.body) for offset in batch.offsets]
+
+
+async def test_a_range_comes_in_answers_that_follow_each_other(client: Client) -> None:
+    await publish(client, 1000)
+    found = await answers(client, Span(TOPIC, 0, 120, 900))
+    assert len(found) > 3
+    assert offsets(found) == list(range(100, found[-1].next_offset))
+    assert found[-1].next_offset >= 900
+    assert {(one.start_offset, one.end_offset) for one in found} == {(0, 1000)}
+
+
+async def test_little_is_fetched_of_a_large_topic_for_a_small_range(client: Client) -> None:
+    await publish(client, 2000)
+    (only,) = await answers(client, Span(TOPIC, 0, 500, 510), fetch_bytes=4 << 20)
+    assert len(only.body) < 100_000
+
+
+async def test_a_range_beyond_the_end_ends_where_the_log_does(client: Client) -> None:
+    await publish(client, 100)
+    found = await answers(client, Span(TOPIC, 0, 50, 500))
+    assert offsets(found) == list(range(50, 100))
+    assert found[-1].next_offset == 100
+
+
+async def test_an_empty_range_asks_for_nothing(client: Client) -> None:
+    await publish(client, 100)
+    assert await answers(client, Span(TOPIC, 0, 40, 40)) == []
+
+
+async def test_another_topic_of_the_same_name_is_not_found(client: Client) -> None:
+    await publish(client, 50)
+    same = (await client.describe_topic(TOPIC)).topic_id
+    assert offsets(await answers(client, Span(TOPIC, 0, 0, 50, same))) == list(range(50))
+    with pytest.raises(NotFound, match=f"it had the id {same + 1}, and has {same} now"):
+        await answers(client, Span(TOPIC, 0, 0, 50, same + 1))
+    with pytest.raises(NotFound, match="/default/none"):
+        await answers(client, Span("/default/none", 0, 0, 50))
+
+
+async def test_iterating_may_end_early(client: Client) -> None:
+    """What is left running would be noticed by the fixture of this directory."""
+    await publish(client, 1000)
+    async with aclosing(client.fetches(Span(TOPIC, 0, 0, 1000), fetch_bytes=1)) as found:
+        first = await anext(found)
+    assert first.next_offset < 1000
+
+
+async def test_histories_tell_where_ranges_lie(client: Client, tmp_path: Path) -> None:
+    for _ in range(2):
+        await publish(client, 500)
+        await client.upload_storage(TOPIC)
+    await publish(client, 100)
+    wanted = [(TOPIC, 0, 0, 1100), (TOPIC, 0, 600, 700), (TOPIC, 0, 0, 500), (TOPIC, 0, 1000, 1100)]
+    found = await client.storage_histories(wanted)
+    topic_id = (await client.describe_topic(TOPIC)).topic_id
+    assert {(one.store, one.topic_id) for one in found} == {((tmp_path / "data" / "objects").as_uri(), topic_id)}
+    assert [[(one.first_offset, one.end_offset) for one in history.segments] for history in found] == [
+        [(0, 500), (500, 1000)],
+        [(500, 1000)],
+        [(0, 500)],
+        [],
+    ]
+    assert {one.topic_id for history in found for one in history.segments} == {topic_id}
+    with pytest.raises(NotFound):
+        await client.storage_histories([(TOPIC, 0, 0, 10), ("/default/none", 0, 0, 10)])
