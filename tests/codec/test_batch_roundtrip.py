@@ -200,6 +200,8 @@ class Shouted(str):
         ["k" * (number % 66) for number in range(100)],
         ["k"] * 99 + ["ü"],
         ["k"] * 99 + [None],
+        ["k"] * 99 + ["with\0zero"],
+        ["\0"] * 100,
         ["k"] * 99 + [Shouted("loud")],
         ["k" * 64] * 20_000,
     ],

@@ -19,7 +19,7 @@ GATHER_BYTES_MIN: Final = 8 * 1024
 UNPACK_PARTS_MIN: Final = 16
 """A compressed batch is sent whole, unless it is for less than one part in so many."""
 
-JOINED_BYTES_MAX: Final = 512 * 1024
+JOINED_BYTES_MAX: Final = 1024 * 1024
 """Past it one pass over all of them costs little less than several, and the first consumer waits for the last."""
 
 Rows = list[tuple[int, int]]

@@ -246,10 +246,12 @@ class Acks:
 
 def table(scattered: Sequence[OffsetArray]) -> OffsetArray:
     """These offsets as ranges: two columns, start and end, in order."""
-    offsets = np.concatenate(scattered)
-    if not (offsets[1:] > offsets[:-1]).all():
+    offsets = np.concatenate(scattered) if len(scattered) > 1 else scattered[0]
+    steps = offsets[1:] - offsets[:-1]
+    if len(steps) and np.minimum.reduce(steps) <= 0:
         offsets = np.unique(offsets)
-    breaks = np.flatnonzero(offsets[1:] - offsets[:-1] != 1)
+        steps = offsets[1:] - offsets[:-1]
+    breaks = (steps != 1).nonzero()[0]
     ranges = np.empty((len(breaks) + 1, 2), np.int64)
     ranges[0, 0], ranges[1:, 0] = offsets[0], offsets[breaks + 1]
     ranges[-1, 1], ranges[:-1, 1] = offsets[-1] + 1, offsets[breaks] + 1

@@ -23,6 +23,9 @@ from .columns import UINT8, UINT32, Int32Array, UInt32Array, offsets_array, spli
 SHORT: Final = 64
 """Keys up to this many bytes are in the table."""
 
+_COUNTED_BYTES: Final = 1 << 14
+"""What most sections have at most."""
+
 _SECTION_BYTES_MAX: Final = 1 << 20
 """Every key byte takes some ten bytes of memory while it is looked up."""
 
@@ -45,14 +48,28 @@ def is_short(section_bytes: int) -> bool:
 def short_hashes(section: memoryview | bytes, offsets: Int32Array, lengths: Int32Array) -> UInt32Array:
     shares, of_zeros = _tables()
     # For every byte: how many of its key follow it, and from that and the byte its place in the table.
-    place = np.repeat(offsets[1:], lengths)
-    place -= np.arange(1, len(section) + 1, dtype=np.int32)
-    place <<= 8
-    place |= np.frombuffer(section, UINT8)
-    there = lengths.nonzero()[0]  # a reduction over no bytes would take the next key's
-    hashes = np.zeros(len(lengths), UINT32)
-    hashes[there] = np.bitwise_xor.reduceat(shares.take(place), offsets[there])
-    return hashes ^ of_zeros.take(lengths)
+    place = (offsets[1:] << 8).repeat(lengths)
+    place -= _counted(len(section))
+    place += np.frombuffer(section, UINT8)
+    hashes = of_zeros.take(lengths)
+    if np.minimum.reduce(lengths) > 0:
+        hashes ^= np.bitwise_xor.reduceat(shares.take(place), offsets[:-1])
+    else:
+        there = lengths.nonzero()[0]  # a reduction over no bytes would take the next key's
+        hashes[there] ^= np.bitwise_xor.reduceat(shares.take(place), offsets[there])
+    return hashes
+
+
+def _counted(section_bytes: int) -> Int32Array:
+    """1, 2, 3 ... for every byte of a section, as far left as its place in the table has it."""
+    if section_bytes <= _COUNTED_BYTES:
+        return _counted_once()[:section_bytes]
+    return np.arange(256, (section_bytes + 1) << 8, 256, dtype=np.int32)
+
+
+@cache
+def _counted_once() -> Int32Array:
+    return np.arange(256, (_COUNTED_BYTES + 1) << 8, 256, dtype=np.int32)
 
 
 @cache

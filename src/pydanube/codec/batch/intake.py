@@ -24,7 +24,7 @@ from pydanube.model.limits import (
 )
 
 from .assemble import FEW, KeyColumn, Origin, bounds
-from .columns import INT32
+from .columns import INT32, UINT8
 from .hashes import SHORT, is_short, short_hashes
 from .header import OFFSET_MAX, SCHEMA_ID_MAX, SCHEMA_VERSION_MAX, TIME_MAX, TIME_MIN, ByteBuffer
 
@@ -131,21 +131,25 @@ def key_column(keys: Sequence[str | None] | None) -> Sequence[bytes | None] | Ke
 
 def _short_keys(keys: Sequence[str | None]) -> KeyColumn | None:
     """The quickest way, for short keys of plain letters, one in every row: none of them becomes bytes of its own."""
+    count = len(keys)
     try:
-        text = "".join(keys)  # type: ignore[arg-type]  # None is a TypeError
+        separated = "\0".join(keys)  # type: ignore[arg-type]  # None is a TypeError
     except TypeError:
         return None
-    if not text.isascii() or not is_short(len(text)):
+    if not separated.isascii() or not is_short(len(separated)):
         return None
-    lengths = np.fromiter(map(len, keys), INT32, len(keys))  # type: ignore[arg-type]  # all of them are text
+    encoded = separated.encode()
+    ends = (np.frombuffer(encoded, UINT8) == 0).nonzero()[0]
+    if len(ends) != count - 1:  # one of them holds the separator
+        return None
+    offsets = np.zeros(count + 1, INT32)
+    np.subtract(ends, np.arange(count - 1), out=offsets[1:-1], casting="unsafe")
+    offsets[-1] = len(encoded) - len(ends)
+    lengths = offsets[1:] - offsets[:-1]
     if np.maximum.reduce(lengths) > SHORT:
         return None
-    offsets = np.zeros(len(keys) + 1, INT32)
-    lengths.cumsum(out=offsets[1:])
-    if offsets.item(-1) != len(text):  # a kind of text of its own
-        return None
-    encoded = text.encode()
-    return KeyColumn(encoded, offsets, short_hashes(encoded, offsets, lengths))
+    text = encoded.translate(None, b"\0")
+    return KeyColumn(text, offsets, short_hashes(text, offsets, lengths))
 
 
 def _plain_keys(keys: Sequence[str | None]) -> list[bytes | None] | None:
