@@ -16,7 +16,7 @@ from pydanube.model.errors import Corrupt, Denied, Refused
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.objects import Capabilities
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import CHECK_S, OWNER_KEY, Claim, Owner, owner_of
+from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, OWNER_KEY, Claim, Owner, owner_of
 from pydanube.storage.tiering.manifest import candidates
 
 
@@ -94,6 +94,9 @@ async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(t
             await upload_all(new)
             before = await keys(objects, "")
             await filled(door, 10, first=40)
+            lost.tiers.claim._checked_at -= DELETE_CHECK_S
+            with pytest.raises(Refused, match="taken over"):
+                await lost.tiers.objects.delete(before)
             lost.tiers.claim._checked_at -= CHECK_S
             assert await lost.tiers._round() == 0
             assert "was taken over by a broker that was restored" in lost.describe(ANONYMOUS).state
@@ -137,7 +140,7 @@ async def test_of_two_restores_the_one_that_starts_first_gets_the_store(tmp_path
         await second.check()
         with pytest.raises(Refused, match="taken over"):
             await first.check()
-        await second.check(now=True)
+        await second.check(within_s=0)
     await restored(tmp_path / "three", objects)
     async with claim_of(tmp_path / "three", objects) as third, claim_of(tmp_path / "two", objects) as second:
         await third.check()
@@ -174,7 +177,7 @@ async def test_a_claim_is_looked_at_again_only_after_a_while_or_before_a_deletio
             await claim.check()
             clock.advance(1)
         assert objects.looks <= 5
-        await claim.check(now=True)
+        await claim.check(within_s=0)
         assert objects.looks <= 6
 
 

@@ -21,7 +21,7 @@ from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
-from pydanube.storage.tiering.claim import Claim
+from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, Claim
 from pydanube.storage.tiering.collecting import Collector
 from pydanube.storage.tiering.history import History
 from pydanube.storage.tiering.manifest import Manifests
@@ -99,7 +99,7 @@ class Tiers:
     ) -> None:
         self._next_merge = 0.0
         self._store = store
-        self.objects = objects = PatientStore(objects, settings.store_timeout_s)
+        self.objects = objects = PatientStore(objects, settings.store_timeout_s, self.check_deletion)
         self.settings = settings
         self.claim = Claim(objects, store, cluster, clock)
         self.catalog = Catalog(store)
@@ -115,7 +115,7 @@ class Tiers:
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )
         grace_us = settings.grace_s * MICROSECONDS
-        self.collector = Collector(objects, self.catalog, clock, grace_us, self._is_being_made, self.check_ours)
+        self.collector = Collector(objects, self.catalog, clock, grace_us, self._is_being_made)
 
     def _sealed(self) -> Iterable[Sealed]:
         return list(self.partitions.values())
@@ -226,10 +226,15 @@ class Tiers:
     def _waiting_bytes(self) -> int:
         return sum(waiting.bytes for one in self.partitions.values() if (waiting := one.waiting()) is not None)
 
-    async def check_ours(self) -> None:
-        """Raises why the store is not this broker's, or why nobody knows: what is in it may be somebody else's."""
+    async def check_deletion(self) -> None:
+        """Asked before anything is deleted: what nobody needs here may be needed by whoever took over."""
+        await self.check_ours(DELETE_CHECK_S)
+
+    async def check_ours(self, within_s: float = CHECK_S) -> None:
+        """Raises why the store is not this broker's, or why nobody knows: what is in it may be somebody else's. What
+        was seen longer ago than `within_s` does not count."""
         try:
-            await self.claim.check(now=True)
+            await self.claim.check(within_s=within_s)
         except DanubeError as error:
             self.uploader.fail(error)
             raise
@@ -237,7 +242,7 @@ class Tiers:
     async def _is_ours(self) -> bool:
         """Whether the store is this broker's: nothing is put among somebody else's objects."""
         try:
-            await self.claim.check(now=self.uploader.failure is not None)
+            await self.claim.check(within_s=CHECK_S if self.uploader.failure is None else 0.0)
         except DanubeError as error:
             self.uploader.fail(error)
             return False

@@ -5,14 +5,14 @@ danube-cluster      <cluster>                           as long as nothing was r
                     <cluster>\\n<restore> <token>\\n      the restores of this cluster are counted; the token is of one
 ```
 
-A broker compares the object with its metadata before it writes for the first time, again every CHECK_S, and before it
-deletes anything. A restored broker has the higher number. It takes the store over, by a put that counts only if the
+A broker compares the object with its metadata before it writes for the first time, again every CHECK_S, and before
+whatever it deletes. A restored broker has the higher number. It takes the store over, by a put that counts only if the
 object is still the one it has seen, and the broker that was given up for lost finds out and leaves the store alone. So
 does one that was started on an old copy of its data directory: the store has manifests of a later moment.
 
 Invariants
     a lower number never replaces a higher one, and of two with the same number the first one stays
-    nothing is deleted from a store that was somebody else's when it was last looked at, which was just before
+    nothing is deleted from a store that was somebody else's DELETE_CHECK_S before
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ RESTORE_KEY: Final = "/manifests/restore"
 
 CHECK_S: Final = 30.0
 """For so long a broker may go on uploading after another one took over: what it puts then nobody lists."""
+
+DELETE_CHECK_S: Final = 1.0
+"""What is deleted cannot be put back: somebody who deletes much looks once a second."""
 
 LOOK_S: Final = 10.0
 """A look is a few bytes: a store that takes longer hangs, and whoever looks at the broker should see it soon."""
@@ -93,10 +96,10 @@ class Claim:
         self.is_held = False
         """As far as was seen last."""
 
-    async def check(self, *, now: bool = False) -> None:
-        """Raises Refused where the store is somebody else's, Unavailable where nobody knows. `now`: what was seen a
-        while ago does not count. Cancelled: it is claimed, or not."""
-        if self.is_held and not now and self._clock.monotonic() - self._checked_at < CHECK_S:
+    async def check(self, *, within_s: float = CHECK_S) -> None:
+        """Raises Refused where the store is somebody else's, Unavailable where nobody knows. What was seen longer ago
+        than `within_s` does not count. Cancelled: it is claimed, or not."""
+        if self.is_held and self._clock.monotonic() - self._checked_at < within_s:
             return
         self.is_held = False
         try:

@@ -8,7 +8,7 @@ Both ways can be gone in steps: a `Step` says where to begin and when to stop, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -60,11 +60,8 @@ class Collector:
         clock: Clock,
         grace_us: int,
         is_being_made: Callable[[str], bool] = lambda _: False,
-        check_ours: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`is_being_made`: whether an object is on its way into the catalog at this moment. `check_ours`: asked before
-        every deletion, and raises where the store is somebody else's: what is garbage here may be needed there."""
-        self._check_ours = check_ours
+        """`is_being_made`: whether an object is on its way into the catalog at this moment."""
         self._is_being_made = is_being_made
         self._objects = objects
         self._catalog = catalog
@@ -124,6 +121,4 @@ class Collector:
 
     async def _delete(self, keys: list[str], step: Step) -> None:
         if keys and not step.dry_run:
-            if self._check_ours is not None:
-                await self._check_ours()
             await self._objects.delete(keys)

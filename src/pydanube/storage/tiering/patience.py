@@ -2,13 +2,14 @@
 
 Invariants
     every call but `close` ends within `seconds` and what its bytes take at SLOWEST_BYTES_PER_S
+    nothing is deleted without asking whether it may be
     whatever a store raises that is no error of ours comes as Unavailable: it may work later
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, Self
 
@@ -22,7 +23,11 @@ SLOWEST_BYTES_PER_S: Final = 256 * 1024
 class PatientStore:
     """One store, seen with limits. It is closed by whoever opened it."""
 
-    def __init__(self, store: ObjectStore, seconds: float) -> None:
+    def __init__(
+        self, store: ObjectStore, seconds: float, check_deletion: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`check_deletion` is asked before every deletion, and raises where there must be none."""
+        self._check_deletion = check_deletion
         self._store = store
         self._seconds = seconds
 
@@ -60,6 +65,8 @@ class PatientStore:
             yield info
 
     async def delete(self, keys: Sequence[str]) -> None:
+        if self._check_deletion is not None:
+            await self._check_deletion()
         async with self._limited(f"deletion of {len(keys)} objects"):
             await self._store.delete(keys)
 
