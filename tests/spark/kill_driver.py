@@ -1,6 +1,6 @@
 """The program that the kill tests kill: a stream from one topic to another, with a Spark of its own.
 
-    python kill_driver.py SERVERS SOURCE SINK CHECKPOINT
+    python kill_driver.py MASTER SERVERS SOURCE SINK CHECKPOINT
 
 With KILL_AT in the environment it dies at that step of the first micro-batch that gets there once the file KILL_ARMED
 exists: the process of its driver is killed with -9, and with it the JVM, by one of Spark's own Python processes.
@@ -26,6 +26,8 @@ JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 SETTINGS = {
     "spark.driver.extraJavaOptions": JVM,
     "spark.driver.memory": "600m",
+    "spark.executor.memory": "600m",
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50",  # so that a task sees several
 }
 
@@ -43,7 +45,7 @@ ALSO_THIS_PROCESS = (HALF_STAGED, TASKS_DONE, SINK_COMMITTED)
 
 def stumble(step: str) -> None:
     """The end of the driver, if this is where it is to be. Of several tasks that get here one is the first."""
-    if os.environ["KILL_AT"] != step:
+    if os.environ.get("KILL_AT") != step:
         return
     try:
         Path(os.environ["KILL_ARMED"]).unlink()
@@ -79,10 +81,10 @@ class StumblingSource(DanubeDataSource):
         return StumblingWriter(WriteOptions.parse(self.options))
 
 
-def main(servers: str, source: str, sink: str, checkpoint: str) -> None:
+def main(master: str, servers: str, source: str, sink: str, checkpoint: str) -> None:
     os.environ["SPARK_LAUNCHER_OPTS"] = JVM
     os.environ["KILL_GROUP"] = str(os.getpgrp())
-    spark = session("kill", "local[2,4]", **SETTINGS)
+    spark = session("kill", master, **SETTINGS)
     spark.dataSource.register(StumblingSource)
     rows = (
         spark.readStream.format("danube")

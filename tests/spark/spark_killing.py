@@ -19,6 +19,7 @@ from brokers import BrokerProcess
 
 import pydanube
 
+LOCAL = "local[2,4]"
 SOURCE, SINK = "/default/source", "/default/sink"
 SOURCE_PARTITIONS, SINK_PARTITIONS = 3, 4
 KEYS = 50
@@ -43,17 +44,20 @@ def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str
 class Driver:
     """One life of the stream, in processes of its own."""
 
-    def __init__(self, broker: BrokerProcess, directory: Path, kill_at: str = "") -> None:
+    def __init__(self, broker: BrokerProcess, directory: Path, master: str, kill_at: str) -> None:
         self._directory = directory
         self._committed_before = self.committed
         self._log = directory / "driver.log"
         here = Path(__file__).parent
         self._armed = directory / "armed"
-        environment = {**os.environ, "KILL_AT": kill_at, "KILL_ARMED": str(self._armed)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+        environment |= {"KILL_AT": kill_at, "KILL_ARMED": str(self._armed)}
+        environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         environment["PYTHONPATH"] = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
         environment["KILL_MARK"] = self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
         servers = broker.url.removeprefix("danube://")
-        command = [sys.executable, kill_driver.__file__, servers, SOURCE, SINK, str(directory / "checkpoint")]
+        topics = servers, SOURCE, SINK, str(directory / "checkpoint")
+        command = [sys.executable, kill_driver.__file__, master, *topics]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -70,9 +74,10 @@ class Driver:
         return sum(path.name.isdecimal() for path in commits.iterdir()) if commits.is_dir() else 0
 
     def until_committed(self, more: int = 1) -> None:
-        """So many micro-batches of this life are finished, or it is over."""
+        """So many micro-batches are finished since its start, or since the last time; or its life is over."""
         goal = self._committed_before + more
         until(lambda: not self.alive or self.committed >= goal, f"{goal} micro-batches", self.log)
+        self._committed_before = self.committed
 
     def arm(self) -> None:
         """From now on it dies when it gets to the step it was started with."""
@@ -103,8 +108,24 @@ class Driver:
 
     def _marked(self) -> list[int]:
         mark = f"KILL_MARK={self._mark}".encode()
-        numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-        return [pid for pid in numbers if mark in _read(pid, "environ").split(b"\0")]
+        return [pid for pid in _processes() if mark in _read(pid, "environ").split(b"\0")]
+
+
+def executors(directory: Path) -> list[int]:
+    """JVMs that run tasks for a cluster whose workers have their places in this directory."""
+    found = [pid for pid in _processes() if b"CoarseGrainedExecutorBackend" in _read(pid, "cmdline")]
+    return [pid for pid in found if _place(pid).is_relative_to(directory)]
+
+
+def _processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def _place(pid: int) -> Path:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:  # it has just ended
+        return Path("/")
 
 
 def _read(pid: int, what: str) -> bytes:
@@ -157,13 +178,13 @@ class Scene:
 
     def _fill(self, chance: random.Random) -> None:
         with self._client() as client, client.producer(SOURCE) as producer:
-            while not self._stop.wait(chance.uniform(0, 0.1)):
-                self._send(producer, chance.randint(1, 300))
+            while not self._stop.wait(chance.uniform(0, 0.4)):
+                self._send(producer, chance.randint(1, 150))
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
-    def start(self, kill_at: str = "") -> Driver:
-        driver = Driver(self.broker, self._directory, kill_at)
+    def start(self, master: str = LOCAL, kill_at: str = "") -> Driver:
+        driver = Driver(self.broker, self._directory, master, kill_at)
         self._lives.append(driver)
         return driver
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from brokers import BrokerProcess
 from kill_driver import STEPS
-from spark_killing import Driver, Scene, chosen_seed, until
+from spark_cluster import standalone
+from spark_killing import Driver, Scene, chosen_seed, executors, until
 
 pytestmark = [pytest.mark.spark_kill, pytest.mark.process, pytest.mark.timeout(1800)]
 
@@ -116,3 +117,19 @@ def test_the_broker_is_killed_under_a_running_query(scene: Scene) -> None:
             scene.broker.start()
             until(partial(_went_on, driver, driver.committed), "the query goes on", driver.log)
     scene.check(driver)
+
+
+def test_executors_of_a_cluster_are_killed_under_a_running_query(scene: Scene, tmp_path: Path) -> None:
+    chance = random.Random(chosen_seed())
+    cluster = tmp_path / "cluster"
+    cluster.mkdir()
+    with standalone(cluster) as master:
+        driver = scene.start(master)
+        with scene.filled(chance):
+            for _ in range(3):
+                driver.until_committed(2)
+                _pause(chance)
+                for pid in executors(cluster):
+                    os.kill(pid, signal.SIGKILL)
+                until(partial(_went_on, driver, driver.committed), "the query goes on", driver.log)
+        scene.check(driver)
