@@ -98,8 +98,12 @@ def test_only_workers_of_spark_set_aside_what_they_imported(main: str, frozen: b
         from pydanube.spark.workers import settle
         settle()
         before = gc.get_freeze_count()
+        mine = [object() for _ in range(100)]
         settle()
         assert gc.get_freeze_count() == before
+        import wave
+        settle()
+        assert (gc.get_freeze_count() > before) == (before > 0)
         print(before > 0)
     """
     ran = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True)

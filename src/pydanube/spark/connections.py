@@ -83,7 +83,6 @@ def _borrowed(words: Words, make: Callable[[], OpenT]) -> Iterator[OpenT]:
         kept = _kept.get(words)
         if kept is None:
             kept = _kept[words] = _Kept(make().open())
-            settle()
         kept.users += 1
     try:
         yield kept.what
@@ -91,6 +90,7 @@ def _borrowed(words: Words, make: Callable[[], OpenT]) -> Iterator[OpenT]:
         with _looking:
             kept.users -= 1
             kept.used_at = _clock.monotonic()
+        settle()
 
 
 def _close_idle(but: Words) -> None:
