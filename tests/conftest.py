@@ -7,7 +7,6 @@ unless the session itself is what is tested.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,6 @@ def the_spark() -> Iterator[SparkSession]:
     """The one that all share."""
     from pydanube.spark import session
 
-    os.environ["SPARK_LAUNCHER_OPTS"] = JVM
     started = session("danube tests", "local[2,4]", **{"spark.driver.extraJavaOptions": JVM})
     yield started
     started.stop()

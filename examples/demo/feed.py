@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -71,8 +72,9 @@ class Books:
 
 
 def order(rng: random.Random, number: int) -> tuple[str, str, dict[str, object]]:
-    """A customer orders something."""
-    customer, item, quantity = rng.choice(CUSTOMERS), rng.choice(list(ITEMS)), rng.randint(1, 4)
+    """A customer orders something; now and then a rush of hungry ones comes in."""
+    hunger = round(1.5 - 1.5 * math.cos(number / 12_000))
+    customer, item, quantity = rng.choice(CUSTOMERS), rng.choice(list(ITEMS)), rng.randint(1, 2 + hunger)
     return ORDERS, customer, {"id": number, "item": item, "quantity": quantity, "cents": quantity * ITEMS[item]}
 
 

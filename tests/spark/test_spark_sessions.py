@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
@@ -20,14 +21,7 @@ def test_a_session_has_the_settings_that_were_measured(the_spark: SparkSession) 
 
 
 def test_workers_run_this_python_with_the_installed_spark(spark: SparkSession) -> None:
-    @udf
-    def worker(_: int) -> str:
-        import sys
-
-        import pyspark
-
-        return f"{sys.executable} {pyspark.__file__}"
-
+    worker = udf(lambda _: f"{sys.executable} {pyspark.__file__}")
     (row,) = spark.range(1).select(worker("id")).collect()
     executable, package = row[0].split()
     assert executable == sys.executable

@@ -42,12 +42,17 @@ LOCAL_SETTINGS: Final = {
 """For masters on this machine: nothing listens to the network, and a micro-batch writes few small files."""
 
 
+LAUNCHER: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For the small JVM that only finds out how to start the real one."""
+
+
 def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object) -> SparkSession:
     """The session of this process: a new one, or the one that there is (Spark allows one JVM to a process).
 
     `master` is handed to Spark as it is. ``local[*,4]`` means all cores, and four tries for a task; plain
-    ``local[*]`` gives up at the first failure. `conf` are settings by their Spark names: ``session("orders",
-    **{"spark.ui.enabled": True})``. Refused when no Java can be found.
+    ``local[*]`` gives up at the first failure; ``sc://host:port`` is a Spark Connect server, which has a Java of its own.
+    `conf` are settings by their Spark names: ``session("orders", **{"spark.ui.enabled": True})``.
+    Refused when no Java can be found.
     """
     for name in conf:
         if not name.startswith("spark."):
@@ -79,6 +84,7 @@ def _prepare_local() -> None:
     """What Spark takes from the environment: workers run this Python, whatever `python3` on the PATH is."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER)
     if "SPARK_HOME" not in os.environ:
         _use_slim_home()
 
