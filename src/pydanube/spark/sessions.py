@@ -50,7 +50,7 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
     """The session of this process: a new one, or the one that there is (Spark allows one JVM to a process).
 
     `master` is handed to Spark as it is. ``local[*,4]`` means all cores, and four tries for a task; plain
-    ``local[*]`` gives up at the first failure; ``sc://host:port`` is a Spark Connect server, which has a Java of its own.
+    ``local[*]`` gives up at the first failure; ``sc://host:port`` is a Spark Connect server, with a Java of its own.
     `conf` are settings by their Spark names: ``session("orders", **{"spark.ui.enabled": True})``.
     Refused when no Java can be found.
     """
