@@ -69,9 +69,11 @@ class Driver:
 
     @property
     def committed(self) -> int:
-        """Micro-batches of all lives that Spark has finished."""
+        """Micro-batches of all lives that Spark has finished. It keeps the files of the last hundred."""
         commits = self._directory / "checkpoint" / "commits"
-        return sum(path.name.isdecimal() for path in commits.iterdir()) if commits.is_dir() else 0
+        if not commits.is_dir():
+            return 0
+        return 1 + max((int(path.name) for path in commits.iterdir() if path.name.isdecimal()), default=-1)
 
     def until_committed(self, more: int = 1) -> None:
         """So many micro-batches are finished since its start, or since the last time; or its life is over."""

@@ -58,13 +58,14 @@ def killed_at_random(scene: Scene, kills: int) -> None:
             if not driver.alive:  # a worker took the query with it: it was the source's, or the commit's
                 driver = scene.start()
             driver.until_committed(chance.randint(1, 3))
-            victim = chance.choice(["driver", "worker"])
+            victim = chance.choice(["driver", "worker", "worker"])
             _pause(chance)
             if victim == "driver" and driver.alive:
                 driver.kill()
-                victims[victim] += 1
-            elif victim == "worker" and _kill_worker(driver, chance):
-                victims[victim] += 1
+            elif victim == "driver" or not _kill_worker(driver, chance):
+                continue
+            victims[victim] += 1
+            print(f"kill {victims.total()} of {kills}: {victim}, {driver.committed} micro-batches so far")
         if not driver.alive:
             driver = scene.start()
         driver.until_committed(2)
