@@ -1,17 +1,22 @@
 """Staged writes over restarts: what was decided goes on behind what is stored, whatever else happened meanwhile."""
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, Door
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
+from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import Moody, upload_all
 
+from pydanube.broker import stage_applying
+from pydanube.broker.records import PENDING
 from pydanube.broker.restoring import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.store import Delete
 from pydanube.model.errors import Unavailable
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
@@ -100,6 +105,38 @@ async def others(broker, payload: bytes) -> None:
     for _ in range(5):
         door = Door(broker)
         await door.publish(await door.producer(), [payload], sequence=0)
+
+
+async def test_what_was_published_is_remembered_though_the_disk_refused_what_came_next(tmp_path, monkeypatch):
+    """The first batch's key stays, the second batch does not reach the log, and somebody else begins a new ledger."""
+    objects, disk, transact = MemoryStore(), FailingDisk(), EmbeddedStore.transact
+
+    async def keeps_pending_keys(store, compares, writes):
+        if any(isinstance(one, Delete) and one.key.startswith(PENDING) for one in writes):
+            raise Unavailable("the disk is full")
+        return await transact(store, compares, writes)
+
+    monkeypatch.setattr(stage_applying, "RETRY_S", (60.0,))
+    monkeypatch.setattr(EmbeddedStore, "transact", keeps_pending_keys)
+    async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        query, door = Query(broker), Door(broker)
+        assert (await query.write(0, {0: [b"1", b"2"]})).applied
+        stage = await query.stage(1, {0: [b"3"]})
+        disk.write_error = errno.ENOSPC
+        await query.commit(1, stage, wait_ms=0)
+        await until(lambda: [one.obstacles for one in broker.staging.decisions.of(number_of(broker))][-1])
+        disk.write_error = 0
+        await until_cured(door, await door.producer(), sequence=0)
+    monkeypatch.undo()
+    async with staging_broker(tmp_path, objects) as broker:
+        await quiet(broker)
+        assert await payloads(broker) == [b"1", b"2", b"after", b"3"]
+
+
+def number_of(broker) -> int:
+    (number,) = broker.staging.decisions._of
+    return number
 
 
 async def test_a_query_is_not_kept_in_mind_longer_than_it_has_something_to_get(tmp_path):

@@ -158,3 +158,16 @@ def test_replaying_what_the_entries_hold_already_changes_nothing():
     table.restore(log.producers.entries())
     table.replay(header(count=2, producer=7, sequence=0, base=0))
     assert table.entries() == log.producers.entries()
+
+
+def test_entries_of_a_producer_that_is_kept_tell_that_an_epoch_is_over_though_nothing_of_the_next_arrived():
+    log = fresh()
+    log.producers.keep(7)
+    publish(log, count=2, producer=7, epoch=1, sequence=0)
+    publish(log, producer=7, epoch=2, sequence=0, confirm=False)
+    on_its_way = log.producers.entries()
+    log.roll_back()
+    for entries in (on_its_way, log.producers.entries()):
+        table = ProducerTable(100, kept={7})
+        table.restore(entries)
+        assert table.reached(7) == (2, 0)

@@ -153,11 +153,12 @@ class ProducerTable:
             producer.stored(header.first_sequence, header.base_offset, header.count)
 
     def entries(self, not_before_us: int = 0) -> list[ProducerEntry]:
-        """What goes into a snapshot: everyone heard of since `not_before_us`. Batches on their way are not in it."""
+        """What goes into a snapshot: everyone heard of since `not_before_us`. Batches on their way are not in it; that
+        an epoch began is, of those that are kept: it says that the one before is over."""
         return [
             ProducerEntry(producer_id, one.epoch, one.next_sequence, one.last_time, list(one.runs))
             for producer_id, one in self._producers.items()
-            if one.runs and (one.last_time >= not_before_us or producer_id in self.kept)
+            if (one.runs and one.last_time >= not_before_us) or producer_id in self.kept
         ]
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
