@@ -1,8 +1,9 @@
 """Publishes what was decided: every partition gets its share of a batch's stages, as ordinary batches, once.
 
-Each partition that has something to get has a lane, in which the batches of a query come in order. A lane goes on until
-its partition has everything, however often it has to try: what was decided is not taken back. What the partition's log
-has already, from before a crash, is known by the producer's epoch and sequence, and left out.
+Each partition that has something to get of a query has a lane for it, in which that query's batches come in order. A
+lane goes on until its partition has everything, however often it has to try: what was decided is not taken back. Other
+queries do not wait for it. What the partition's log has already, from before a crash, is known by the producer's epoch
+and sequence, and left out.
 
 Invariants
     a lane publishes one decision after the other; a query's later batches never overtake its earlier ones
@@ -56,6 +57,9 @@ RETRY_LOGGED_AT: Final = 3
 
 Place = tuple[int, int]
 """Which stage of a decision, and which of its sections."""
+
+Lane = tuple[Key, int]
+"""A partition, and the number of a query."""
 
 
 class Decision:
@@ -139,40 +143,41 @@ class Applier:
         self._clock = clock
         self._tasks = tasks
         self._done = done
-        self._lanes: dict[Key, deque[Decision]] = {}
+        self._lanes: dict[Lane, deque[Decision]] = {}
         self._slots = asyncio.Semaphore(LANES_AT_ONCE)
         self.dropped = 0
         """Partitions that were deleted with their topic before they got something."""
 
     def enqueue(self, decision: Decision) -> None:
-        """Every partition that waits for it gets it, after what it waits for already."""
+        """Every partition that waits for it gets it, after what it waits for already of that query."""
         for key in sorted(decision.waiting):
-            lane = self._lanes.get(key)
-            if lane is not None:
-                lane.append(decision)
+            waiting = self._lanes.get((key, decision.number))
+            if waiting is not None:
+                waiting.append(decision)
                 continue
-            self._lanes[key] = deque([decision])
-            self._tasks.spawn(self._run(key), f"stages of partition {key[0]}/{key[1]}")
+            self._lanes[key, decision.number] = deque([decision])
+            name = f"stages of query {decision.number} for partition {key[0]}/{key[1]}"
+            self._tasks.spawn(self._run(key, decision.number), name)
 
     def waits(self, topic_id: int) -> bool:
         """Whether some partition of the topic has something to get."""
-        return any(key[0] == topic_id for key in self._lanes)
+        return any(key[0] == topic_id for key, _ in self._lanes)
 
     def waits_for(self, key: Key, number: int) -> bool:
         """Whether this partition has more of this query to get."""
-        return any(decision.number == number for decision in self._lanes.get(key, ()))
+        return bool(self._lanes.get((key, number)))
 
-    async def _run(self, key: Key) -> None:
+    async def _run(self, key: Key, number: int) -> None:
         """Cancelled: the log has some of it, and the next start goes on behind that."""
-        lane = self._lanes[key]
+        waiting = self._lanes[key, number]
         try:
-            while lane:
-                await self._persist(key, lane[0])
-                decision = lane.popleft()
+            while waiting:
+                await self._persist(key, waiting[0])
+                decision = waiting.popleft()
                 decision.obstacles.pop(key, None)
                 self._done(decision, key)
         finally:
-            del self._lanes[key]
+            del self._lanes[key, number]
 
     async def _persist(self, key: Key, decision: Decision) -> None:
         """Until the partition has it, or is gone, or nobody wants it any more."""
