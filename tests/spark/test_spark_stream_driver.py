@@ -281,6 +281,18 @@ def test_a_topic_that_is_deleted_under_a_stream_is_a_loss(broker: Broker, client
         lenient.reader.stop()
 
 
+def test_a_checkpoint_of_another_topic_is_a_loss_that_says_so(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC)
+    client.create_topic("/default/other")
+    publish(client, 5)
+    with query(broker.url, startingOffsets="earliest") as first:
+        first.trigger()
+    with query(broker.url, topic="/default/other") as second:
+        second.log = first.log
+        with pytest.raises(Refused, match=r"/default/orders.* or the option topic does not name it any more"):
+            second.trigger()
+
+
 def test_retention_that_overtakes_a_slow_stream_is_reported(tmp_path: Path) -> None:
     with broker_thread(tmp_path, topics_lifetimes_interval_s=1) as url, connect_blocking(url) as client:
         client.create_topic(TOPIC, partitions=2)

@@ -71,9 +71,10 @@ def vanished(start: Offsets, view: View) -> list[Lost]:
         now = view.get(name)
         if now is not None and now.topic_id == known.topic_id:
             continue
-        why = "the topic was deleted"
+        why = "the topic was deleted, or the option topic does not name it any more"
         if now is not None:
-            why += f", and another was made under its name (id {known.topic_id} then, {now.topic_id} now)"
+            ids = f"id {known.topic_id} then, {now.topic_id} now"
+            why = f"the topic was deleted, and another was made under its name ({ids})"
         found.extend(Lost(name, partition, offset, -1, why) for partition, offset in enumerate(known.offsets))
     return found
 
