@@ -10,6 +10,7 @@ from staging_harness import Query, payloads, quiet, stages_in, staging_broker, u
 from tiering_harness import Moody
 
 from pydanube.broker import CommitWish, SectionWish, StageWish
+from pydanube.broker.stage_applying import LANES_AT_ONCE
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.core.staging import STAGED_PRODUCER, UNAPPLIED_MAX, QueryRecord
@@ -421,6 +422,23 @@ async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_p
         assert (await Query(broker, "lucky").write(0, {0: [b"1"]})).applied
         assert (await Query(broker, "lucky").write(1, {0: [b"2"]})).applied
         assert await payloads(broker) == [b"1", b"2"]
+
+
+async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_path):
+    slow, count = TopicName.parse("/default/slow"), LANES_AT_ONCE + 8
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.create_topic(ANONYMOUS, slow, TopicConfig(partitions=count))
+        await broker.policies.set(ANONYMOUS, slow, {"publish_messages_per_s": 1})
+        rows = {index: [b"%d" % row for row in range(400)] for index in range(count)}
+        held = Query(broker, "held back", topic=slow)
+        stage = await held.stage(0, rows, per_batch=100)
+        assert await held.commit(0, stage, wait_ms=100) == (False, False)
+        async with asyncio.timeout(20):  # the others take minutes
+            assert (await Query(broker).write(0, {0: [b"1"]})).applied
+        await broker.policies.set(ANONYMOUS, slow, {"publish_messages_per_s": 0})
+        assert await held.commit(0, stage) == (True, True)
+        assert [await payloads(broker, index, slow) for index in range(count)] == list(rows.values())
 
 
 # -- topics that go ------------------------------------------------------------------------------------------------

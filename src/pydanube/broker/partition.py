@@ -410,6 +410,10 @@ class Partition:
         self._decide.producers.forget_idle(self._remembered_since())
 
     @property
+    def is_held_back(self) -> bool:
+        return self._rate is not None and bool(self._waiting)  # publishes wait for their rate
+
+    @property
     def idle(self) -> bool:
         """Nothing is on its way into it."""
         return not self._waiting and not self._decide.in_flight

@@ -42,6 +42,9 @@ LANES_AT_ONCE: Final = 32
 WINDOWS_BYTES: Final = 32 * MIB
 """On the way to the log, of all lanes together: publishers keep most of the log's queue."""
 
+HELD_BYTES: Final = 32 * MIB
+"""Waiting for the publish rates of their topics, of all lanes together, without a slot: others go on meanwhile."""
+
 TURN_BYTES: Final = 1 * MIB
 """Signed at a time; others have their turn in between."""
 
@@ -145,6 +148,7 @@ class Applier:
         self._done = done
         self._lanes: dict[Lane, deque[Decision]] = {}
         self._slots = asyncio.Semaphore(LANES_AT_ONCE)
+        self._held_bytes = 0
         self.dropped = 0
         """Partitions that were deleted with their topic before they got something."""
 
@@ -221,11 +225,22 @@ class Applier:
             if skipped is None:
                 return
             end = sequence + section.messages
-            if end > skipped:
+            while end > skipped:
+                window = _Window()
                 async with self._slots:
-                    batches = await self._reader.batches(stage_key, section)
-                    await self._publish(partition, decision, batches, sequence, skipped)
+                    batches = self._reader.batches(stage_key, section)
+                    skipped = await self._publish(partition, decision, await batches, sequence, skipped, window)
+                await self._let_through(window)
             sequence = end
+
+    async def _let_through(self, window: _Window) -> None:
+        """Wait for what a publish rate holds back."""
+        size = window.bytes
+        self._held_bytes += size
+        try:
+            await window.settled()
+        finally:
+            self._held_bytes -= size
 
     def _is_gone(self, decision: Decision, key: Key) -> bool:
         """Whether the topic was deleted; another one may have its name. Unknown until the plan is read: not yet."""
@@ -240,10 +255,16 @@ class Applier:
         log.warning("stages.dropped", **self._about(decision, key), reason="the topic was deleted")
 
     async def _publish(
-        self, partition: Partition, decision: Decision, batches: list[memoryview], sequence: int, skipped: int
-    ) -> None:
-        """A section's batches, a window at a time. Raises the first failure, once nothing is on its way any more."""
-        window = _Window()
+        self,
+        partition: Partition,
+        decision: Decision,
+        batches: list[memoryview],
+        sequence: int,
+        skipped: int,
+        window: _Window,
+    ) -> int:
+        """A section's batches, a window at a time; returns the sequence behind them, or behind the one that its topic's
+        publish rate holds back. Raises the first failure, once nothing is on its way any more."""
         unbroken = 0
         for view in batches:
             count = Batch.trust(view).count
@@ -251,6 +272,8 @@ class Applier:
                 signed = resigned(view, decision.producer_id, epoch_of(decision.batch_id), sequence)
                 partition.publish(Batch.trust(signed), window.expect(len(signed)))
                 unbroken += len(signed)
+                if partition.is_held_back and self._held_bytes + window.bytes <= HELD_BYTES:
+                    return sequence + count
             sequence += count
             room = WINDOWS_BYTES // min(len(self._lanes), LANES_AT_ONCE)
             if window.bytes >= room or window.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
@@ -259,6 +282,7 @@ class Applier:
                 unbroken = 0
                 await asyncio.sleep(0)
         await window.settled()
+        return sequence
 
 
 class _Window:
