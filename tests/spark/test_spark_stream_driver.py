@@ -281,6 +281,25 @@ def test_a_topic_that_is_deleted_under_a_stream_is_a_loss(broker: Broker, client
         lenient.reader.stop()
 
 
+def test_a_topic_that_is_gone_when_available_now_starts_is_a_loss_to_whoever_read_it(
+    broker: Broker, client: BlockingClient
+) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 5)
+    with query(broker.url, startingOffsets="earliest") as first:
+        first.trigger()
+    client.delete_topic(TOPIC)
+    with query(broker.url) as strict, query(broker.url, failOnDataLoss="false") as lenient, query(broker.url) as new:
+        strict.log, lenient.log = first.log[:], first.log[:]
+        for one in (strict, lenient, new):
+            one.reader.prepareForTriggerAvailableNow()
+        with pytest.raises(Refused, match="the topic was deleted"):
+            strict.trigger()
+        assert lenient.trigger() == []
+        with pytest.raises(NotFound, match="/default/orders does not exist"):
+            new.trigger()
+
+
 def test_a_checkpoint_of_another_topic_is_a_loss_that_says_so(broker: Broker, client: BlockingClient) -> None:
     client.create_topic(TOPIC)
     client.create_topic("/default/other")

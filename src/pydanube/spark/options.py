@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, Literal, TypeVar, cast
@@ -69,6 +68,15 @@ WRITING: Final = ("queryId", "batchId", "compression", "partitionBy", "createTop
 SPARKS_OWN: Final = ("path", "checkpointLocation", "queryName")
 """Spark adds these by itself. A path is taken for the topic: ``.load("/default/orders")``."""
 
+KAFKAS: Final = {
+    "kafka.bootstrap.servers": "servers",
+    "subscribe": "topic",
+    "subscribepattern": "topic",
+    "assign": "topic",
+    "kafka.group.id": "subscription",
+}
+"""What users of Spark's Kafka source write out of habit. `subscribe` names topics there."""
+
 _SIZES: Final = {
     "": 1,
     "b": 1,
@@ -79,6 +87,8 @@ _SIZES: Final = {
     "g": 1 << 30,
     "gib": 1 << 30,
 }
+
+KEY_FILTER_FORM: Final = 'use a glob such as user-*, or JSON such as ["user-*", "vip"]'
 
 DirectRead = Literal["auto", "always", "never"]
 Mode = Literal["batch", "stream"]
@@ -277,8 +287,10 @@ class _Given:
 
 def _unknown(name: str, known: Iterable[str], elsewhere: Iterable[str], purpose: str) -> str:
     known = list(known)
-    if name.lower() in {one.lower() for one in elsewhere}:
-        return f"option {name!r} is not for {purpose}: leave it out"
+    if (documented := {one.lower(): one for one in elsewhere}.get(name.lower())) is not None:
+        return f"option {documented!r} is not for {purpose}: leave it out"
+    if (here := KAFKAS.get(name.lower())) in known:
+        return f"option {name!r} is Kafka's: here it is {here!r}"
     spelling = {one.lower(): one for one in known}
     near = get_close_matches(name.lower(), spelling, 1, 0.6)
     hint = f"did you mean {spelling[near[0]]!r}?" if near else f"known are {', '.join(known)}"
@@ -355,14 +367,20 @@ def _key_filters(text: str | None) -> tuple[str, ...]:
         return ()
     found: object = text
     if text.lstrip().startswith("["):
-        with suppress(ValueError, RecursionError):  # a glob may begin with a bracket too
+        try:
             found = json.loads(text)
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # a glob may begin with a bracket too, but hardly with a quote in it
+            if text.lstrip()[1:].lstrip().startswith('"'):
+                raise Invalid(
+                    f"option keyFilter begins like JSON and cannot be read ({error}): {KEY_FILTER_FORM}"
+                ) from None
     globs = found if isinstance(found, list) else [found]
     for one in globs:
         if not isinstance(one, str) or not one or len(one.encode(errors="replace")) > KEY_BYTES_MAX:
-            raise Invalid(
-                f'option keyFilter says {one!r}: use a glob such as user-*, or JSON such as ["user-*", "vip"]'
-            )
+            raise Invalid(f"option keyFilter says {one!r}: {KEY_FILTER_FORM}")
     if not globs:
         raise Invalid("option keyFilter is an empty list, which no key matches: leave it out, or name a key")
     return tuple(cast(list[str], globs))

@@ -90,8 +90,8 @@ class StreamDriver:
         return end
 
     def stop_at_what_is_there(self) -> None:
-        """From now on nothing counts that comes later."""
-        self._target = self._patiently(lambda: Offsets.ends_of(self._look()))
+        """From now on nothing counts that comes later. A topic that is gone is judged when its checkpoint is known."""
+        self._target = self._patiently(lambda: Offsets.ends_of(self._look(self._options.topics)))
 
     def plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """The tasks of a batch, which may be one of an earlier run."""
@@ -140,7 +140,7 @@ class StreamDriver:
         pause = POLL_SECONDS
         while True:
             asked_at = self._clock.monotonic()
-            view = self._look(start)
+            view = self._look(start.topics)
             end = self._limited(start, self._aim(start, view), limit)
             if end.topics != start.topics:
                 self._cover(start, view)
@@ -184,17 +184,14 @@ class StreamDriver:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def _look(self, known: Offsets | None = None) -> View:
-        """What there is now. Topics that were named have to exist; others, and those read before, may be gone."""
+    def _look(self, may_be_gone: Iterable[str] = ()) -> View:
+        """What there is now. Topics that were named have to exist unless they `may_be_gone`."""
         options, cluster = self._options, self._connected()
         now = self._clock.monotonic()
         if options.patterns and now > self._matched_at + PATTERN_SECONDS:
             self._matching = cluster.matching(options.patterns)
             self._matched_at = now
-        may_be_gone = set(self._matching)
-        if known is not None:
-            may_be_gone |= set(known.topics)
-        self._view = cluster.look((*options.topics, *self._matching), may_be_gone)
+        self._view = cluster.look((*options.topics, *self._matching), {*may_be_gone, *self._matching})
         self._viewed_at = self._clock.monotonic()
         return self._view
 
