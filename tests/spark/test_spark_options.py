@@ -62,6 +62,7 @@ def test_topics_are_names_and_patterns_with_commas_between_them() -> None:
         ({**TOPIC, "keyFilter": "[]"}, "option keyFilter is an empty list"),
         ({**TOPIC, "subscription": "a b"}, "option subscription: subscription 'a b' is not a name"),
         ({**TOPIC, "directRead": "sometimes"}, "option directRead is 'sometimes'"),
+        ({**TOPIC, "store": "ftp://elsewhere/objects"}, "option store: no store has URLs that begin with 'ftp'"),
         ({**TOPIC, "timeout": "0"}, "option timeout is '0'"),
         ({**TOPIC, "startingOffsets": "yesterday"}, "option startingOffsets says 'yesterday', which is no offset"),
         ({**TOPIC, "startingOffsets": "1", "startingTimestamp": "-1 hour"}, "say the same thing twice"),

@@ -151,10 +151,11 @@ def segments(topic: TopicName, partition: int, start: Position, count: int, url:
     One partition at a time: --partition says which.
     """
 
-    async def ask(client: Client) -> list[SegmentDescription]:
-        return await client.storage_segments(str(topic), partition, start=start, count=count + 1 if count else None)
+    async def ask(client: Client) -> tuple[list[SegmentDescription], int]:
+        found = await client.storage_segments(str(topic), partition, start=start, count=count + 1 if count else None)
+        return found, len(await client.partitions(str(topic)))
 
-    found = with_client(url, ask, answer_seconds=PATIENCE_SECONDS)
+    found, partitions = with_client(url, ask, answer_seconds=PATIENCE_SECONDS)
     shown = found[:count] if count else found
     if as_json:
         emit_json([asdict(one) for one in shown])
@@ -163,6 +164,8 @@ def segments(topic: TopicName, partition: int, start: Position, count: int, url:
     else:
         what = f"no segment of {topic} partition {partition} from there on"
         click.echo(f"{what}: what it has is in the log ('danube storage upload' uploads it now)")
+    if partitions > 1:
+        note(f"partition {partition} of {partitions}, counted from 0; --partition shows another")
     if len(found) > len(shown):
         note(f"only the first {count:,} are shown; -n 0 shows all")
 

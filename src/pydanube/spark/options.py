@@ -19,6 +19,7 @@ from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_B
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import OFFSET_END
 from pydanube.model.staging import BATCH_ID_MAX, check_query
+from pydanube.runtime.objects.opening import check_url
 
 from .bounds import Bound, Bounds
 
@@ -147,7 +148,7 @@ class ReadOptions:
             key_filters=_key_filters(given.text("keyFilter")),
             subscription=given.parsed("subscription", parse_subscription, ""),
             direct_read=_direct_read(given.text("directRead")),
-            store=given.text("store") or "",
+            store=given.parsed("store", check_url, ""),
             store_settings=given.store_settings,
             timeout_s=given.seconds("timeout", DEFAULT_TIMEOUT_S),
         )

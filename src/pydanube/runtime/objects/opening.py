@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final, NamedTuple, cast
 
 from pydanube.model.errors import Invalid
@@ -55,6 +55,14 @@ async def open_store(url: str, settings: Mapping[str, str] | None = None) -> Obj
     return await _opener(known, address.scheme)(address, settings or {})
 
 
+def check_url(url: str) -> str:
+    """A URL that some store has, as it came; nothing is opened. Raises Invalid."""
+    address = Address.parse(url)
+    if not address.scheme.startswith(OPENDAL) and address.scheme not in _STORES:
+        _foreign(address)
+    return url
+
+
 def _opener(known: _Known, scheme: str) -> _Opener:
     module, function = known.opener.split(":")
     try:
@@ -68,9 +76,13 @@ def _opener(known: _Known, scheme: str) -> _Opener:
 
 
 async def _open_foreign(address: Address, settings: Mapping[str, str]) -> ObjectStore:
+    factory = cast(Factory, _foreign(address).load())
+    return await factory(address.shown, settings)
+
+
+def _foreign(address: Address) -> EntryPoint:
     found = [point for point in entry_points(group=GROUP) if point.name == address.scheme]
     if not found:
         known = ", ".join([*_STORES, f"{OPENDAL}SCHEME", *(point.name for point in entry_points(group=GROUP))])
         raise Invalid(f"no store has URLs that begin with {address.scheme[:40]!r}; known are {known}")
-    factory = cast(Factory, found[0].load())
-    return await factory(address.shown, settings)
+    return found[0]
