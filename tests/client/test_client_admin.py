@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,6 +215,22 @@ def test_the_blocking_client_has_the_same_surface() -> None:
         assert client.set_policies(TOPIC, ttl_s=9) == client.policies(TOPIC)
         client.grow_topic(TOPIC, 2)
         assert len(client.topic_statistics(TOPIC).partitions) == 2
+
+
+def test_a_client_says_which_cluster_it_is_connected_to_and_counts_partitions(tmp_path: Path) -> None:
+    with pydanube.testing.broker_thread(tmp_path / "one") as url, pydanube.connect_blocking(url) as client:
+        first = client.cluster
+        assert first == client.describe_broker().cluster != ""
+        client.create_topic(TOPIC, partitions=3)
+        assert client.count_partitions(TOPIC) == 3
+        client.grow_topic(TOPIC, 5)
+        assert client.count_partitions(TOPIC) == 5
+        with pytest.raises(NotFound, match="/default/nothing does not exist"):
+            client.count_partitions("/default/nothing")
+    with pydanube.testing.broker_thread(tmp_path / "one") as url, pydanube.connect_blocking(url) as client:
+        assert client.cluster == first
+    with pydanube.testing.broker_thread(tmp_path / "two") as url, pydanube.connect_blocking(url) as client:
+        assert client.cluster != first
 
 
 def test_no_method_of_the_client_is_missing_from_the_blocking_one() -> None:

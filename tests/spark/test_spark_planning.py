@@ -12,19 +12,25 @@ from hypothesis import strategies as st
 from pydanube import Invalid, Refused
 from pydanube.spark.bounds import Bound, Bounds
 from pydanube.spark.loss import Lost, judge, report, vanished
-from pydanube.spark.offsets import Offsets, TopicOffsets, TopicView
+from pydanube.spark.offsets import Offsets, TopicIdentity, TopicOffsets, TopicView
 from pydanube.spark.planning import Question, between, check_named, limited, placed, questions, tasks
 from pydanube.spark.ranges import OffsetRange
 
 TOPIC = "/default/orders"
 
 
+def identity(topic_id: int, cluster: str = "here") -> TopicIdentity:
+    return TopicIdentity(cluster, topic_id)
+
+
 def offsets(*values: int, topic_id: int = 7) -> Offsets:
-    return Offsets({TOPIC: TopicOffsets(topic_id, values)})
+    return Offsets({TOPIC: TopicOffsets(identity(topic_id), values)})
 
 
-def view(*spans: tuple[int, int], topic_id: int = 7) -> dict[str, TopicView]:
-    return {TOPIC: TopicView(topic_id, tuple(one for one, _ in spans), tuple(one for _, one in spans))}
+def view(*spans: tuple[int, int], topic_id: int = 7, cluster: str = "here") -> dict[str, TopicView]:
+    return {
+        TOPIC: TopicView(identity(topic_id, cluster), tuple(one for one, _ in spans), tuple(one for _, one in spans))
+    }
 
 
 def spread(end: Offsets) -> list[int]:
@@ -36,7 +42,7 @@ def spread(end: Offsets) -> list[int]:
 
 def test_offsets_come_back_from_json_as_the_same_text() -> None:
     """Spark compares them as text."""
-    both = Offsets({"/default/b": TopicOffsets(2, (1,)), "/default/a": TopicOffsets(1, (5, 0))})
+    both = Offsets({"/default/b": TopicOffsets(identity(2), (1,)), "/default/a": TopicOffsets(identity(1), (5, 0))})
     text = json.dumps(both.to_json())
     assert text.index("/default/a") < text.index("/default/b")
     assert json.dumps(Offsets.from_json(json.loads(text)).to_json()) == text
@@ -54,7 +60,25 @@ def test_the_end_of_a_first_batch_says_where_it_began() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{}, {"version": 1}, {"version": 1, "topics": []}, {"version": 1, "topics": {TOPIC: {"id": 1, "offsets": [-1]}}}],
+    [
+        {},
+        {"version": 1},
+        {"version": 1, "topics": []},
+        {"version": True, "initial": True},
+        {"version": 1, "initial": 1},
+        *(
+            {"version": 1, "topics": {TOPIC: {"cluster": "here", "id": 1, "offsets": [0], **wrong}}}
+            for wrong in (
+                {"offsets": [-1]},
+                {"offsets": [True]},
+                {"offsets": [1.0]},
+                {"offsets": ""},
+                {"id": True},
+                {"cluster": 1},
+            )
+        ),
+        {"version": 1, "topics": {TOPIC: {"id": 1, "offsets": [0]}}},
+    ],
 )
 def test_offsets_of_another_source_are_refused(value: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="did not write"):
@@ -130,8 +154,8 @@ def test_the_start_of_a_first_batch_stays_known_when_it_is_limited() -> None:
 
 
 def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
-    end = Offsets({TOPIC: TopicOffsets(7, (5, 3)), "/default/new": TopicOffsets(8, (2,))})
-    seen = {**view((0, 5), (0, 3)), "/default/new": TopicView(8, (0,), (2,))}
+    end = Offsets({TOPIC: TopicOffsets(identity(7), (5, 3)), "/default/new": TopicOffsets(identity(8), (2,))})
+    seen = {**view((0, 5), (0, 3)), "/default/new": TopicView(identity(8), (0,), (2,))}
     ranges, losses = between(offsets(4), end, seen)
     assert [str(one) for one in ranges] == [
         "/default/orders[0] offsets 4..5",
@@ -158,6 +182,16 @@ def test_a_topic_that_was_made_anew_is_another_topic() -> None:
     _, losses = between(offsets(100), offsets(200), seen)
     assert [(one.start, one.end) for one in losses] == [(100, 200)]
     ranges, losses = between(offsets(100), offsets(500, topic_id=8), seen)
+    assert [(one.start, one.end) for one in ranges] == [(0, 500)] and not losses
+
+
+def test_a_topic_of_another_cluster_is_another_topic_though_its_id_is_the_same() -> None:
+    seen = view((0, 500), cluster="there")
+    (lost,) = vanished(offsets(100), seen)
+    assert (lost.start, lost.end) == (100, -1) and "they were of cluster here, and this is there" in lost.why
+    ranges, (lost,) = between(offsets(100), offsets(200), seen)
+    assert not ranges and (lost.start, lost.end) == (100, 200) and "of cluster here" in lost.why
+    ranges, losses = between(offsets(100), Offsets.ends_of(seen), seen)
     assert [(one.start, one.end) for one in ranges] == [(0, 500)] and not losses
 
 

@@ -428,6 +428,37 @@ def test_a_broker_that_restarts_is_waited_for(tmp_path: Path) -> None:
         stream.reader.stop()
 
 
+def test_a_broker_that_lost_its_data_has_other_topics_though_their_names_and_ids_are_the_same(tmp_path: Path) -> None:
+    with broker_thread(tmp_path / "old") as url, connect_blocking(url) as client:
+        client.create_topic(TOPIC)
+        publish(client, 5)
+        before, known = client.cluster, client.describe_topic(TOPIC).topic_id
+        strict = Query(url, startingOffsets="earliest", subscription="strict")
+        lenient = Query(url, startingOffsets="earliest", subscription="lenient", failOnDataLoss="false")
+        assert spans(strict.trigger()) == spans(lenient.trigger()) == [(0, 0, 5)]
+        lenient.reader.stop()
+    port = int(url.rpartition(":")[2])
+    with broker_thread(tmp_path / "new", server_port=port) as url, connect_blocking(url) as client:
+        client.create_topic(TOPIC)
+        publish(client, 8)
+        assert client.cluster != before and client.describe_topic(TOPIC).topic_id == known
+        restarted = strict.again()
+        for one in (strict, restarted):
+            with pytest.raises(Refused, match=f"offsets 5 and all behind it: they were of cluster {before}"):
+                one.trigger()
+            with pytest.raises(Refused, match=f"they were of cluster {before}, and this is {client.cluster}"):
+                one.replay()
+            one.reader.stop()
+        assert client.list_subscriptions(TOPIC) == [], "nothing was made there for what was read elsewhere"
+        going_on = lenient.again()
+        assert spans(going_on.wait_for(8)) == [(0, 0, 8)], "another topic, from its beginning"
+        assert positions(client, "lenient") == [0]
+        going_on.trigger()
+        going_on.settle()
+        assert positions(client, "lenient") == [8]
+        going_on.reader.stop()
+
+
 def test_a_broker_that_stays_away_ends_the_query_after_its_timeout(tmp_path: Path) -> None:
     with broker_thread(tmp_path) as url, connect_blocking(url) as client:
         client.create_topic(TOPIC)

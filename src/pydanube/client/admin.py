@@ -84,6 +84,11 @@ class Admin(StorageAdmin):
         """The partitions of a topic, with the offsets that can be read."""
         return (await self.describe_topic(topic)).partitions
 
+    async def count_partitions(self, topic: str) -> int:
+        """How many a topic has, by a lookup that opens none of them. Raises NotFound."""
+        name, brokers = str(TopicName.parse(topic)), self._brokers
+        return len((await brokers.retrying(lambda: brokers.route(name, age_max=0.0), name)).partitions)
+
     async def grow_topic(self, topic: str, partitions: int) -> None:
         """More partitions for a partitioned topic. Refused for fewer.
 

@@ -195,6 +195,11 @@ class BlockingClient(Blocking[Client]):
             except Exception as error:
                 log.warning("client.not_closed", url=self._inner.url, error=str(error))
 
+    @property
+    def cluster(self) -> str:
+        """See `Client.cluster`."""
+        return self._inner.cluster
+
     producer = _making(Client.producer, BlockingProducer)
     consumer = _making(Client.consumer, BlockingConsumer)
     reader = _making(Client.reader, BlockingReader)
@@ -213,6 +218,7 @@ class BlockingClient(Blocking[Client]):
     list_topics = blocking(Client.list_topics)
     describe_topic = blocking(Client.describe_topic)
     partitions = blocking(Client.partitions)
+    count_partitions = blocking(Client.count_partitions)
     grow_topic = blocking(Client.grow_topic)
     topic_statistics = blocking(Client.topic_statistics)
     policies = blocking(Client.policies)

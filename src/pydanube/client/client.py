@@ -58,6 +58,11 @@ class Client(Admin, StagedWrites):
         self._brokers = Brokers(parse_addresses(url), clock or SystemClock(), seeded(), timeout)
         self._made: WeakSet[Openable] = WeakSet()
 
+    @property
+    def cluster(self) -> str:
+        """The identity of the cluster, once this is open. A broker that begins with no data makes a new one."""
+        return self._brokers.cluster
+
     # -- what is made here -------------------------------------------------------------------------------------------
 
     def producer(

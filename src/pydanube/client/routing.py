@@ -59,6 +59,8 @@ class Brokers:
         self.random = random
         self.timeout = timeout
         """Seconds after which trying again gives way to Unavailable."""
+        self.cluster = ""
+        """Which one it is, as the broker said that was connected to last; set before that one answers anything."""
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever waits for one gets its error
         # a listed broker that says nothing leaves time to try the others
         self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
@@ -110,6 +112,7 @@ class Brokers:
             log.debug("broker.unreachable", address=str(address), error=error.message)
             raise
         self._unreachable.pop(address, None)
+        self.cluster = connection.welcome.cluster
         self._connections[address] = connection
         connection.on_lost(self, lambda _: self._lost(address, connection))
         return connection

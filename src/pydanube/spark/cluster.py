@@ -20,7 +20,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import TopicDescription
 from pydanube.runtime.clock import SystemClock
 
-from .offsets import TopicView, View
+from .offsets import TopicIdentity, TopicView, View
 from .planning import Answers, Question
 
 AT_ONCE: Final = 256
@@ -83,13 +83,17 @@ class Cluster:
     async def _look(self, topics: Sequence[str], may_be_gone: frozenset[str]) -> View:
         async def one(name: str) -> TopicView | None:
             try:
-                return view_of(await self.client.describe_topic(name))
+                return view_of(await self.client.describe_topic(name), cluster)
             except NotFound:
                 if name in may_be_gone:
                     return None
                 raise
 
-        found = await _each(topics, one)
+        while True:
+            cluster = self.client.cluster
+            found = await _each(topics, one)
+            if cluster == self.client.cluster:  # else nobody can say which of the two answered
+                break
         return {name: view for name, view in zip(topics, found, strict=True) if view is not None}
 
     def answers(self, questions: Sequence[Question]) -> Answers:
@@ -145,7 +149,7 @@ async def _each(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list[U]
     return found  # type: ignore[return-value]  # all of them were answered
 
 
-def view_of(topic: TopicDescription) -> TopicView:
+def view_of(topic: TopicDescription, cluster: str) -> TopicView:
     """Refused or Unavailable for one that cannot be read."""
     if not topic.config.reliable:
         raise Refused(f"topic {topic.name} is not reliable: it stores nothing that could be read; use a reliable one")
@@ -153,7 +157,7 @@ def view_of(topic: TopicDescription) -> TopicView:
         if one.health != "ok":
             raise Unavailable(f"{topic.name}[{one.index}] cannot be read: {one.health}")
     return TopicView(
-        topic.topic_id,
+        TopicIdentity(cluster, topic.topic_id),
         tuple(one.start_offset for one in topic.partitions),
         tuple(one.end_offset for one in topic.partitions),
     )

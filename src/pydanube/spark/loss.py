@@ -13,7 +13,7 @@ from typing import Final
 from pydanube.model.errors import Refused
 from pydanube.runtime.telemetry import get_logger
 
-from .offsets import Offsets, TopicView, View
+from .offsets import Offsets, TopicIdentity, TopicView, View
 
 log = get_logger(__name__)
 
@@ -69,14 +69,23 @@ def vanished(start: Offsets, view: View) -> list[Lost]:
     found: list[Lost] = []
     for name, known in start.topics.items():
         now = view.get(name)
-        if now is not None and now.topic_id == known.topic_id:
+        if now is not None and now.identity == known.identity:
             continue
         why = "the topic was deleted, or the option topic does not name it any more"
         if now is not None:
-            ids = f"id {known.topic_id} then, {now.topic_id} now"
-            why = f"the topic was deleted, and another was made under its name ({ids})"
+            why = replaced(known.identity, now.identity)
         found.extend(Lost(name, partition, offset, -1, why) for partition, offset in enumerate(known.offsets))
     return found
+
+
+def replaced(then: TopicIdentity, now: TopicIdentity) -> str:
+    """Why what was there then is not there now."""
+    if then.cluster != now.cluster:
+        return (
+            f"they were of cluster {then.cluster}, and this is {now.cluster}: the broker lost its data and began anew, "
+            f"or the option servers names another one"
+        )
+    return f"the topic was deleted, and another was made under its name (id {then.topic_id} then, {now.topic_id} now)"
 
 
 def report(losses: Sequence[Lost], details: str = "") -> str:

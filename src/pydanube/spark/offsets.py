@@ -1,9 +1,10 @@
 """How far a stream has come: one offset for each partition of each topic, and the JSON that Spark keeps of it.
 
-    {"version": 1, "topics": {"/default/orders": {"id": 12, "offsets": [4711, 4702, 0]}}}
+    {"version": 1, "topics": {"/default/orders": {"cluster": "danube-5f0c", "id": 12, "offsets": [4711, 4702, 0]}}}
 
 The offset at place k is where partition k goes on; what is below it was read. `id` tells a topic from a later one of
-the same name. Topics are in the order of their names, because Spark compares this as text.
+the same name, and `cluster` from one of a broker that lost its data and counts its ids from 1 again. Topics are in the
+order of their names, because Spark compares this as text.
 
 The very first offsets are those of nothing: {"version": 1, "initial": true}. Where reading really began is decided once
 and written into the end of the first batch, as "since". So Spark's own checkpoint pins the start in the same write that
@@ -14,18 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydanube.model.errors import Invalid
 
 VERSION: Final = 1
 
 
+class TopicIdentity(NamedTuple):
+    """Tells a topic from any other of the same name."""
+
+    cluster: str
+    topic_id: int
+    """Given once by a cluster, and never again."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicView:
     """A topic as it was a moment ago: what can be read of each partition."""
 
-    topic_id: int
+    identity: TopicIdentity
     starts: tuple[int, ...]
     ends: tuple[int, ...]
 
@@ -41,7 +50,7 @@ View = Mapping[str, TopicView]
 class TopicOffsets:
     """Where each partition of a topic goes on."""
 
-    topic_id: int
+    identity: TopicIdentity
     offsets: tuple[int, ...]
 
 
@@ -57,18 +66,20 @@ class Offsets:
 
     @classmethod
     def ends_of(cls, view: View) -> Self:
-        return cls({name: TopicOffsets(one.topic_id, one.ends) for name, one in view.items()})
+        return cls({name: TopicOffsets(one.identity, one.ends) for name, one in view.items()})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Raises Invalid for what this release did not write, and cannot read."""
         try:
-            if value["version"] != VERSION:
+            if _whole(value["version"]) != VERSION:
                 raise Invalid(
                     f"the checkpoint has offsets of version {value['version']}, and this release reads version "
                     f"{VERSION}: use the release that wrote it, or a newer one"
                 )
-            if value.get("initial"):
+            if "initial" in value:
+                if value["initial"] is not True:
+                    raise ValueError("initial is always true")
                 return cls(initial=True)
             since = value.get("since")
             return cls(_topics(value["topics"]), None if since is None else _topics(since))
@@ -86,10 +97,10 @@ class Offsets:
             told["since"] = _told(self.since)
         return told
 
-    def of(self, topic: str, topic_id: int, partition: int) -> int:
+    def of(self, topic: str, identity: TopicIdentity, partition: int) -> int:
         """Where this partition goes on. One that is not known yet begins at its first offset."""
         known = self.topics.get(topic)
-        if known is None or known.topic_id != topic_id or partition >= len(known.offsets):
+        if known is None or known.identity != identity or partition >= len(known.offsets):
             return 0
         return known.offsets[partition]
 
@@ -110,13 +121,23 @@ class Offsets:
 def _topics(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
     found: dict[str, TopicOffsets] = {}
     for name in sorted(value.keys()):
-        offsets = tuple(value[name]["offsets"])
-        topic_id = value[name]["id"]
-        if not all(isinstance(one, int) and one >= 0 for one in (topic_id, *offsets)):
-            raise ValueError(f"{name} has offsets that are none")
-        found[name] = TopicOffsets(topic_id, offsets)
+        one = value[name]
+        if not isinstance(one["cluster"], str) or not isinstance(one["offsets"], list):
+            raise ValueError(f"{name} has no cluster, or no offsets")
+        identity = TopicIdentity(one["cluster"], _whole(one["id"]))
+        found[name] = TopicOffsets(identity, tuple(_whole(offset) for offset in one["offsets"]))
     return found
 
 
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:  # true would be an int, too
+        raise ValueError(f"{value!r} is no number of anything")
+    return value
+
+
 def _told(topics: Mapping[str, TopicOffsets]) -> dict[str, Any]:
-    return {name: {"id": topics[name].topic_id, "offsets": list(topics[name].offsets)} for name in sorted(topics)}
+    return {name: _told_one(topics[name]) for name in sorted(topics)}
+
+
+def _told_one(topic: TopicOffsets) -> dict[str, Any]:
+    return {"cluster": topic.identity.cluster, "id": topic.identity.topic_id, "offsets": list(topic.offsets)}

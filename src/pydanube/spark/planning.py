@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from pydanube.model.errors import Invalid
 
 from .bounds import Bound, Bounds
-from .loss import Lost, missing
+from .loss import Lost, missing, replaced
 from .offsets import Offsets, TopicOffsets, TopicView, View
 from .ranges import OffsetRange
 
@@ -99,7 +99,7 @@ def placed(bounds: Bounds, view: View, now_us: int, answers: Answers) -> Offsets
     return Offsets(
         {
             name: TopicOffsets(
-                topic.topic_id,
+                topic.identity,
                 tuple(_place(bounds, name, partition, topic, now_us, answers) for partition in range(len(topic.ends))),
             )
             for name, topic in view.items()
@@ -151,7 +151,7 @@ def limited(
     moved: dict[str, list[int]] = {name: list(one.offsets) for name, one in end.topics.items()}
     for (topic, partition, count), share in zip(waiting, shares, strict=True):
         moved[topic][partition] -= count - share
-    return Offsets({name: TopicOffsets(end.topics[name].topic_id, tuple(moved[name])) for name in moved}, end.since)
+    return Offsets({name: TopicOffsets(end.topics[name].identity, tuple(moved[name])) for name in moved}, end.since)
 
 
 def _waiting(start: Offsets, end: Offsets) -> list[tuple[str, int, int]]:
@@ -160,7 +160,7 @@ def _waiting(start: Offsets, end: Offsets) -> list[tuple[str, int, int]]:
         (name, partition, offset - first)
         for name, topic in end.topics.items()
         for partition, offset in enumerate(topic.offsets)
-        if (first := start.of(name, topic.topic_id, partition)) < offset
+        if (first := start.of(name, topic.identity, partition)) < offset
     ]
 
 
@@ -185,25 +185,27 @@ def between(begin: Offsets, end: Offsets, view: View) -> tuple[list[OffsetRange]
     losses: list[Lost] = []
     for name, topic in end.topics.items():
         now = view.get(name)
-        if now is None or now.topic_id != topic.topic_id or len(now.ends) < len(topic.offsets):
-            losses += _gone(begin, name, topic)
+        if now is None or now.identity != topic.identity or len(now.ends) < len(topic.offsets):
+            losses += _gone(begin, name, topic, now)
             continue
         for partition, offset in enumerate(topic.offsets):
-            first = begin.of(name, topic.topic_id, partition)
+            first = begin.of(name, topic.identity, partition)
             if first >= offset:
                 continue
             if first < now.starts[partition] or offset > now.ends[partition]:
                 losses += missing(name, partition, first, offset, now)
                 first, offset = max(first, now.starts[partition]), min(offset, now.ends[partition])
             if first < offset:
-                ranges.append(OffsetRange(name, topic.topic_id, partition, first, offset))
+                ranges.append(OffsetRange(name, topic.identity.topic_id, partition, first, offset))
     return ranges, losses
 
 
-def _gone(begin: Offsets, name: str, topic: TopicOffsets) -> Iterable[Lost]:
-    why = f"the topic was deleted (its id was {topic.topic_id})"
+def _gone(begin: Offsets, name: str, topic: TopicOffsets, now: TopicView | None) -> Iterable[Lost]:
+    why = f"the topic was deleted (its id was {topic.identity.topic_id})"
+    if now is not None and now.identity != topic.identity:
+        why = replaced(topic.identity, now.identity)
     for partition, offset in enumerate(topic.offsets):
-        first = begin.of(name, topic.topic_id, partition)
+        first = begin.of(name, topic.identity, partition)
         if first < offset:
             yield Lost(name, partition, first, offset, why)
 

@@ -57,7 +57,7 @@ class Progress:
         """Where the stream begins on a topic: at `start`, or where the subscription stands that is there already."""
         stands = self._cluster.call(self._ensured(topic, start))
         more = view.starts[len(stands) :]  # the topic grew in between: its new partitions are read from their start
-        return TopicOffsets(start.topic_id, tuple([*stands, *more][: len(view.starts)]))
+        return TopicOffsets(start.identity, tuple([*stands, *more][: len(view.starts)]))
 
     async def _ensured(self, topic: str, start: TopicOffsets) -> list[int]:
         """The subscription's positions. Creates it at `start` where it does not exist."""

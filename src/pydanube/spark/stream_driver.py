@@ -135,13 +135,14 @@ class StreamDriver:
 
     def _next(self, start: Offsets, limit: ReadLimit, hold_seconds: float) -> Offsets | None:
         """What is new behind `start`; waits a moment for it."""
-        self._follow(start)
         begin = self._clock.monotonic()
         pause = POLL_SECONDS
         while True:
             asked_at = self._clock.monotonic()
             view = self._look(start.topics)
-            end = self._limited(start, self._aim(start, view), limit)
+            aim = self._aim(start, view)
+            self._follow(start)
+            end = self._limited(start, aim, limit)
             if end.topics != start.topics:
                 self._cover(start, view)
                 return end
@@ -205,15 +206,24 @@ class StreamDriver:
     # -- the subscription ----------------------------------------------------------------------------------------------
 
     def _follow(self, offsets: Offsets) -> None:
+        """Only on topics that were seen to be the same: offsets of one before mean nothing in another."""
         self._connected()
         if self._progress is not None and not offsets.initial:
-            self._progress.reached(replace(offsets, since=None))
+            view = self._view
+            same = {
+                name: one
+                for name, one in offsets.topics.items()
+                if name in view and view[name].identity == one.identity
+            }
+            self._progress.reached(Offsets(same))
 
     def _cover(self, start: Offsets, view: View) -> None:
         """Topics that are new to the stream get their subscription before anything of them is read."""
         if self._progress is not None:
-            for name in view.keys() - start.topics.keys():
-                self._progress.pin(name, view[name], TopicOffsets(view[name].topic_id, view[name].starts))
+            for name, topic in view.items():
+                known = start.topics.get(name)
+                if known is None or known.identity != topic.identity:
+                    self._progress.pin(name, topic, TopicOffsets(topic.identity, topic.starts))
 
     # -- patience ------------------------------------------------------------------------------------------------------
 
@@ -262,7 +272,7 @@ class StreamDriver:
 
 def _reaches(view: View, name: str, end: TopicOffsets) -> bool:
     now = view.get(name)
-    if now is None or now.topic_id != end.topic_id or len(now.ends) < len(end.offsets):
+    if now is None or now.identity != end.identity or len(now.ends) < len(end.offsets):
         return False
     return all(seen >= wanted for seen, wanted in zip(now.ends, end.offsets, strict=False))
 
@@ -270,7 +280,7 @@ def _reaches(view: View, name: str, end: TopicOffsets) -> bool:
 def _unread(start: Offsets, name: str, now: TopicView, fails: bool) -> Iterable[Lost]:
     """What of a topic was not read and is gone, whole. A query that goes on hears of it batch by batch instead."""
     for partition, (first, end) in enumerate(zip(now.starts, now.ends, strict=True)):
-        offset = start.of(name, now.topic_id, partition)
+        offset = start.of(name, now.identity, partition)
         if end < offset:
             why = f"they were read before, and the partition ends at {end} now: it was restored from an older state"
             yield Lost(name, partition, end, offset, why)
@@ -283,10 +293,10 @@ def _not_past(end: Offsets, target: Offsets, start: Offsets) -> Offsets:
     topics = {}
     for name, topic in end.topics.items():
         aim = target.topics.get(name)
-        if aim is None or aim.topic_id != topic.topic_id:
-            if (known := start.topics.get(name)) is not None and known.topic_id == topic.topic_id:
+        if aim is None or aim.identity != topic.identity:
+            if (known := start.topics.get(name)) is not None and known.identity == topic.identity:
                 topics[name] = known
             continue
-        offsets = [max(goal, start.of(name, topic.topic_id, index)) for index, goal in enumerate(aim.offsets)]
-        topics[name] = TopicOffsets(topic.topic_id, tuple(offsets))
+        offsets = [max(goal, start.of(name, topic.identity, index)) for index, goal in enumerate(aim.offsets)]
+        topics[name] = TopicOffsets(topic.identity, tuple(offsets))
     return Offsets(topics)
