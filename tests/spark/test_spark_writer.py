@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import BinaryType, StructField, StructType
 from spark_broker import Broker
 
 import pydanube
@@ -148,6 +149,30 @@ def test_what_cannot_be_written_is_refused_by_name(
 ) -> None:
     with pytest.raises(Exception, match=reason):
         write(spark.range(3).selectExpr(*columns), broker, **options)
+
+
+def test_a_topic_that_cannot_be_written_is_refused_before_any_task_runs(
+    broker: Broker, client: pydanube.BlockingClient
+) -> None:
+    """Asked as Spark asks on the driver: there is no task yet."""
+    schema = StructType([StructField("payload", BinaryType())])
+
+    def writer(stream: bool, **options: str) -> object:
+        source = DanubeDataSource({"servers": broker.servers, "topic": TOPIC, **options})
+        return source.streamWriter(schema, False) if stream else source.writer(schema, False)
+
+    for stream in (False, True):
+        with pytest.raises(pydanube.NotFound, match=rf"{TOPIC} does not exist.*or set the option createTopic=true"):
+            writer(stream, createTopic="false")
+        with pytest.raises(pydanube.Invalid, match=rf"partitionBy=1: {TOPIC} has partitions 0 to 0"):
+            writer(stream, partitionBy="1")
+        assert writer(stream, partitionBy="0")
+    assert client.list_topics() == [], "there may be no row to create it for"
+    client.create_topic(TOPIC, partitions=2)
+    for stream in (False, True):
+        assert writer(stream, createTopic="false", partitionBy="1")
+        with pytest.raises(pydanube.Invalid, match=rf"partitionBy=2: {TOPIC} has partitions 0 to 1"):
+            writer(stream, partitionBy="2")
 
 
 def test_overwriting_is_refused(spark: SparkSession, broker: Broker) -> None:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from pydanube.client.staging import StageOrigin
-from pydanube.model.errors import DanubeError, Invalid, Refused
+from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
@@ -70,7 +70,25 @@ def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) ->
     if overwrite:
         raise Invalid("a topic is never overwritten: use mode('append'), and outputMode('append') or 'update'")
     check_written(schema, parsed.topic)
+    if parsed.topic:
+        _check_topic(parsed)
     return parsed
+
+
+def _check_topic(options: WriteOptions) -> None:
+    """Raises on the driver what every task would find too, and Spark would try several times.
+
+    Spark makes a writer for each micro-batch, so this is one lookup. It creates nothing: there may be no row.
+    """
+    with connections.client(options.servers, options.timeout_s) as client:
+        try:
+            count = client.count_partitions(options.topic)
+        except NotFound as error:
+            if not options.create_topic:
+                raise NotFound(f"{error.message}, or set the option createTopic=true") from None
+            count = 1  # as it would be created
+    if isinstance(options.partition_by, int) and options.partition_by >= count:
+        raise Invalid(f"partitionBy={options.partition_by}: {options.topic} has partitions 0 to {count - 1}")
 
 
 class DanubeWriter(DataSourceArrowWriter):
