@@ -412,12 +412,14 @@ async def test_a_stage_that_was_damaged_after_the_decision_stops_its_partitions_
 
 
 async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_partition(tmp_path):
-    objects = MemoryStore()
+    objects = Moody()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         lost = await Query(broker, "unlucky").stage(0, {0: [b"lost"]})
-        await objects.delete(await stages_in(objects))
+        objects.mood = "unreadable"
         assert await Query(broker, "unlucky").commit(0, lost, wait_ms=10) == (False, False)
+        await objects.delete(await stages_in(objects))
+        objects.mood = "fine"
         await until(lambda: obstacle(broker))
         assert (await Query(broker, "lucky").write(0, {0: [b"1"]})).applied
         assert (await Query(broker, "lucky").write(1, {0: [b"2"]})).applied

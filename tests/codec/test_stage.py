@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from stage_samples import NAME, TOPICS, built, index_of, read_whole
 
 from pydanube.codec import stage
-from pydanube.codec.batch import Batch, Codec, encode, read_header, resigned
+from pydanube.codec.batch import Batch, Codec, encode, read_header, resigned, rest_of
 from pydanube.codec.stage import StageSection
-from pydanube.model.errors import Corrupt
+from pydanube.model.errors import Corrupt, Invalid
 
 GOLDEN = bytes.fromhex(
     "44535447 01 00 0000 e8431e18240a0600"  # magic, version, zero, flags, created at
@@ -218,3 +218,31 @@ def test_a_batch_that_is_signed_anew_has_the_same_rows_and_right_checksums(codec
 def test_any_signature_is_read_as_it_was_written(producer_id: int, epoch: int, sequence: int) -> None:
     header = read_header(resigned(batches()[0], producer_id, epoch, sequence))
     assert (header.producer_id, header.producer_epoch, header.first_sequence) == (producer_id, epoch, sequence)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("row", [0, 1, 33, 49])
+def test_the_rest_of_a_batch_is_a_batch_to_publish_with_the_rows_from_there_on(codec: Codec, row: int) -> None:
+    former = Batch.open(loaded(50, codec))
+    rest = Batch.open(rest_of(former, row))
+    assert rest.header.publishable and rest.header.first_sequence == -1 and rest.count == rest.span == 50 - row
+    assert rest.payloads == former.payloads[row:]
+    assert rest.keys == former.keys[row:] and rest.attributes == former.attributes[row:]
+    assert rest.publish_times.tolist() == former.publish_times[row:].tolist()
+    before, after = former.deliver_at, rest.deliver_at
+    assert (after is None) == (before is None)
+    assert before is None or after is None or after.tolist() == before[row:].tolist()
+    for name in ("producer_name_length", "schema_id", "schema_version"):
+        assert getattr(rest.header, name) == getattr(former.header, name)
+    assert rest.producer_name == former.producer_name
+
+
+def test_the_rest_of_a_batch_of_payloads_alone_has_no_other_columns() -> None:
+    rest = Batch.open(rest_of(Batch.open(batches()[0]), 1))
+    assert rest.payloads == [b"danube"] and not rest.header.columns
+
+
+@pytest.mark.parametrize("row", [-1, 2, 3])
+def test_a_batch_has_no_rest_outside_its_rows(row: int) -> None:
+    with pytest.raises(Invalid, match="not a part"):
+        rest_of(Batch.open(batches()[0]), row)

@@ -276,8 +276,11 @@ class Decisions:
         if not known:
             self._of.pop(decision.number, None)
 
-    async def forget(self, number: int) -> None:
-        """A query's decisions go, published or not."""
+    async def forget(self, number: int, doubtful: int | None = None) -> None:
+        """A query's decisions go, published or not; also the one with the batch id `doubtful`, if it was written. Its
+        pending keys go at the next start."""
+        if doubtful is not None:
+            await self._write([Delete(decision_key(number, doubtful))])
         for decision in self.of(number):
             decision.forgotten = True
             decision.settle()

@@ -95,6 +95,9 @@ class QueryBook:
         return result.succeeded
 
     async def remove(self, known: Known) -> bool:
+        """Unless it was changed. For whoever is alone with the query: a STAGE that came in between would read what is
+        about to go, and keep it in mind for ever."""
+        assert known.record.query in self._locks
         key = query_key(known.record.query)
         self._cached.pop(known.record.query, None)
         result = await self._store.transact([Compare.mod_revision(key, known.revision)], [Delete(key)])

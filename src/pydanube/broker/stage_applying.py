@@ -17,10 +17,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from pydanube.codec.batch import Batch, resigned
-from pydanube.codec.stage import StageIndex
+from pydanube.codec.batch import Batch, resigned, rest_of
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
@@ -63,6 +62,8 @@ Place = tuple[int, int]
 
 Lane = tuple[Key, int]
 """A partition, and the number of a query."""
+
+Result = TypeVar("Result")
 
 
 class Decision:
@@ -111,6 +112,10 @@ class Decision:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
         return self.applied
+
+    async def look(self, reader: StageReader) -> None:
+        """Raises NotFound unless every stage is there."""
+        await _all_of([reader.look(key) for key in self.object_keys])
 
     async def plan(self, reader: StageReader) -> dict[Key, list[Place]]:
         """Where each partition's share lies, in order. Raises whatever reading the indexes raises."""
@@ -264,17 +269,20 @@ class Applier:
         window: _Window,
     ) -> int:
         """A section's batches, a window at a time; returns the sequence behind them, or behind the one that its topic's
-        publish rate holds back. Raises the first failure, once nothing is on its way any more."""
+        publish rate holds back. Of a batch that the partition has a part of (it was committed before a restore, in
+        batches of other sizes) it gets the rest. Raises the first failure, once nothing is on its way any more."""
         unbroken = 0
         for view in batches:
-            count = Batch.trust(view).count
-            if sequence >= skipped:
-                signed = resigned(view, decision.producer_id, epoch_of(decision.batch_id), sequence)
+            batch = Batch.trust(view)
+            first, end = max(sequence, skipped), sequence + batch.count
+            if first < end:
+                wanted = view if first == sequence else rest_of(batch, first - sequence)
+                signed = resigned(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
                 partition.publish(Batch.trust(signed), window.expect(len(signed)))
                 unbroken += len(signed)
                 if partition.is_held_back and self._held_bytes + window.bytes <= HELD_BYTES:
-                    return sequence + count
-            sequence += count
+                    return end
+            sequence = end
             room = WINDOWS_BYTES // min(len(self._lanes), LANES_AT_ONCE)
             if window.bytes >= room or window.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
                 await window.settled()
@@ -316,7 +324,7 @@ class _Window:
                 raise outcome
 
 
-async def _all_of(reading: Sequence[Coroutine[Any, Any, StageIndex]]) -> list[StageIndex]:
+async def _all_of(reading: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """All of them, or the first failure, plainly."""
     try:
         async with asyncio.TaskGroup() as group:

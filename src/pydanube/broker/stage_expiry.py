@@ -115,7 +115,8 @@ class StageExpiry:
         forgotten = 0
         for known in over:
             if not await self._store.list(decisions_of(known.record.number), limit=1):
-                forgotten += await self._book.remove(known)
+                async with self._book.alone_with(known.record.query):
+                    forgotten += await self._book.remove(known)
         if forgotten:
             log.info("queries.forgotten", count=forgotten)
         return forgotten

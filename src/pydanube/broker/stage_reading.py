@@ -20,6 +20,9 @@ STAGES: Final = "stages/"
 READS_AT_ONCE: Final = 16
 """Of indexes and sections."""
 
+LOOKS_AT_ONCE: Final = 32
+"""Whether stages are there. Their own, so that a commit does not wait behind what is being published."""
+
 WHOLES_AT_ONCE: Final = 3
 """Each is as large as a frame may be. Partitions go through stages in the same order, so the next ones are enough."""
 
@@ -88,6 +91,7 @@ class StageReader:
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._slots = asyncio.Semaphore(READS_AT_ONCE)
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._whole_slots = asyncio.Semaphore(WHOLES_AT_ONCE)
         self._indexes: _Cache[StageIndex] = _Cache(CACHED_SECTIONS)
         self._wholes: _Cache[memoryview] = _Cache(CACHED_BYTES)
@@ -103,6 +107,15 @@ class StageReader:
         self._indexes.drop(key)
         self._wholes.drop(key)
         self._taken.pop(key, None)
+
+    async def look(self, key: str) -> None:
+        """Whether a stage is there now, whatever was known of it: somebody may have deleted it. Raises NotFound."""
+        async with self._looks:
+            try:
+                await self._objects.head(key)
+            except NotFound:
+                self.forget(key)
+                raise
 
     async def index(self, key: str) -> StageIndex:
         """What a stage holds. Raises NotFound and Corrupt, naming it."""

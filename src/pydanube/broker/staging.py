@@ -2,7 +2,7 @@
 
 ```
  STAGE   ─ checked ─► one object in the store
- commit  ─ indexes of the stages read ─ query's record compared ─► decision     from here on it counts, whatever happens
+ commit  ─ stages looked for ─ query's record compared ─► decision     from here on it counts, whatever happens
 ```
 
 What `core.staging` decides is written by comparing the query's record, so that of two runs, or of a commit and an
@@ -100,7 +100,8 @@ class Staging:
         )
         self._tasks = Tasks()
         self._doubtful: dict[int, int] = {}
-        """By number: a batch id whose decision was written, or not; the metadata failed just then."""
+        """By number: a batch id whose decision was written, or not; the metadata failed just then, or whoever committed
+        was cancelled."""
 
     async def start(self) -> None:
         """What was decided before goes on by itself; what is old goes."""
@@ -166,6 +167,7 @@ class Staging:
         """All of them must be there, whole, and of topics that this principal may publish to."""
         try:
             await decision.plan(self._reader)
+            await decision.look(self._reader)  # the plan may be known from when they were staged
         except NotFound as error:
             raise Refused(
                 f"{decision} names a stage that is not there ({error.message}): nothing was published; stage the "
@@ -186,9 +188,10 @@ class Staging:
         spread = keys if decision.spread else []
         try:
             written = await self._book.replace(known, after, decision_writes(decision, spread, self._clock.now_us()))
-        except DanubeError:
+        except BaseException:  # cancelled, too: it may be written all the same
             self._doubtful[decision.number] = decision.batch_id
-            self._tasks.spawn(self._clear_up(decision), f"doubts about {decision}")
+            with suppress(Unavailable):  # while this closes: the next start finds it
+                self._tasks.spawn(self._clear_up(decision), f"doubts about {decision}")
             raise
         if written:
             decision.keys.update(spread)
@@ -248,7 +251,7 @@ class Staging:
                 raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
             if not await self._book.remove(known):
                 raise Unavailable(f"query {query!r} was changed at the same moment: try again")
-            await self.decisions.forget(known.record.number)
+            await self.decisions.forget(known.record.number, self._doubtful.pop(known.record.number, None))
         prefix = stages_of(known.record.number)
         keys = [info.key async for info in self._tiers.objects.list(prefix)]
         for start in range(0, len(keys), WRITES_AT_ONCE):

@@ -3,7 +3,7 @@
 `layout` and `header` draw the bytes. `intake` checks what programs hand over, `assemble` writes it, `encode` is the
 door to both, and `pack` the one for columns that lie in Arrow's layout already. `verify` (with `hashes`) checks foreign
 bytes, `columns` reads them in place, `batch` is how everybody else holds them, and one row of it is a `message`; `peek`
-takes single fields. `gather`, `join`, `resign` and `arrow` are what can be made of batches.
+takes single fields. `gather`, `join`, `resign`, `rest` and `arrow` are what can be made of batches.
 """
 
 from .batch import Batch as Batch
@@ -17,3 +17,4 @@ from .header import stamp as stamp
 from .layout import HEADER_BYTES as HEADER_BYTES
 from .message import Message as Message
 from .resign import resigned as resigned
+from .rest import rest_of as rest_of
