@@ -55,6 +55,7 @@ class StagedShare(WriterCommitMessage):
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeWriter:
     parsed = _checked(options, schema, overwrite)
+    _check_topic(parsed)
     return DanubeWriter(parsed, parsed.query_id or identity(), identity(), max(0, parsed.batch_id))
 
 
@@ -62,6 +63,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     parsed = _checked(options, schema, overwrite)
     if parsed.query_id:
         raise Invalid("options queryId and batchId are for batches: a stream has its own, in its checkpoint")
+    _check_topic(parsed)
     return DanubeStreamWriter(parsed)
 
 
@@ -70,16 +72,17 @@ def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) ->
     if overwrite:
         raise Invalid("a topic is never overwritten: use mode('append'), and outputMode('append') or 'update'")
     check_written(schema, parsed.topic)
-    if parsed.topic:
-        _check_topic(parsed)
     return parsed
 
 
 def _check_topic(options: WriteOptions) -> None:
     """Raises on the driver what every task would find too, and Spark would try several times.
 
-    Spark makes a writer for each micro-batch, so this is one lookup. It creates nothing: there may be no row.
+    Spark makes a writer for each micro-batch, so this is one lookup, where something depends on it. It creates nothing:
+    there may be no row.
     """
+    if not options.topic or (options.create_topic and not isinstance(options.partition_by, int)):
+        return
     with connections.client(options.servers, options.timeout_s) as client:
         try:
             count = client.count_partitions(options.topic)
