@@ -12,6 +12,7 @@ from broker_harness import TOPIC, Door, open_broker
 from pydanube.broker import Broker, Committed, CommitWish, SectionWish, StageWish
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.store import list_all
 from pydanube.model.names import TopicName
 from pydanube.runtime.objects import ObjectStore
 
@@ -88,3 +89,8 @@ async def until(condition, seconds: float = 10) -> None:
 async def quiet(broker: Broker) -> None:
     """Until nothing is left of what was decided."""
     await until(lambda: not broker.staging.decisions._of)
+
+
+async def staged_keys(broker) -> list[str]:
+    """Decisions, and what is pending of them."""
+    return [one.key async for one in list_all(broker.staging._book._store, "/staged/") if "/queries/" not in one.key]

@@ -6,83 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, Door, open_broker
+from broker_harness import TOPIC, Door, open_broker
+from storage_harness import OTHER, SMALL, WAL, Away, collected, filled, keys, uploaded, usage, verified
 
-from pydanube.broker import Broker
 from pydanube.broker import storage as storage_room
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.metadata.store import Delete
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
-from pydanube.model.storage import StorageCollected, StoragePlace, StorageUpload, StorageVerified, added_up
+from pydanube.model.storage import StorageCollected, StoragePlace, StorageVerified, added_up
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.tiering.catalog import segment_key
-from pydanube.storage.wal import WalSettings
-
-WAL = WalSettings(file_bytes=1 << 18, fill_bytes=0)
-SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
-OTHER = TopicName.parse("/default/other")
-
-
-class Away(MemoryStore):
-    """A store that can be away."""
-
-    away: Exception | None = None
-
-    async def put(self, *arguments, **options):
-        if self.away is not None:
-            raise self.away
-        return await super().put(*arguments, **options)
 
 
 @pytest.fixture
 def objects() -> Away:
     return Away()
-
-
-async def filled(door: Door, batches: int, partition: int = 0) -> None:
-    producer = await door.producer(partition=partition)
-    for _ in range(batches):
-        await door.publish(producer, [b"x" * 100] * 100)
-
-
-async def usage(broker: Broker, topic: TopicName | None = None):
-    found, place = [], StoragePlace()
-    while place is not None:
-        status, some, place = await broker.storage.usage(ANONYMOUS, topic, place)
-        found += some
-    return status, found
-
-
-async def uploaded(broker: Broker, topic: TopicName | None = None) -> StorageUpload:
-    state = await broker.storage.upload(ANONYMOUS, topic)
-    async with asyncio.timeout(20):
-        while not state.done:
-            state = await broker.storage.upload_state(ANONYMOUS, state.run)
-    return state
-
-
-async def verified(broker: Broker, topic: TopicName | None = None, bytes_max: int = 1 << 30) -> StorageVerified:
-    found, place = StorageVerified(), StoragePlace()
-    async with asyncio.timeout(20):
-        while place is not None:
-            step, place = await broker.storage.verify(ANONYMOUS, topic, place, bytes_max)
-            found = found.plus(step)
-    return found
-
-
-async def collected(broker: Broker, orphans: bool = False, dry_run: bool = False) -> StorageCollected:
-    found, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, "")
-    while after:
-        more, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, after)
-        found = found.plus(more)
-    return found
-
-
-async def keys(objects: MemoryStore) -> list[str]:
-    return [info.key async for info in objects.list("segments/")]
 
 
 async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, objects: Away):

@@ -1,0 +1,71 @@
+"""Questions about object storage, asked until the whole answer is there."""
+
+import asyncio
+from dataclasses import replace
+
+from broker_harness import TIERING, Door
+
+from pydanube.broker import Broker
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.names import TopicName
+from pydanube.model.storage import StorageCollected, StoragePlace, StorageUpload, StorageVerified
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.wal import WalSettings
+
+WAL = WalSettings(file_bytes=1 << 18, fill_bytes=0)
+SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
+OTHER = TopicName.parse("/default/other")
+
+
+class Away(MemoryStore):
+    """A store that can be away."""
+
+    away: Exception | None = None
+
+    async def put(self, *arguments, **options):
+        if self.away is not None:
+            raise self.away
+        return await super().put(*arguments, **options)
+
+
+async def filled(door: Door, batches: int, partition: int = 0) -> None:
+    producer = await door.producer(partition=partition)
+    for _ in range(batches):
+        await door.publish(producer, [b"x" * 100] * 100)
+
+
+async def usage(broker: Broker, topic: TopicName | None = None):
+    found, place = [], StoragePlace()
+    while place is not None:
+        status, some, place = await broker.storage.usage(ANONYMOUS, topic, place)
+        found += some
+    return status, found
+
+
+async def uploaded(broker: Broker, topic: TopicName | None = None) -> StorageUpload:
+    state = await broker.storage.upload(ANONYMOUS, topic)
+    async with asyncio.timeout(20):
+        while not state.done:
+            state = await broker.storage.upload_state(ANONYMOUS, state.run)
+    return state
+
+
+async def verified(broker: Broker, topic: TopicName | None = None, bytes_max: int = 1 << 30) -> StorageVerified:
+    found, place = StorageVerified(), StoragePlace()
+    async with asyncio.timeout(20):
+        while place is not None:
+            step, place = await broker.storage.verify(ANONYMOUS, topic, place, bytes_max)
+            found = found.plus(step)
+    return found
+
+
+async def collected(broker: Broker, orphans: bool = False, dry_run: bool = False) -> StorageCollected:
+    found, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, "")
+    while after:
+        more, after = await broker.storage.collect(ANONYMOUS, orphans, dry_run, after)
+        found = found.plus(more)
+    return found
+
+
+async def keys(objects: MemoryStore) -> list[str]:
+    return [info.key async for info in objects.list("segments/")]

@@ -1,0 +1,176 @@
+"""Staged writes while stores fail, partitions wait and topics go."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC
+from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
+from tiering_harness import Moody
+
+from pydanube.broker.stage_applying import LANES_AT_ONCE
+from pydanube.core.access import ANONYMOUS
+from pydanube.core.staging import UNAPPLIED_MAX
+from pydanube.model.errors import Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.topics import TopicConfig
+from pydanube.runtime.objects.local import LocalStore
+from pydanube.runtime.objects.memory import MemoryStore
+
+# -- stores that fail ----------------------------------------------------------------------------------------------
+
+
+async def test_a_stage_that_the_store_did_not_take_is_unavailable_and_the_next_try_works(tmp_path):
+    objects = Moody()
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        query = Query(broker)
+        first = await query.stage(0, {0: [b"0"]})
+        for mood in ("away", "crashing", "put and failed"):
+            objects.mood = mood
+            with pytest.raises(Unavailable):
+                await query.stage(0, {0: [b"0"]})
+        objects.mood = "fine"
+        await query.commit(0, first)
+        assert await payloads(broker) == [b"0"]
+
+
+async def test_a_commit_whose_stages_cannot_be_read_now_is_unavailable_and_not_decided(tmp_path):
+    objects = Moody()
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        stage = await Query(broker).stage(0, {0: [b"1"]})
+    async with staging_broker(tmp_path, objects) as broker:
+        objects.mood = "unreadable"
+        with pytest.raises(Unavailable):
+            await Query(broker).commit(0, stage)
+        objects.mood = "fine"
+        assert await Query(broker).commit(0, stage) == (False, True)
+
+
+async def test_what_is_decided_waits_until_the_store_can_be_read(tmp_path):
+    objects = Moody()
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        query = Query(broker)
+        stage = await query.stage(0, {0: [b"1"]})
+        objects.mood = "unreadable"
+        assert await query.commit(0, stage, wait_ms=50) == (False, False)
+        (about,), _ = await broker.staging.queries(ANONYMOUS, "", 10)
+        assert (about.pending, about.last_batch_id) == (1, 0)
+        await until(lambda: obstacle(broker))
+        objects.mood = "fine"
+        assert await query.commit(0, stage) == (True, True)
+        assert await payloads(broker) == [b"1"]
+
+
+async def arrived(broker, partition: int, expected: list[bytes]) -> bool:
+    return await payloads(broker, partition) == expected
+
+
+async def obstacle(broker) -> str:
+    (about,), _ = await broker.staging.queries(ANONYMOUS, "", 10)
+    return about.obstacle
+
+
+async def test_a_query_that_is_too_far_ahead_of_its_partitions_waits(tmp_path):
+    objects = Moody()
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        query = Query(broker)
+        stages = [await query.stage(batch_id, {0: [b"%d" % batch_id]}) for batch_id in range(UNAPPLIED_MAX + 1)]
+        objects.mood = "unreadable"
+        for batch_id in range(UNAPPLIED_MAX):
+            assert await query.commit(batch_id, stages[batch_id], wait_ms=0) == (False, False)
+        with pytest.raises(Unavailable, match="commit again"):
+            await query.commit(UNAPPLIED_MAX, stages[-1])
+        objects.mood = "fine"
+        await quiet(broker)
+        await query.commit(UNAPPLIED_MAX, stages[-1])
+        assert await payloads(broker) == [b"%d" % number for number in range(UNAPPLIED_MAX + 1)]
+
+
+async def test_a_stage_that_was_damaged_after_the_decision_stops_its_partitions_and_no_others(tmp_path):
+    objects = await LocalStore.open(tmp_path / "objects")
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
+        query = Query(broker)
+        stage = await query.stage(0, {0: [b"1" * 100], 1: [b"2"]})
+        (key,) = await stages_in(objects)
+        data = bytearray(await objects.get(key))
+        data[data.index(b"1" * 100)] ^= 1
+        await objects.put(key, bytes(data))
+        assert await query.commit(0, stage, wait_ms=10) == (False, False)
+        await until(lambda: obstacle(broker))
+        assert "checksum" in await obstacle(broker)
+        await until(lambda: arrived(broker, 1, [b"2"]))
+        await broker.staging.forget(ANONYMOUS, "query")
+        assert await staged_keys(broker) == []
+        assert await stages_in(objects) == []
+    await objects.close()
+
+
+async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_partition(tmp_path):
+    objects = Moody()
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        lost = await Query(broker, "unlucky").stage(0, {0: [b"lost"]})
+        objects.mood = "unreadable"
+        assert await Query(broker, "unlucky").commit(0, lost, wait_ms=10) == (False, False)
+        await objects.delete(await stages_in(objects))
+        objects.mood = "fine"
+        await until(lambda: obstacle(broker))
+        assert (await Query(broker, "lucky").write(0, {0: [b"1"]})).applied
+        assert (await Query(broker, "lucky").write(1, {0: [b"2"]})).applied
+        assert await payloads(broker) == [b"1", b"2"]
+
+
+async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_path):
+    slow, count = TopicName.parse("/default/slow"), LANES_AT_ONCE + 8
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.create_topic(ANONYMOUS, slow, TopicConfig(partitions=count))
+        await broker.policies.set(ANONYMOUS, slow, {"publish_messages_per_s": 1})
+        rows = {index: [b"%d" % row for row in range(400)] for index in range(count)}
+        held = Query(broker, "held back", topic=slow)
+        stage = await held.stage(0, rows, per_batch=100)
+        assert await held.commit(0, stage, wait_ms=100) == (False, False)
+        async with asyncio.timeout(20):  # the others take minutes
+            assert (await Query(broker).write(0, {0: [b"1"]})).applied
+        await broker.policies.set(ANONYMOUS, slow, {"publish_messages_per_s": 0})
+        assert await held.commit(0, stage) == (True, True)
+        assert [await payloads(broker, index, slow) for index in range(count)] == list(rows.values())
+
+
+# -- topics that go ------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_decided_for_a_topic_that_is_deleted_is_dropped_and_the_rest_arrives(tmp_path):
+    objects, gone = Moody(), TopicName.parse("/default/gone")
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.create_topic(ANONYMOUS, gone, TopicConfig(partitions=2))
+        query = Query(broker)
+        stages = [await query.stage(0, {0: [b"1"]}), await Query(broker, topic=gone).stage(0, {0: [b"2"], 1: [b"3"]})]
+        objects.mood = "unreadable"
+        assert await query.commit(0, *stages, wait_ms=0) == (False, False)
+        await broker.delete_topic(ANONYMOUS, gone)
+        await broker.create_topic(ANONYMOUS, gone, TopicConfig(partitions=2))
+        objects.mood = "fine"
+        assert await query.commit(0, *stages) == (True, True)
+        await quiet(broker)
+        assert await payloads(broker) == [b"1"]
+        assert await payloads(broker, topic=gone) == []
+        assert broker.staging.decisions.applier.dropped == 2
+        assert await staged_keys(broker) == []
+
+
+async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
+    objects = Moody()
+    async with staging_broker(tmp_path, objects) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        stage = await Query(broker).stage(0, {0: [b"1"]})
+        assert not broker._removal.in_use(TOPIC)
+        objects.mood = "unreadable"
+        await Query(broker).commit(0, stage, wait_ms=0)
+        assert broker._removal.in_use(TOPIC)
+        objects.mood = "fine"
