@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(the_spark: SparkSession) -> Iterator[SparkSession]:
     """A session without queries, views or settings of the test before; its streams end with the test."""
     own = the_spark.newSession()
-    own.createDataFrame([(0,)], "id int")  # makes it the active one, in which Spark looks for what is registered
+    own.createDataFrame([], "nothing int")  # makes it the active one, in which Spark looks for what is registered
     yield own
     for query in own.streams.active:
         query.stop()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
+from spark_broker import Broker
 
 from pydanube import Invalid
 from pydanube.spark import session
@@ -32,6 +35,22 @@ def test_a_second_session_is_the_first_with_other_settings(the_spark: SparkSessi
     second = session("another", "local[2,4]", **{"spark.sql.shuffle.partitions": 3})
     assert second.sparkContext is the_spark.sparkContext
     assert second.conf.get("spark.sql.shuffle.partitions") == "3"
+
+
+def test_a_thread_that_asks_for_the_session_can_write_batches(the_spark: SparkSession, broker: Broker) -> None:
+    def write(name: str) -> None:
+        rows = the_spark.range(3).selectExpr("string(id) as payload").write.format("danube").mode("append")
+        rows.options(servers=broker.servers, topic=f"/default/{name}").save()
+
+    def ask_and_write() -> None:
+        session("another", "local[2,4]")
+        write("asked")
+
+    # Should this ever succeed, the session need not be made the active one any more.
+    with ThreadPoolExecutor() as threads, pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+        threads.submit(write, "not-asked").result(60)
+    with ThreadPoolExecutor() as threads:
+        threads.submit(ask_and_write).result(60)
 
 
 def test_a_setting_that_is_none_of_sparks_is_refused_by_name() -> None:

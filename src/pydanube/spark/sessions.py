@@ -49,6 +49,8 @@ LAUNCHER: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object) -> SparkSession:
     """The session of this process: a new one, or the one that there is (Spark allows one JVM to a process).
 
+    A thread of your own that writes batches calls this too: each thread has an active session, or none.
+
     `master` is handed to Spark as it is. ``local[*,4]`` means all cores, and four tries for a task; plain
     ``local[*]`` gives up at the first failure; ``sc://host:port`` is a Spark Connect server, with a Java of its own.
     `conf` are settings by their Spark names: ``session("orders", **{"spark.ui.enabled": True})``.
@@ -66,7 +68,10 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
         if local:
             _prepare_local()
     settings = {**SETTINGS, **(_local_settings() if local else {})}
-    return _configured(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
+    spark = _configured(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
+    # Spark looks for the format of a batch write in the active session of the thread, and this makes it the active one.
+    spark.createDataFrame([], "nothing int")
+    return spark
 
 
 def _configured(builder: SparkSession.Builder, settings: dict[str, object]) -> SparkSession:
