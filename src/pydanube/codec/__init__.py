@@ -1,4 +1,4 @@
-"""BYTES. Everything stored or sent, drawn byte by byte: batch, log record, state, native frames.
+"""BYTES. Everything stored or sent, drawn byte by byte: batch, log record, state, segment, stage, native frames.
 
 Lives here      encoders, decoders and the checks that make foreign bytes safe to hold
 May import      model

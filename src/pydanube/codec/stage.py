@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -36,8 +36,10 @@ from crc32c import crc32c
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ALIGNMENT, FRAME_BYTES_MAX, MIB
 
-from .batch.header import read_header
+from .batch.header import ByteBuffer, read_header
 from .batch.layout import HEADER_BYTES as BATCH_HEADER_BYTES
+from .contents import Expected, decode_contents
+from .segment.split import BATCH_ROOM_MIN
 
 MAGIC: Final = b"DSTG"
 VERSION: Final = 1
@@ -52,14 +54,10 @@ INDEX_BYTES_MAX: Final = 4 * MIB
 OBJECT_BYTES_MAX: Final = FRAME_BYTES_MAX + INDEX_BYTES_MAX + 2 * ALIGNMENT
 """What one frame brings, behind the largest index."""
 
-BATCH_ROOM_MIN: Final = 192
-"""The smallest batch, a header and one row, takes this much."""
-
 _HEADER: Final = struct.Struct("<4sBBHqQIII24s")
 _CRC: Final = struct.Struct("<I")
 _ZEROS: Final = bytes(64)
 
-ByteBuffer: TypeAlias = bytes | bytearray | memoryview
 
 assert _HEADER.size + _CRC.size == HEADER_BYTES == ALIGNMENT
 
@@ -190,19 +188,8 @@ def read_front(head: ByteBuffer, name: str = "stage") -> Front:
 
 def decode_index(buffer: ByteBuffer, front: Front) -> StageIndex:
     """The index that the header speaks of. Raises Corrupt, and nothing else, under the header's name."""
-    name = front.name
-    if len(buffer) != front.index_length:
-        raise Corrupt(f"{name}: index of {front.index_length} bytes comes in {len(buffer)}")
-    if crc32c(buffer) != front.index_crc:
-        raise Corrupt(f"{name}: index does not match its checksum")
-    try:
-        written = msgspec.msgpack.decode(buffer, type=list[msgspec.Raw])
-        known = msgspec.msgpack.decode(written[0], type=int) if written else None
-        if known != FORMAT:
-            raise Corrupt(f"{name}: index format {known} is unknown to this release, which reads format {FORMAT}")
-        index = msgspec.msgpack.decode(buffer, type=StageIndex)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise Corrupt(f"{name}: index cannot be read: {error}") from None
+    expected = Expected("index", front.index_length, front.index_crc, FORMAT, front.name)
+    index = decode_contents(buffer, expected, StageIndex)
     check_sections(index, front)
     return index
 

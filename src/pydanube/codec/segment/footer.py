@@ -26,6 +26,7 @@ import msgspec
 from crc32c import crc32c
 
 from pydanube.codec.batch.header import OFFSET_MAX, TIME_MAX, TIME_MIN
+from pydanube.codec.contents import Expected, decode_contents
 from pydanube.model.errors import Corrupt
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.model.limits import ALIGNMENT
@@ -151,18 +152,8 @@ class SegmentFooter(msgspec.Struct, array_like=True, frozen=True):
 def decode_footer(buffer: ByteBuffer, trailer: Trailer) -> SegmentFooter:
     """The footer that the trailer speaks of. Raises Corrupt, and nothing else, under the trailer's name."""
     name = trailer.name
-    if len(buffer) != trailer.footer_length:
-        raise Corrupt(f"{name}: footer of {trailer.footer_length} bytes comes in {len(buffer)}")
-    if crc32c(buffer) != trailer.footer_crc:
-        raise Corrupt(f"{name}: footer does not match its checksum")
-    try:
-        written = msgspec.msgpack.decode(buffer, type=list[msgspec.Raw])
-        known = msgspec.msgpack.decode(written[0], type=int) if written else None
-        if known != FORMAT:
-            raise Corrupt(f"{name}: footer format {known} is unknown to this release, which reads format {FORMAT}")
-        footer = msgspec.msgpack.decode(buffer, type=SegmentFooter)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise Corrupt(f"{name}: footer cannot be read: {error}") from None
+    expected = Expected("footer", trailer.footer_length, trailer.footer_crc, FORMAT, name)
+    footer = decode_contents(buffer, expected, SegmentFooter)
     if len(footer.sections) != trailer.sections:
         raise Corrupt(f"{name}: footer has {len(footer.sections)} sections and the trailer {trailer.sections}")
     check_sections(footer.sections, trailer.footer_start, name)

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from crc32c import crc32c
 
+from pydanube.codec.batch.header import ByteBuffer as ByteBuffer
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ALIGNMENT, MIB
 
@@ -52,7 +53,6 @@ _TRAILER: Final = struct.Struct("<QIIIIQBBH20s4s")
 _CRC: Final = struct.Struct("<I")
 _ZEROS: Final = bytes(64)
 
-ByteBuffer: TypeAlias = bytes | bytearray | memoryview
 
 assert _HEADER.size + _CRC.size == HEADER_BYTES == ALIGNMENT
 assert _TRAILER.size + _CRC.size == TRAILER_BYTES == ALIGNMENT
