@@ -63,6 +63,20 @@ async def test_what_is_decided_waits_until_the_store_can_be_read(tmp_path):
         assert await payloads(broker) == [b"1"]
 
 
+async def test_a_mistake_while_publishing_is_said_and_what_was_decided_is_tried_again(tmp_path, monkeypatch):
+    async with staging_broker(tmp_path, MemoryStore()) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        query = Query(broker)
+        stage = await query.stage(0, {0: [b"1"]})
+        with monkeypatch.context() as mistaken:
+            mistaken.setattr("pydanube.broker.stage_applying.rows_to_skip", lambda *_: 1 / 0)
+            assert await query.commit(0, stage, wait_ms=50) == (False, False)
+            await until(lambda: obstacle(broker))
+            assert "internal error: ZeroDivisionError" in await obstacle(broker)
+        assert await query.commit(0, stage) == (True, True)
+        assert await payloads(broker) == [b"1"]
+
+
 async def arrived(broker, partition: int, expected: list[bytes]) -> bool:
     return await payloads(broker, partition) == expected
 

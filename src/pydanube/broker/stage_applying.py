@@ -197,6 +197,9 @@ class Applier:
                 return
             except DanubeError as failure:
                 error = failure
+            except Exception as failure:  # our mistake: what was decided waits for better times, seen by everybody
+                log.error("stages.crashed", **self._about(decision, key), exc_info=failure)
+                error = DanubeError(f"internal error: {type(failure).__name__}: {failure}")
             if self._is_gone(decision, key):
                 self._drop(decision, key)
                 return
