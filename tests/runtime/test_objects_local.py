@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
+import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,10 @@ from objects_conformance import Conformance, Place, keys_of
 
 from pydanube.model.errors import AlreadyExists, Denied, Invalid, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import ManualClock
-from pydanube.runtime.objects import ObjectStore, Prefixed, open_store
+from pydanube.runtime.objects import ObjectStore, Prefixed, open_store, tree
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.objects.names import path_of
+from pydanube.runtime.objects.tree import BLOCK_BYTES, CHUNK_BYTES
 
 
 class TestLocal(Conformance):
@@ -166,6 +170,39 @@ async def test_a_disk_that_cannot_sync_stores_nothing(tmp_path: Path, monkeypatc
             with pytest.raises(NotFound):
                 await store.head("k.x")
         await store.put("k.x", b"data", create=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES, CHUNK_BYTES - 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
+@pytest.mark.parametrize("refused_by", ["nobody", "fcntl", "write"])
+async def test_what_is_stored_does_not_depend_on_whether_the_page_cache_can_be_passed(
+    size: int, refused_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random.Random(size).randbytes(size)
+    cuts = sorted(random.Random(size).randrange(size + 1) for _ in range(5))
+    pieces = [data[start:end] for start, end in pairwise([0, *cuts, size])]
+    if refused_by == "fcntl":
+        monkeypatch.setattr(tree.fcntl, "fcntl", _fcntl_without_direct)
+    if refused_by == "write":
+        monkeypatch.setattr(tree.os, "write", _write_not_direct)
+    async with await LocalStore.open(tmp_path / "objects") as store:
+        assert (await store.put("object", pieces, create=True)).size == size
+        monkeypatch.undo()
+        assert await store.get("object") == data
+
+
+_fcntl = fcntl.fcntl
+
+
+def _fcntl_without_direct(file: int, command: int, value: int = 0) -> int:
+    if value & getattr(os, "O_DIRECT", 0):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return _fcntl(file, command, value)
+
+
+def _write_not_direct(file: int, data: bytes) -> int:
+    if _fcntl(file, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return os.writev(file, [data])
 
 
 async def test_a_place_that_is_no_directory_is_refused(tmp_path: Path) -> None:

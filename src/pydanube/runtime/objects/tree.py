@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -39,9 +40,11 @@ from pydanube.runtime.randomness import identity, seeded
 from .names import Found, path_of, walk
 from .store import Buffer, ObjectInfo
 
-PIECES_AT_ONCE: Final = 64
-SYNC_BYTES: Final = 4 << 20
-"""What is written and synced at a time: or whoever else syncs on this disk, a log say, waits for all of an object."""
+CHUNK_BYTES: Final = 1 << 20
+"""What is written at a time, of objects that have so much."""
+
+BLOCK_BYTES: Final = 4096
+"""What goes past the page cache begins and ends at multiples of this, in memory and in the file."""
 
 PAGE_OBJECTS: Final = 500
 """Listed at a time."""
@@ -248,19 +251,54 @@ def _read(file: int, start: int, end: int) -> memoryview:
 
 
 def _write(file: int, pieces: Sequence[Buffer]) -> None:
-    unsynced = 0
-    for first in range(0, len(pieces), PIECES_AT_ONCE):
-        waiting = [memoryview(piece).cast("B") for piece in pieces[first : first + PIECES_AT_ONCE] if len(piece)]
-        while waiting:
-            written = os.writev(file, waiting)
-            unsynced += written
-            if unsynced >= SYNC_BYTES:
-                os.fsync(file)
-                unsynced = 0
-            while waiting and written >= len(waiting[0]):
-                written -= len(waiting.pop(0))
-            if written:
-                waiting[0] = waiting[0][written:]
+    """Large objects go past the page cache where the file system lets them: they cost a third of the processor time
+    then, and nobody else who writes to this disk, a log say, has to wait for memory or for more than a chunk."""
+    chunk = memoryview(mmap.mmap(-1, min(CHUNK_BYTES, _aligned(sum(map(len, pieces))))))
+    is_direct = len(chunk) == CHUNK_BYTES and _set_direct(file, True)
+    for filled in _chunks(pieces, chunk):
+        if is_direct and len(filled) % BLOCK_BYTES:
+            is_direct = _set_direct(file, False)  # the last one
+        while filled:
+            try:
+                filled = filled[os.write(file, filled) :]
+            except OSError as error:
+                if not is_direct or error.errno != errno.EINVAL:
+                    raise
+                is_direct = _set_direct(file, False)  # it said it could, and cannot
+        if not is_direct and len(chunk) == CHUNK_BYTES:
+            os.fsync(file)
+
+
+def _chunks(pieces: Sequence[Buffer], chunk: memoryview) -> Iterator[memoryview]:
+    """The bytes of all pieces, copied into the chunk as much at a time as it holds."""
+    end = 0
+    for piece in pieces:
+        left = memoryview(piece).cast("B")
+        while left:
+            taken = left[: len(chunk) - end]
+            chunk[end : end + len(taken)] = taken
+            end += len(taken)
+            left = left[len(taken) :]
+            if end == len(chunk):
+                yield chunk
+                end = 0
+    if end:
+        yield chunk[:end]
+
+
+def _set_direct(file: int, wanted: bool) -> bool:
+    """Whether the file is written past the page cache from here on."""
+    flag: int = getattr(os, "O_DIRECT", 0)  # Linux has it
+    flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~flag
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | flag if wanted else flags)
+    except OSError:  # this file system has not
+        return False
+    return wanted and bool(flag)
+
+
+def _aligned(size: int) -> int:
+    return max(BLOCK_BYTES, -(-size // BLOCK_BYTES) * BLOCK_BYTES)
 
 
 def _removals(lock: int) -> int:
