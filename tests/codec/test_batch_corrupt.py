@@ -207,12 +207,26 @@ def test_a_wrong_key_hash_is_refused_at_the_door(row: int, value: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 64, 65])
-def test_wrong_hashes_of_many_keys_are_refused_at_the_door(length: int) -> None:
-    good = encode([b""] * 100, keys=["k" * length] * 100, publish_times=NOW)
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17, 100, 1000])
+def test_hashes_that_are_computed_in_another_way_are_refused_at_the_door(length: int, count: int) -> None:
+    keys = [f"{row:03d}"[-length:].rjust(length, "k") for row in range(count)]
+    forged = bytearray(encode([b""] * count, keys=keys, publish_times=NOW))
+    hashes = Batch.open(forged).place.key_hashes
+    struct.pack_into(f"<{count}I", forged, hashes, *[crc32c(key.encode()) for key in keys])
+    with pytest.raises(Corrupt, match="key hashes"):
+        Batch.open(seal(forged))
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_some_hashes_are_checked_wherever_they_are_in_a_batch(count: int) -> None:
+    good = encode([b""] * count, keys=["k"] * count, publish_times=NOW)
     hashes = Batch.open(good).place.key_hashes
-    for row in range(100):
+    for first in range(0, count, count // 8):
+        forged = bytearray(good)
+        for row in range(first, min(count, first + count // 8)):
+            struct.pack_into("<I", forged, hashes + 4 * row, 1)
         with pytest.raises(Corrupt, match="key hashes"):
-            Batch.open(forge(good, hashes + 4 * row, "I", zlib.crc32(b"k" * length) ^ 1 << row % 32))
+            Batch.open(seal(forged))
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xed\xa0\x80", b"\xc0\x80", b"\xf8\x88\x80\x80\x80"])

@@ -13,7 +13,7 @@ from batch_samples import loaded, seal
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pydanube.codec.batch import HEADER_BYTES, Batch, Codec, read_header
+from pydanube.codec.batch import HEADER_BYTES, Batch, Codec, read_header, stamp
 from pydanube.model.errors import Corrupt
 
 BASES = [
@@ -51,7 +51,9 @@ def use(data: bytes | bytearray) -> bool:
     table.validate(full=True)
     assert table["payload"].to_pylist() == batch.payloads
     assert table["key"].to_pylist() == batch.keys
-    part = Batch.open(batch.select([row % 2 == 0 for row in range(batch.count)]).view)
+    chosen = bytearray(batch.select([row % 2 == 0 for row in range(batch.count)]).view)
+    stamp(chosen, 0, 1, 1)  # a part comes from behind the door, where nobody asks for hashes any more
+    part = Batch.open(chosen, stamped=True)
     assert part.payloads == batch.payloads[::2]
     assert part.attributes == batch.attributes[::2]
     return True

@@ -1,4 +1,4 @@
-"""Acks of many scattered messages, settled together with those that came in the same turn of the loop.
+"""Acks of many scattered messages, settled together with those that come within a few milliseconds.
 
 Each consumer of a key-shared subscription has every fourth message, say: one by one their acks are as many ranges as
 there are messages, and together they mostly close up. Nobody is told earlier that they are durable than they are.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from pydanube.core.dispatch.ranges import RangeArray, union
 from pydanube.model.errors import DanubeError
 
 from .state import Done
+
+GATHER_S: Final = 0.005
+"""Consumers that keep up ack what was dealt together within this; whoever awaits such an ack waits so much longer."""
 
 
 class Gathered:
@@ -25,14 +29,14 @@ class Gathered:
         self._settle = settle
         self._acks: list[RangeArray] = []
         self._told: list[Done] = []
-        self._turn: asyncio.Handle | None = None
+        self._turn: asyncio.TimerHandle | None = None
 
     def add(self, ranges: RangeArray, done: Done | None) -> None:
         self._acks.append(ranges)
         if done is not None:
             self._told.append(done)
         if self._turn is None:
-            self._turn = asyncio.get_running_loop().call_soon(self.settle)
+            self._turn = asyncio.get_running_loop().call_later(GATHER_S, self.settle)
 
     def settle(self) -> None:
         """All of them, now."""

@@ -9,6 +9,9 @@ span; append times do not fall.
 
 from __future__ import annotations
 
+import zlib
+from typing import Final
+
 import numpy as np
 
 from pydanube.model.errors import Corrupt
@@ -16,9 +19,11 @@ from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, K
 
 from .assemble import FEW
 from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, validity
-from .hashes import key_hashes
 from .header import TIME_MAX, BatchHeader
 from .layout import APPEND_TIME, ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
+
+_HASHES_CHECKED: Final = 8
+"""About so many of a batch: all of a short one."""
 
 
 def verify(view: memoryview, header: BatchHeader, place: Layout, data: memoryview, *, check_hashes: bool) -> None:
@@ -122,9 +127,14 @@ def _check_nulls(view: memoryview, header: BatchHeader, place: Layout) -> None:
 
 
 def _check_hashes(keys: memoryview, view: memoryview, header: BatchHeader, place: Layout) -> None:
-    """The hash steers a message to its consumer: a wrong one would tear the order of a key apart."""
-    hashes = np.frombuffer(view, UINT32, header.count, place.key_hashes)
-    if np.count_nonzero(key_hashes(keys, view, place.key_offsets, header.count) != hashes):
+    """Of a long batch every so many rows: the hash steers a message to its consumer. Whoever computes it in another way
+    is found with his first batch. Whoever lies about single rows tears the order of his own messages apart, and nobody
+    else's: that is not worth the time of everybody who tells the truth."""
+    step = max(1, header.count // _HASHES_CHECKED)
+    offsets = offsets_array(view, place.key_offsets, header.count)
+    starts, ends = offsets[:-1:step].tolist(), offsets[1::step].tolist()
+    hashes = np.frombuffer(view, UINT32, header.count, place.key_hashes)[::step].tolist()
+    if [zlib.crc32(keys[start:end]) for start, end in zip(starts, ends, strict=True)] != hashes:
         raise Corrupt("key hashes of the batch are not the CRC-32 of its keys")
 
 
