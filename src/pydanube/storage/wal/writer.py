@@ -1,8 +1,9 @@
 """The log as the event loop sees it: appends go in, and come back done; a thread in between writes and syncs.
 
 While the thread has nothing to do, a lone small record is written here, on the loop: no thread must wake up for it but
-to sync it. Records that follow closely share a write in the thread. The loop never syncs, and a disk that lets a write
-wait is left to the thread for a while.
+to sync it. Records that follow closely share a write in the thread, and those of one turn of the loop wake it up once:
+each time it wakes up the two of them fight for the interpreter. The loop never syncs, and a disk that lets a write wait
+is left to the thread for a while.
 
 Invariants
     one of the two uses the engine at a time: whoever holds the baton (see `baton`)
@@ -80,6 +81,8 @@ class LogWriter:
         self._thread_only_until = 0.0
         self._sync_timers: dict[int, asyncio.TimerHandle] = {}
         """By level: the next sync of what nobody waits for."""
+        self._of_this_turn: list[Append] = []
+        """For the thread, and not in its mail yet."""
         self._abandoned: set[int] = set()
         self._closing: asyncio.Future[None] | None = None
         self._baton = Baton()
@@ -156,7 +159,10 @@ class LogWriter:
                 self._tell(done, None)
                 return
         self.pending_bytes += len(body)
-        self._send((record, level, done, is_written))
+        if is_written:
+            self._send((record, level, done, True))
+        else:
+            self._send_with_this_turn((record, level, done, False))
 
     def sync(self, done: Done) -> None:
         """`done` once everything appended so far is synced, or has failed."""
@@ -164,7 +170,19 @@ class LogWriter:
 
     def _send(self, mail: Mail) -> None:
         self._baton.hand_over()
+        self._end_turn()
         self._mail.put(mail)
+
+    def _send_with_this_turn(self, append: Append) -> None:
+        self._baton.hand_over()
+        if not self._of_this_turn:
+            self._loop.call_soon(self._end_turn)
+        self._of_this_turn.append(append)
+
+    def _end_turn(self) -> None:
+        appends, self._of_this_turn = self._of_this_turn, []
+        for append in appends:
+            self._mail.put(append)
 
     def _may_write_here(self, length: int) -> bool:
         return (
