@@ -74,8 +74,8 @@ class Batch:
     def open(cls, buffer: ByteBuffer, *, stamped: bool = False) -> Self:
         """Verify foreign bytes whole: checksums, structure, text. Raises Corrupt, and nothing else.
 
-        A batch that is not yet `stamped` stands at the broker's door, where its key hashes are recomputed too. The
-        stamp of one that is must be there and intact.
+        A batch that is not yet `stamped` stands at the broker's door, where some of its key hashes are computed again
+        too. The stamp of one that is must be there and intact.
         """
         view = buffer if type(buffer) is memoryview else memoryview(buffer)
         header = read_header(view, stamped=stamped)
