@@ -10,6 +10,7 @@ from broker_harness import TOPIC, Door, open_broker
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Full
 from pydanube.model.positions import Position
 from pydanube.model.topics import SubscriptionType
 
@@ -160,3 +161,109 @@ async def test_acks_before_a_seek_do_not_count_behind_it(tmp_path: Path):
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
         assert await position(broker) == 0
         await consumer.wait_for(2 * COUNT)
+
+
+async def confirmed(collector, ranges) -> None:
+    done = asyncio.get_running_loop().create_future()
+    collector.consumer.ack(ranges, False, done.set_result)
+    if (error := await done) is not None:
+        raise error
+
+
+async def test_an_ack_that_is_confirmed_confirms_all_before_it(tmp_path: Path):
+    async with open_broker(tmp_path, crash=True) as broker:
+        door = Door(broker)
+        await filled(door)
+        consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+        await consumer.wait_for(COUNT)
+        consumer.consumer.ack(table(consumer, slice(1000)), cumulative=False)
+        await confirmed(consumer, [])
+        consumer.consumer.ack(table(consumer, slice(1000, 1500)), cumulative=False)
+        await confirmed(consumer, [(1500, 1501)])
+    async with open_broker(tmp_path) as broker:
+        assert await position(broker) == 1501
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
+async def test_after_a_seek_an_ack_of_everything_again_and_again_costs_no_more_than_one(
+    tmp_path: Path, kind: SubscriptionType
+):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await filled(door)
+        consumer = await door.subscribe("keyed", "a", kind=kind)
+        await consumer.wait_for(COUNT)
+        await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
+        await consumer.wait_for(2 * COUNT)
+        async with asyncio.timeout(10):
+            await confirmed(consumer, np.array([(0, 2**62)] * 65_000, np.int64))
+        assert await position(broker) == COUNT
+
+
+class TestStateThatFitsNoRecord:
+    """Thousands of gaps between acks on many subscriptions: the snapshot would be larger than a record may be."""
+
+    @staticmethod
+    def limit(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        monkeypatch.setattr("pydanube.broker.state.RECORD_BODY_BYTES_MAX", size)
+
+    async def test_acks_are_refused_and_none_is_confirmed_that_a_crash_would_undo(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        async with open_broker(tmp_path) as broker:
+            door = Door(broker)
+            await filled(door)
+            consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+            await consumer.wait_for(COUNT)
+            await confirmed(consumer, table(consumer)[1::2])
+        self.limit(monkeypatch, 500)
+        async with open_broker(tmp_path, crash=True) as broker:
+            consumer = await Door(broker).subscribe("keyed", "a", kind=KEY_SHARED)
+            ledgers = len(await broker._registry.needed_ledgers())
+            for offset in (0, 2, 4):
+                with pytest.raises(Full, match="the state of the partition has"):
+                    await confirmed(consumer, [(offset, offset + 1)])
+            assert len(await broker._registry.needed_ledgers()) == ledgers, "no try leaves a ledger behind"
+        monkeypatch.undo()
+        async with open_broker(tmp_path, crash=True) as broker:
+            assert await position(broker) == 0
+            consumer = await Door(broker).subscribe("keyed", "a", kind=KEY_SHARED)
+            await confirmed(consumer, [(0, 1)])
+        async with open_broker(tmp_path) as broker:
+            assert await position(broker) == 2
+
+    async def test_a_ledger_that_is_open_goes_on_without_a_snapshot(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr("pydanube.broker.state.DELTAS_PER_SNAPSHOT", 3)
+        async with open_broker(tmp_path, crash=True) as broker:
+            door = Door(broker)
+            await filled(door)
+            consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+            await consumer.wait_for(COUNT)
+            await confirmed(consumer, table(consumer)[1::2])
+            self.limit(monkeypatch, 500)
+            for offset in range(0, 20, 2):
+                await confirmed(consumer, [(offset, offset + 1)])
+        monkeypatch.undo()
+        async with open_broker(tmp_path) as broker:
+            assert await position(broker) == 20
+
+    async def test_a_change_too_large_for_a_record_is_refused_and_in_the_next_ledger(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        async with open_broker(tmp_path, crash=True) as broker:
+            door = Door(broker)
+            await filled(door)
+            consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+            await consumer.wait_for(COUNT)
+            await confirmed(consumer, [(1, 2)])
+            self.limit(monkeypatch, 500)
+            with pytest.raises(Full, match="the state of the partition has"):
+                await confirmed(consumer, table(consumer)[3::2])
+            monkeypatch.undo()
+            await confirmed(consumer, [(0, 1)])
+        async with open_broker(tmp_path) as broker:
+            (place,) = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "keyed")).partitions
+            assert place.position == 2
+            assert place.acked_ahead == len(range(3, COUNT, 2))

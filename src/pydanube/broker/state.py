@@ -5,7 +5,7 @@ is opened by the first change after a start and begins with a snapshot, so recov
 
 Invariants
     every change is in the ledger, or in a snapshot that follows it, before anyone who waits for it is told
-    a ledger that the log gave up is replaced by a new one, whose snapshot holds everything
+    a ledger that the log gave up, or that lacks a record, is replaced by a new one, whose snapshot holds everything
 """
 
 from __future__ import annotations
@@ -87,7 +87,13 @@ class StateLedger:
         if self.ledger_id is None:
             return
         self._deltas = 0
-        self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.LAZY, _nobody_waits)
+        body = encode(self._take_snapshot())
+        if (
+            len(body) > RECORD_BODY_BYTES_MAX
+        ):  # the ledger goes on: its first one and the deltas say it all
+            log.warning("state.snapshot_too_large", ledger=self.ledger_id, bytes=len(body))
+            return
+        self._append(RecordKind.STATE_SNAPSHOT, body, Level.LAZY, _nobody_waits)
 
     def carry_forward(self) -> bool:
         """Supersede what former owners left, where nothing has yet. False when there is nothing to do."""
@@ -125,6 +131,7 @@ class StateLedger:
     async def _open(self) -> None:
         """Cancelled: an unused ledger may stay in the metadata; the next start removes it."""
         try:
+            _check_size(encode(self._take_snapshot()))  # or every try would leave a ledger that holds nothing
             ledger_id = await self._ownership.open_ledger("state")
         except DanubeError as error:
             self._opening = False
@@ -157,8 +164,10 @@ class StateLedger:
 
     def _append(self, kind: RecordKind, body: bytes, level: Level, done: Done) -> None:
         assert self.ledger_id is not None
-        if len(body) > RECORD_BODY_BYTES_MAX:
-            done(Full(f"the state of the partition has {len(body)} bytes, over the limit of {RECORD_BODY_BYTES_MAX}"))
+        try:
+            _check_size(body)
+        except Full as error:  # what follows would be worth nothing without it
+            self._noted(self.ledger_id, done, error)
             return
         entry, self._next_entry = self._next_entry, self._next_entry + 1
         noted = partial(self._noted, self.ledger_id, done)
@@ -191,6 +200,11 @@ class NoState:
         return False
 
     def flush(self) -> None: ...
+
+
+def _check_size(body: bytes) -> None:
+    if len(body) > RECORD_BODY_BYTES_MAX:
+        raise Full(f"the state of the partition has {len(body)} bytes, over the limit of {RECORD_BODY_BYTES_MAX}")
 
 
 def _nobody_waits(_: DanubeError | None) -> None: ...

@@ -290,11 +290,13 @@ class LiveSubscription:
                 return
             ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
         if self._moved_under_consumers:
-            ranges = self.core.held_by(member, ranges)
+            ranges = self.core.held_by(member, merged(below(ranges, self._stream.end_offset)))
         if isinstance(ranges, RangeArray):
             self._gathered.add(ranges, done)
-        else:
-            self._acked(ranges, done)
+            return
+        if done is not None:
+            self._gathered.settle()  # whoever is told that this is durable takes it that all before it is
+        self._acked(ranges, done)
 
     def _acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
         settled = self.settle(ranges, done)
