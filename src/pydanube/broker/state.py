@@ -88,9 +88,7 @@ class StateLedger:
             return
         self._deltas = 0
         body = encode(self._take_snapshot())
-        if (
-            len(body) > RECORD_BODY_BYTES_MAX
-        ):  # the ledger goes on: its first one and the deltas say it all
+        if len(body) > RECORD_BODY_BYTES_MAX:  # the ledger goes on: its first one and the deltas say it all
             log.warning("state.snapshot_too_large", ledger=self.ledger_id, bytes=len(body))
             return
         self._append(RecordKind.STATE_SNAPSHOT, body, Level.LAZY, _nobody_waits)
