@@ -234,7 +234,7 @@ async def test_an_old_copy_of_a_data_directory_leaves_alone_what_was_uploaded_si
         await filled(Door(broker), 10, first=10)
         await broker.tiers._round()
         await broker.tiers.manifests.write()
-        stored = await keys(objects, "")
+    stored = await keys(objects, "")  # with the manifest of its end, if it wrote one
     clock.advance(10**9)
     async with opened(tmp_path / "copy", objects, clock=clock) as copy:
         await Door(copy).fetch()
