@@ -426,6 +426,21 @@ async def test_prefetch_is_bounded_by_credit(client: Client) -> None:
         assert [*first.offsets.tolist(), *rest] == list(range(1_000))
 
 
+@pytest.mark.parametrize(("prefetch", "share"), [(8, 2), (4, 1), (1, 1)])
+async def test_prefetch_is_shared_by_the_partitions_of_a_topic(client: Client, prefetch: int, share: int) -> None:
+    await client.create_topic(TOPIC, partitions=4)
+    async with client.producer(TOPIC, batch_messages=1, partition_by="round-robin") as producer:
+        await producer.send_many(numbered(80))
+
+    async def each_has_its_share() -> bool:
+        described = await client.describe_subscription(TOPIC, "billing")
+        return [one.unacked for one in described.partitions] == [share] * 4
+
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", prefetch_messages=prefetch) as consumer:
+        await until(each_has_its_share)
+        assert len(await take(consumer, 80)) == 80
+
+
 async def offsets_of(consumer: Consumer, count: int):  # type: ignore[no-untyped-def]
     seen = 0
     async for batch in consumer.batches():
@@ -498,3 +513,10 @@ async def test_a_closed_client_has_left_no_task_and_no_timer_behind() -> None:
         assert asyncio.all_tasks() == before
         scheduled = [timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
         assert not [timer for timer in scheduled if "pydanube.client" in repr(timer)]
+
+
+async def test_a_list_of_messages_is_not_acked_at_once_and_the_error_says_what_is(client: Client) -> None:
+    await publish(client, *numbered(2))
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        with pytest.raises(Invalid, match="take one message or one batch"):
+            await consumer.ack(await take(consumer, 2))  # type: ignore[arg-type]

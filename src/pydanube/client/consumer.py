@@ -208,6 +208,8 @@ def acks_of(received: Message | ReceivedBatch) -> tuple[Acks, list[tuple[int, in
         acks, ranges = received._delivery.acks, [(received.offset, received.offset + 1)]
     elif isinstance(received, ReceivedBatch):
         acks, ranges = received.acks, received.offset_ranges()
+    if isinstance(received, list | tuple):
+        raise Invalid("acks and nacks take one message or one batch: call them for each, or receive batches")
     if acks is None:
         raise Invalid(f"{received!r} was not received by a consumer: acks and nacks take its messages and batches")
     if acks.closed is not None:

@@ -1,7 +1,7 @@
 """What works behind a consumer: a source for every partition of its topics, and the acks they send together.
 
 Invariants
-    the prefetch limits hold over all sources together (each has a small share of its own, however many there are)
+    the prefetch limits hold over all sources together (but each has a hundredth, and one message, if there are many)
     topics that a pattern finds later, and partitions that are added later, are read from their beginning: what came in
     before they were found counts too
 """
@@ -32,8 +32,8 @@ from .source import Source
 
 log = get_logger(__name__)
 
-SHARE_MESSAGES_MIN: Final = 100
-SHARE_BYTES_MIN: Final = 64 * 1024
+SHARES_MAX: Final = 100
+"""Where there are more sources than this, each has this part of the prefetch limits: one alone must get ahead too."""
 
 
 def is_pattern(topic: str) -> bool:
@@ -260,11 +260,10 @@ class Sources:
         ]
 
     def _share_prefetch(self) -> None:
-        count, settings = max(len(self._sources), 1), self._settings
-        messages = min(max(settings.prefetch_messages // count, SHARE_MESSAGES_MIN), settings.prefetch_messages)
-        size = min(max(settings.prefetch_bytes // count, SHARE_BYTES_MIN), settings.prefetch_bytes)
+        """Of few messages each source gets few, but one at least: where there is none, nothing comes."""
+        share, settings = min(len(self._sources) or 1, SHARES_MAX), self._settings
         for source in self._sources.values():
-            source.credit.aim(messages, size)
+            source.credit.aim(max(1, settings.prefetch_messages // share), max(1, settings.prefetch_bytes // share))
 
     async def _matching(self) -> list[str]:
         """The topics that the patterns mean now."""

@@ -97,7 +97,7 @@ class FailurePolicy:
         if self.dead_letter_topic:
             TopicName.parse(self.dead_letter_topic)
         elif self.poison is Poison.DEAD_LETTER:
-            raise Invalid("poison policy dead-letter needs dead_letter_topic")
+            raise Invalid("poison policy dead-letter needs a topic for them: dead_letter_topic (--dead-letter-topic)")
 
     def next_delay_ms(self, failures: int) -> int:
         """How long a message waits after its nth failure."""
