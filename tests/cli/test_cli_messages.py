@@ -75,7 +75,7 @@ def test_no_lines_publish_nothing_and_succeed(danube, topic):
 def test_a_failure_says_how_many_were_stored(danube, topic):
     told = danube("produce", topic, stdin="short\n" + "x" * (MESSAGE_BYTES_MAX + 300_000))
     assert told.returncode == 1
-    assert "of 1 messages read" in told.stderr
+    assert "of 1 messages were published before it failed" in told.stderr
     assert "line 2 is longer than a message may be" in told.stderr
 
 

@@ -173,8 +173,7 @@ async def _publish(client: Client, wanted: Wanted, source: AsyncIterator[list[by
             try:
                 await tally.send_all(source)
             except BaseException:
-                if tally.read > 1:  # of a single one the error says it all
-                    note(f"{tally.messages:,} of {tally.read:,} messages were published before it failed")
+                note(f"{tally.messages:,} of {tally.read:,} messages were published before it failed")
                 raise
             finally:
                 watching.cancel()
