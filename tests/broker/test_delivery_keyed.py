@@ -27,6 +27,14 @@ async def filled(door: Door, producers: int = 1) -> None:
         await door.publish(made[start // BATCH % producers], [key.encode() for key in keys], keys=keys)
 
 
+async def alone(door: Door):
+    """A consumer that has everything there is, without another."""
+    await filled(door)
+    consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+    await consumer.wait_for(COUNT)
+    return consumer
+
+
 def table(collector, part: slice = slice(None)) -> np.ndarray:
     """Its messages as an ACK names many of them."""
     offsets = np.array([offset for offset, _ in collector.received[part]], np.int64)
@@ -140,10 +148,7 @@ async def test_what_was_acked_before_a_consumer_went_does_not_come_again(tmp_pat
 
 async def test_a_nack_behind_an_ack_of_the_same_turn_changes_nothing(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await filled(door)
-        consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
-        await consumer.wait_for(COUNT)
+        consumer = await alone(Door(broker))
         consumer.consumer.ack(table(consumer), cumulative=False)
         consumer.consumer.nack([(0, 10)], delay_ms=0)
         await asyncio.sleep(0)
@@ -153,10 +158,7 @@ async def test_a_nack_behind_an_ack_of_the_same_turn_changes_nothing(tmp_path: P
 
 async def test_acks_before_a_seek_do_not_count_behind_it(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await filled(door)
-        consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
-        await consumer.wait_for(COUNT)
+        consumer = await alone(Door(broker))
         consumer.consumer.ack(table(consumer), cumulative=False)
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
         assert await position(broker) == 0
@@ -172,10 +174,7 @@ async def confirmed(collector, ranges) -> None:
 
 async def test_an_ack_that_is_confirmed_confirms_all_before_it(tmp_path: Path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await filled(door)
-        consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
-        await consumer.wait_for(COUNT)
+        consumer = await alone(Door(broker))
         consumer.consumer.ack(table(consumer, slice(1000)), cumulative=False)
         await confirmed(consumer, [])
         consumer.consumer.ack(table(consumer, slice(1000, 1500)), cumulative=False)
@@ -211,10 +210,7 @@ class TestStateThatFitsNoRecord:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         async with open_broker(tmp_path) as broker:
-            door = Door(broker)
-            await filled(door)
-            consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
-            await consumer.wait_for(COUNT)
+            consumer = await alone(Door(broker))
             await confirmed(consumer, table(consumer)[1::2])
         self.limit(monkeypatch, 500)
         async with open_broker(tmp_path, crash=True) as broker:
@@ -237,10 +233,7 @@ class TestStateThatFitsNoRecord:
     ):
         monkeypatch.setattr("pydanube.broker.state.DELTAS_PER_SNAPSHOT", 3)
         async with open_broker(tmp_path, crash=True) as broker:
-            door = Door(broker)
-            await filled(door)
-            consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
-            await consumer.wait_for(COUNT)
+            consumer = await alone(Door(broker))
             await confirmed(consumer, table(consumer)[1::2])
             self.limit(monkeypatch, 500)
             for offset in range(0, 20, 2):
@@ -253,10 +246,7 @@ class TestStateThatFitsNoRecord:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         async with open_broker(tmp_path, crash=True) as broker:
-            door = Door(broker)
-            await filled(door)
-            consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
-            await consumer.wait_for(COUNT)
+            consumer = await alone(Door(broker))
             await confirmed(consumer, [(1, 2)])
             self.limit(monkeypatch, 500)
             with pytest.raises(Full, match="the state of the partition has"):

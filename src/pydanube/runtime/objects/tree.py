@@ -254,7 +254,8 @@ def _write(file: int, pieces: Sequence[Buffer]) -> None:
     """Large objects go past the page cache where the file system lets them: they cost a third of the processor time
     then, and nobody else who writes to this disk, a log say, has to wait for memory or for more than a chunk."""
     chunk = memoryview(mmap.mmap(-1, min(CHUNK_BYTES, _aligned(sum(map(len, pieces))))))
-    is_direct = len(chunk) == CHUNK_BYTES and _set_direct(file, True)
+    is_large = len(chunk) == CHUNK_BYTES
+    is_direct = is_large and _set_direct(file, True)
     for filled in _chunks(pieces, chunk):
         if is_direct and len(filled) % BLOCK_BYTES:
             is_direct = _set_direct(file, False)  # the last one
@@ -265,7 +266,7 @@ def _write(file: int, pieces: Sequence[Buffer]) -> None:
                 if not is_direct or error.errno != errno.EINVAL:
                     raise
                 is_direct = _set_direct(file, False)  # it said it could, and cannot
-        if not is_direct and len(chunk) == CHUNK_BYTES:
+        if is_large and not is_direct:
             os.fsync(file)
 
 
