@@ -190,6 +190,10 @@ class Collector:
         self.consumer = None
         self._arrived = asyncio.Event()
 
+    def deliver_whole(self, batches, epoch) -> None:
+        for batch in batches:
+            self.deliver(batch, epoch, [], [], [])
+
     def deliver(self, batch, epoch, ranges, redeliveries, reasons) -> None:
         from pydanube.codec.batch import Batch
 

@@ -307,7 +307,7 @@ def test_columns_appear_when_the_first_message_needs_them() -> None:
     outbox = Outbox(10, 10_000, "me", Codec.NONE, lambda rows, *_: done.append(rows))
     outbox.renew(1, 1)
     outbox.add(b"a", None, None, 5, 1, 0.0)
-    outbox.add_many([b"b", b"c"], ["k", None], None, 6, 2, 0.0)
+    outbox.add_many([b"b", b"c"], [1, 1], ["k", None], None, 6, 2, 0.0)
     outbox.add(b"d", None, {"x": "y"}, 6, 1, 0.0)
     outbox.close_filling()
     assert outbox.take()

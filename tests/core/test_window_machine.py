@@ -158,6 +158,9 @@ class WindowMachine(WindowModel):
             self._skipped()
             return
         base, end, batch = found
+        if self.goes_straight and self.rows_max is None and window.next_read == base and window.straight is not None:
+            self._give_straight(window.straight, base, end, len(batch.view))
+            return
         room = {member: member.messages if member.has_room else 0 for member in window.members}
         dealt = window.offer(batch, base, end, self.desk.now_us, stored.end - end, self.rows_max)
         self._skipped()
@@ -171,6 +174,20 @@ class WindowMachine(WindowModel):
             assert one.member.messages == room[one.member] - len(offsets)
             for offset in offsets:
                 self._delivered(one.member, offset)
+
+    def _give_straight(self, member: Member, base: int, end: int, size_bytes: int) -> None:
+        assert member is self.active() and member.has_room
+        messages = member.messages
+        self.window.give_straight(end, size_bytes)
+        member.weigh(size_bytes)
+        assert member.messages == messages - (end - base)
+        for offset in range(base, end):
+            self._delivered(member, offset)
+
+    @rule(goes_straight=st.booleans())
+    def go_straight(self, goes_straight):
+        """Whole batches to the one who gets them all, where nothing speaks against it."""
+        self.goes_straight = goes_straight
 
     @rule(rows_max=st.sampled_from([None, None, 1, 2, 7, 30]))
     def limit_rows(self, rows_max):

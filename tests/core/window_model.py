@@ -34,6 +34,7 @@ class WindowModel(RuleBasedStateMachine):
         self.delivered: set[int] = set()
         self.rows_max: int | None = None
         self.batches_max = 1
+        self.goes_straight = True
         self.published_us: dict[int, int] = {}
 
     @property

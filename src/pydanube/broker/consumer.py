@@ -34,6 +34,9 @@ class Sink(Protocol):
     ) -> None:
         """`ranges` are rows of the batch, none meaning all of them."""
 
+    def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
+        """All rows of these, one batch after the other; none was delivered before."""
+
     def changed(self, ack_timeout_ms: int) -> None:
         """The subscription's ack timeout is another one from now on."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Final
 
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.gather import gather_parts, gather_range
 from pydanube.codec.batch.join import can_follow, joined
+from pydanube.codec.batch.peek import is_dense, offsets_of
 from pydanube.core.dispatch.members import Dealt
 from pydanube.core.dispatch.ranges import RangeArray, runs
 
@@ -38,6 +39,22 @@ def together(views: Iterable[memoryview], messages_max: int, bytes_max: int) -> 
             break
         batches.append(batch)
     return joined(batches) if len(batches) > 1 else batches[0]
+
+
+def straight(
+    views: Iterable[memoryview], start: int, batches_max: int, messages_max: int, bytes_max: int
+) -> tuple[list[memoryview], int, int]:
+    """Those of these stored batches that follow each other from `start` on, each of them whole, until there is no
+    room; with where they end and what they take. The last one may be larger than the room, as any one batch may."""
+    taken: list[memoryview] = []
+    end, size = start, 0
+    for view in islice(views, batches_max):
+        base, stop = offsets_of(view)
+        if base != end or not is_dense(view) or end - start >= messages_max or size >= bytes_max:
+            break
+        taken.append(view)
+        end, size = stop, size + len(view)
+    return taken, end, size
 
 
 def cut(batch: Batch, base: int, deals: Sequence[Dealt]) -> list[tuple[memoryview, Rows]]:

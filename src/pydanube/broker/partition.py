@@ -121,6 +121,7 @@ class Partition:
         self.traffic = Traffic()
         self.tier: Tier | None = None
         """None while nothing of it goes to object storage."""
+        self.is_logged = isinstance(stream, LoggedStream)
         self.sizes = stored_sizes(stream, writer)
         self.quota = BacklogQuota(name, stream, self.sizes, self.subscriptions)
         self.state: StateLedger | NoState

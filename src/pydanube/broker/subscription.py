@@ -34,7 +34,7 @@ from .acking import Gathered
 from .alarm import Alarm
 from .consumer import Consumer, Sink
 from .counting import Counts, describe_member, describe_window
-from .cutting import below, cut, offsets_dealt, rows_for, together
+from .cutting import below, cut, offsets_dealt, rows_for, straight, together
 from .rates import Rate
 from .state import Done
 from .subscription_place import Place, Seat
@@ -48,6 +48,10 @@ BURY_AGAIN_MS_MAX: Final = 60_000
 
 READ_BYTES: Final = 2 * 1024 * 1024
 """The most that is read at a time for a subscription that is behind; its consumers' credit may be less."""
+
+STRAIGHT_BATCHES_MAX: Final = 16
+STRAIGHT_BYTES_MAX: Final = 1024 * 1024
+"""What is sent before it is asked again whether the consumer has room: its connection may be full by then."""
 
 FEW_AGAIN: Final = 1_000
 """Neighbours to be delivered again, up to which only the batch that holds them is read."""
@@ -191,7 +195,10 @@ class LiveSubscription:
             view = self._at(offset)
             if view is None:
                 return None
-            self._offer(Batch.trust(view) if self._rate is not None else together(self._ahead, *core.reach))
+            if self._rate is not None:
+                self._offer(Batch.trust(view))
+            elif not self._give_straight():
+                self._offer(together(self._ahead, *core.reach))
             if self._turn.is_over:
                 return None
         self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
@@ -215,6 +222,25 @@ class LiveSubscription:
             return None
         self._ahead, self._ahead_from = deque(views), offset
         return self._ahead[0]
+
+    def _give_straight(self) -> bool:
+        """What lies ready, as it is stored, to the one who gets it all. False where that takes a closer look."""
+        core, start = self.core, self.core.next_read
+        member = core.straight
+        if member is None:
+            return False
+        bytes_max = min(member.bytes, STRAIGHT_BYTES_MAX)
+        views, end, size = straight(self._ahead, start, STRAIGHT_BATCHES_MAX, member.messages, bytes_max)
+        if not views:
+            return False
+        core.give_straight(end, size)
+        member.weigh(size)
+        now_us, seat, rows = self._clock.now_us(), self._seats[member], end - start
+        self.counts.deliver(now_us, rows, size, 0)
+        seat.counts.deliver(now_us, rows, size, 0)
+        self._turn.worked(len(views), rows)
+        seat.sink.deliver_whole(views, self._place.epoch())
+        return True
 
     def _offer(self, batch: Batch) -> None:
         base, end = batch.base_offset, batch.end_offset

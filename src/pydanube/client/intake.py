@@ -22,6 +22,7 @@ class Piece(NamedTuple):
     partition: int
     indices: Sequence[int]
     payloads: Sequence[bytes]
+    lengths: Sequence[int]
     keys: Sequence[str | None] | None
     attributes: Sequence[Attributes | None] | None
     size: int
@@ -40,9 +41,9 @@ def cut(
         whole = _whole(payloads, keys, partitioner, messages_max, bytes_max)
         if whole is not None:
             return iter((whole,))
-    payloads, sizes = _checked(payloads, keys, attributes)
+    payloads, lengths, sizes = _checked(payloads, keys, attributes)
     groups = _groups(payloads, keys, partitioner)
-    return _pieces(payloads, keys, attributes, sizes, groups, messages_max, bytes_max)
+    return _pieces(payloads, lengths, keys, attributes, sizes, groups, messages_max, bytes_max)
 
 
 def _whole(
@@ -61,15 +62,17 @@ def _whole(
         partition, key_characters = 0, len("".join(keys))
     if not 0 < count <= messages_max or set(map(type, payloads)) != {bytes}:
         return None
-    payload_bytes = sum(map(len, payloads))
+    lengths = list(map(len, payloads))
+    payload_bytes = sum(lengths)
     size = payload_bytes + key_characters + count * ROW_BYTES
     if size > bytes_max or payload_bytes > MESSAGE_BYTES_MAX:  # one of them may be too large: look at each
         return None
-    return Piece(partition, range(count), payloads, keys, None, size)
+    return Piece(partition, range(count), payloads, lengths, keys, None, size)
 
 
 def _pieces(
     payloads: Sequence[bytes],
+    lengths: Sequence[int],
     keys: Sequence[str | None] | None,
     attributes: Sequence[Attributes | None] | None,
     sizes: Sequence[int] | int,
@@ -84,6 +87,7 @@ def _pieces(
                 partition,
                 piece,
                 _picked(payloads, piece),
+                _picked(lengths, piece),
                 None if keys is None else _picked(keys, piece),
                 None if attributes is None else _picked(attributes, piece),
                 size,
@@ -92,8 +96,9 @@ def _pieces(
 
 def _checked(
     payloads: Sequence[bytes], keys: Sequence[str | None] | None, attributes: Sequence[Attributes | None] | None
-) -> tuple[Sequence[bytes], Sequence[int] | int]:
-    """The payloads as bytes, and the size of each message (one number when they are all alike); or Invalid."""
+) -> tuple[Sequence[bytes], Sequence[int], Sequence[int] | int]:
+    """The payloads as bytes, their lengths, and what each message takes (one number when they are all alike); or
+    Invalid."""
     if isinstance(payloads, bytes | bytearray | memoryview | str):
         raise Invalid("many payloads are a list of bytes: use send for a single one")
     if not isinstance(payloads, list | tuple):
@@ -112,13 +117,13 @@ def _checked(
     if longest > MESSAGE_BYTES_MAX:
         raise Invalid(f"payload of {longest} bytes is too large: at most {MESSAGE_BYTES_MAX}")
     if keys is None and attributes is None and lengths.count(longest) == len(lengths):
-        return payloads, longest + ROW_BYTES
+        return payloads, lengths, longest + ROW_BYTES
     sizes = [length + ROW_BYTES for length in lengths]
     if keys is not None:
         sizes = [size + len(key or "") for size, key in zip(sizes, keys, strict=True)]
     if attributes is not None:
         sizes = [size + (attributes_size(one) if one else 0) for size, one in zip(sizes, attributes, strict=True)]
-    return payloads, sizes
+    return payloads, lengths, sizes
 
 
 def _groups(

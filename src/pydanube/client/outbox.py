@@ -106,7 +106,7 @@ class Outbox:
         return bool(self._closed)
 
     def add_many(
-        self, payloads: Sequence[bytes], keys: Sequence[str | None] | None,
+        self, payloads: Sequence[bytes], lengths: Sequence[int], keys: Sequence[str | None] | None,
         attributes: Sequence[Attributes | None] | None, time_us: int, size: int, now: float,
         waiter: object | None = None, deliver_at: int = 0,
     ) -> bool:  # fmt: skip
@@ -116,7 +116,7 @@ class Outbox:
             rows = self._begin_rows(now)
         if waiter is not None:
             rows.waiters.append((waiter, len(rows), count))
-        rows.add_many(payloads, keys, attributes, time_us, size, deliver_at)
+        rows.add_many(payloads, lengths, keys, attributes, time_us, size, deliver_at)
         self.added += count
         if len(rows) >= self._batch_messages or rows.size >= self._batch_bytes:
             self.close_filling()

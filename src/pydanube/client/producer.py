@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import datetime, timedelta
+from typing import Final
 
 from pydanube.model.errors import DanubeError, Full, NotFound, Refused
 from pydanube.model.limits import MESSAGE_BYTES_MAX
@@ -36,6 +37,9 @@ from .receipts import Placed, Receipt, Receipts
 from .routing import Brokers
 from .rows import ROW_BYTES, Attributes, attributes_size, checked_payload
 from .settings import ProducerSettings
+
+PAUSE_SECONDS: Final = 0.0005
+"""So long a loop over `queue_many` may keep the event loop to itself; what it queued meanwhile is sent together."""
 
 
 class Producer(Openable):
@@ -65,6 +69,8 @@ class Producer(Openable):
         self._partition_by = partition_by
         self._partitioner = Partitioner(1)
         self._sticky = False
+        self._pause_at = 0.0
+        """When whoever queues without end lets others run."""
         self._reliable = True
 
     @property
@@ -177,7 +183,9 @@ class Producer(Openable):
         """
         deliver_us = self._delivery_time(deliver_at, deliver_after)
         await self._add_many(self._cut(payloads, keys, attributes), publish_time, deliver_us, None)
-        await asyncio.sleep(0)
+        if self._clock.monotonic() >= self._pause_at:
+            await asyncio.sleep(0)
+            self._pause_at = self._clock.monotonic() + PAUSE_SECONDS
 
     async def flush(self) -> None:
         """Wait until everything queued so far is stored or has failed.
@@ -231,7 +239,15 @@ class Producer(Openable):
                 self._publisher.watch()
             now = self._clock.monotonic()
             if lane.outbox.add_many(
-                piece.payloads, piece.keys, piece.attributes, time_us, piece.size, now, waiter, deliver_us
+                piece.payloads,
+                piece.lengths,
+                piece.keys,
+                piece.attributes,
+                time_us,
+                piece.size,
+                now,
+                waiter,
+                deliver_us,
             ):
                 lane.pump()
             else:

@@ -23,10 +23,12 @@ _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 class Rows:
     """The columns of one batch that is being filled. `waiters` are opaque: (whoever waits, its first row, its rows)."""
 
-    __slots__ = ("attributes", "born", "deliver_at", "keys", "payloads", "size", "time", "times", "waiters")
+    __slots__ = ("attributes", "born", "deliver_at", "keys", "lengths", "payloads", "size", "time", "times", "waiters")
 
     def __init__(self, born: float) -> None:
         self.payloads: list[bytes] = []
+        self.lengths: list[int] = []
+        """Of the payloads."""
         self.keys: list[str | None] | None = None
         self.attributes: list[Attributes] | None = None
         self.deliver_at: array[int] | None = None
@@ -63,11 +65,13 @@ class Rows:
         elif time_us != self.time:
             self._add_times(time_us, 1)
         self.payloads.append(payload)
+        self.lengths.append(len(payload))
         self.size += size
 
     def add_many(
         self,
         payloads: Sequence[bytes],
+        lengths: Sequence[int],
         keys: Sequence[str | None] | None,
         attributes: Sequence[Attributes | None] | None,
         time_us: int,
@@ -86,6 +90,7 @@ class Rows:
         if time_us != self.time or self.times is not None:
             self._add_times(time_us, count)
         self.payloads.extend(payloads)
+        self.lengths.extend(lengths)
         self.size += size
 
     def encode(
@@ -110,7 +115,7 @@ class Rows:
             schema_id=schema[0],
             schema_version=schema[1],
             codec=codec,
-            payloads_checked=True,
+            payload_lengths=self.lengths,
         )
 
     def _key_column(self) -> list[str | None]:

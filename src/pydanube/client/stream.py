@@ -63,6 +63,10 @@ class Stream(Openable, AsyncIterator[Message]):
     async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
         """The next messages of one partition, as they come. Raises TimeoutError. Cancelled, nothing is lost."""
         check_timeout(timeout)
+        if self._opened and not self._pause_due and self._queue.failure is None:
+            batch = self._queue.take_batch()
+            if batch is not None:
+                return batch
         return await self._within(timeout, self._next_batch, self._queue.take_batch)
 
     async def batches(self) -> AsyncIterator[ReceivedBatch]:
@@ -73,20 +77,27 @@ class Stream(Openable, AsyncIterator[Message]):
     async def _within(
         self, timeout: float | None, wait: Callable[[], Awaitable[T | None]], look: Callable[[], T | None]
     ) -> T:
-        """What `wait` brings before the deadline. What arrived together with the deadline is not late."""
+        """What `wait` brings before the deadline, if there is one."""
+        found = await wait() if timeout is None else await self._before_deadline(timeout, wait, look)
+        if found is None:
+            raise self._over_error()
+        return found
+
+    async def _before_deadline(
+        self, timeout: float, wait: Callable[[], Awaitable[T | None]], look: Callable[[], T | None]
+    ) -> T | None:
+        """What arrived together with the deadline is not late."""
         await self._ready_to_receive()
         try:
             async with asyncio.timeout(timeout):
-                found = await wait()
+                return await wait()
         except TimeoutError:
             await asyncio.sleep(0)  # what the loop has read from its sockets meanwhile is handed out in this turn
             self._check_readable()
             found = look()
             if found is None and not self._over:
                 raise TimeoutError(f"no message within {timeout:g} s") from None
-        if found is None:
-            raise self._over_error()
-        return found
+            return found
 
     async def _next(self) -> Message | None:
         """The slow path: the chunk is used up. None at the end."""

@@ -69,17 +69,17 @@ def encode(
     schema_id: int = 0,
     schema_version: int = 0,
     codec: Codec = Codec.NONE,
-    payloads_checked: bool = False,
+    payload_lengths: list[int] | None = None,
 ) -> bytearray:
     """One batch of these columns, not yet stamped. Raises Invalid for what no batch can hold.
 
-    Data that compression does not make smaller is stored without it. `payloads_checked`: the caller has looked at every
-    payload, and each is bytes within the limit.
+    Data that compression does not make smaller is stored without it. `payload_lengths`: the caller has looked at every
+    payload, each is bytes within the limit, and so long.
     """
     count = len(payloads)
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise Invalid(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
-    owned, lengths = (payloads, list(map(len, payloads))) if payloads_checked else payload_column(payloads)
+    owned, lengths = payload_column(payloads) if payload_lengths is None else (payloads, payload_lengths)
     times = publish_time_column(publish_times, count)
     if keys is None and attributes is None and deliver_at is None:
         rows = Rows(owned, times, payload_lengths=lengths)

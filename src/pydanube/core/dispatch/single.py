@@ -31,6 +31,10 @@ class Single:
         self._active: Member | None = None
 
     @property
+    def active(self) -> Member | None:
+        return self._active
+
+    @property
     def has_room(self) -> bool:
         return self._active is not None and self._active.has_room
 
@@ -59,10 +63,15 @@ class Single:
     def deal(self, offered: Offered) -> tuple[list[Dealt], list[Range]]:
         member = self._active
         assert member is not None and member.has_room
-        self._holding.add(offered.ranges)
         rows = offered.rows
-        member.charge(rows, offered.bytes_of(rows))
+        self.give(offered.ranges, rows, offered.bytes_of(rows))
         return [Dealt(member, offered.ranges)], []
+
+    def give(self, ranges: Sequence[Range], rows: int, size_bytes: int) -> None:
+        """The active member gets these."""
+        assert self._active is not None
+        self._holding.add(ranges)
+        self._active.charge(rows, size_bytes)
 
     def take_work(self) -> float:
         return 0.0

@@ -158,6 +158,22 @@ class Window:
         """A message that is exhausted stops the subscription; on key-shared only its key."""
         return self.failures.blocked > 0 and self.type is not SubscriptionType.KEY_SHARED
 
+    @property
+    def straight(self) -> Member | None:
+        """Whoever gets all that is read next, just as it is stored: there is no rival, and nothing of it has been acked
+        or delivered before. None: batches are to be offered one by one."""
+        policy = self.policy
+        if not isinstance(policy, Single) or self._ready or len(self.failures) or self.cursor.end > self.next_read:
+            return None
+        return policy.active
+
+    def give_straight(self, end: int, size_bytes: int) -> None:
+        """The one who gets it all got everything up to `end`."""
+        policy, start = self.policy, self.next_read
+        assert isinstance(policy, Single)
+        policy.give([(start, end)], end - start, size_bytes)
+        self.next_read = end
+
     def offer(
         self, batch: Batch, base: int, end: int, now_us: int, following: int = 0, rows_max: int | None = None
     ) -> list[Dealt]:

@@ -42,11 +42,12 @@ from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, Refused,
 from pydanube.model.failure import DELAY_MS_MAX
 from pydanube.model.limits import FRAME_BYTES_MAX, NACKED_MESSAGES_MAX
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.network import CHUNK_BYTES_MAX, FramedConnection
+from pydanube.runtime.network import FramedConnection
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from . import requests, staging
+from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
 from .memory import Hold, PublishMemory
@@ -59,10 +60,6 @@ VERSION_MIN: Final = 1
 
 KEEP_ALIVE_QUESTIONS: Final = 3
 """A silent client is asked so often before its keep-alive is over: then it is gone, and what it held is others'."""
-
-SMALL_BATCH_BYTES: Final = CHUNK_BYTES_MAX // 4
-"""Smaller batches are copied out of the chunk they arrived in. A batch that is cached keeps its whole chunk in memory:
-for a large one that is not much more than itself, a small one could hold many times its size."""
 
 NACKED_AT_ONCE: Final = 1_000
 """Each costs some microseconds: behind a frame that gives back more than this, others get their turn."""
@@ -110,6 +107,7 @@ class Session:
         self.publish_bytes = 0
         self._requests = 0
         self._fetches = Fetches(connection, house.broker, house.settings, house.tasks, house.unread_bytes)
+        self._chunks = Chunks()
         self._last_ping = 0.0
         self._turn = 0
 
@@ -189,6 +187,8 @@ class Session:
         action = _ACTIONS.get(received.kind)
         if action is None:
             raise Invalid(f"a welcomed client does not send {received.kind.name}")
+        if received.kind is not Kind.PUBLISH:
+            self._chunks.passed(len(frame))
         action(self, received)
         if not self.connection.writable and self.connection.queued_bytes > self.settings.answers_bytes_max:
             self.hold(Hold.ANSWERS)
@@ -210,7 +210,11 @@ class Session:
         if self._publishes >= self.settings.publishes_in_flight_max:
             self.hold(Hold.PUBLISHES)
         done = partial(self._published, correlation, handle, batch_bytes)
-        batch = frame.body if batch_bytes >= SMALL_BATCH_BYTES else memoryview(bytearray(frame.body))
+        if producer.partition.is_logged:
+            batch = self._chunks.settled(frame.body)
+        else:
+            batch = frame.body
+            self._chunks.passed(batch_bytes)
         try:
             self.broker.publish(self.principal, producer, batch, done)
         except Exception as error:  # the facade answers through `done`; whatever it raises is its mistake
@@ -221,9 +225,12 @@ class Session:
         self._house.memory.give_back(self, batch_bytes)
         self.release(Hold.PUBLISHES)
         if isinstance(result, DanubeError):
+            self._chunks.passed(batch_bytes)
             self.fail(correlation, result, handle)
         else:
             base_offset, owner_epoch, duplicate = result
+            if duplicate:
+                self._chunks.passed(batch_bytes)
             answer = frames.encode_published(correlation, handle, base_offset, owner_epoch, duplicate)
             if self._publishes:
                 self.connection.send(answer)

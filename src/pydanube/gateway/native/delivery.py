@@ -37,6 +37,13 @@ class DeliverySink:
         head = encode_deliver_head(self.handle, epoch, ranges, redeliveries, reasons)
         self._connection.send(encode_front(Kind.DELIVER, head, len(batch)), batch)
 
+    def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
+        head = encode_deliver_head(self.handle, epoch)
+        buffers: list[bytes | memoryview] = []
+        for batch in batches:
+            buffers += encode_front(Kind.DELIVER, head, len(batch)), batch
+        self._connection.send(*buffers)
+
     def changed(self, ack_timeout_ms: int) -> None:
         self._connection.send(encode(Kind.CONSUMER_CHANGED, pack(ConsumerChanged(self.handle, ack_timeout_ms))))
 

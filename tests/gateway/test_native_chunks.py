@@ -1,0 +1,57 @@
+"""Cached batches stay in the chunks they arrived in, as long as those chunks hold little else."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydanube.gateway.native.chunks import LARGE_BYTES, SMALL_BYTES, TOLERATED_SHARE, Chunks
+from pydanube.runtime.network import CHUNK_BYTES_MAX
+
+BYTES = memoryview(bytes(LARGE_BYTES))
+
+frames = st.lists(
+    st.tuples(st.booleans(), st.integers(1, 12).flatmap(lambda power: st.integers(1, 2**power * 32))), max_size=200
+)
+
+
+def is_copied(chunks: Chunks, size: int) -> bool:
+    batch = BYTES[:size]
+    settled = chunks.settled(batch)
+    assert settled == batch
+    return settled is not batch
+
+
+def test_batches_that_come_without_anything_else_stay_where_they_are() -> None:
+    chunks = Chunks()
+    assert not any(is_copied(chunks, size) for size in (SMALL_BYTES, LARGE_BYTES) * 10)
+
+
+def test_small_ones_are_always_copied() -> None:
+    assert is_copied(Chunks(), SMALL_BYTES - 1)
+
+
+def test_after_much_else_batches_are_copied_until_it_is_made_up_for() -> None:
+    chunks = Chunks()
+    chunks.passed(10 * CHUNK_BYTES_MAX)
+    copied = [is_copied(chunks, SMALL_BYTES) for _ in range(20)]
+    made_up = CHUNK_BYTES_MAX // SMALL_BYTES
+    assert copied == [True] * made_up + [False] * (20 - made_up)
+
+
+@given(frames)
+def test_chunks_that_are_kept_hold_little_else(arriving: list[tuple[bool, int]]) -> None:
+    """Frames fill one chunk after another; a chunk is kept while a batch lies in it."""
+    chunks, position, cached, kept = Chunks(), 0, 0, set[int]()
+    for is_batch, size in arriving:
+        if position % CHUNK_BYTES_MAX + size > CHUNK_BYTES_MAX:
+            position += CHUNK_BYTES_MAX - position % CHUNK_BYTES_MAX
+        if not is_batch:
+            chunks.passed(size)
+        else:
+            cached += size
+            if not is_copied(chunks, size):
+                kept.add(position // CHUNK_BYTES_MAX)
+        position += size
+    unfilled = LARGE_BYTES * len(kept)  # at the end of each, where the next frame had no room
+    assert len(kept) * CHUNK_BYTES_MAX - unfilled <= (2 + 2 / TOLERATED_SHARE) * cached + 2 * CHUNK_BYTES_MAX
