@@ -76,7 +76,7 @@ class Client(Admin, StagedWrites):
         batch_bytes: int = 256 * KIB,
         batch_messages: int = 10_000,
         linger_ms: float = 5.0,
-        in_flight_batches: int = 32,
+        in_flight_batches: int = 64,
         queue_messages: int = 100_000,
         queue_bytes: int = 64 * MIB,
         timeout: float | None = None,

@@ -40,7 +40,7 @@ class ProducerSettings:
     batch_messages: int = 10_000
     linger_ms: float = 5.0
     """The longest a message waits for company while earlier batches are on their way; alone it never waits."""
-    in_flight_batches: int = 32
+    in_flight_batches: int = 64
     queue_messages: int = 100_000
     queue_bytes: int = 64 * MIB
     timeout: float = 30.0

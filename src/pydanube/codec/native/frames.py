@@ -33,6 +33,7 @@ from pydanube.model.limits import ALIGNMENT, CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 PREAMBLE: Final = b"DANUBE\x00\x01"
 PROTOCOL_VERSION: Final = 1
 HEADER: Final = struct.Struct("<IBBHII")
+_LENGTH: Final = struct.Struct("<I")
 PADDING: Final = 8
 """Frames without a body end on it: the least that Arrow's columns ask for."""
 
@@ -86,7 +87,7 @@ def body_start(head_length: int) -> int:
 
 def frame_length(header: memoryview) -> int:
     """The whole length of the frame that starts here; checked, so that memory may be taken for it."""
-    length = int.from_bytes(header[:4], "little")
+    length: int = _LENGTH.unpack_from(header)[0]
     if not HEADER.size <= length <= FRAME_BYTES_MAX:
         raise Invalid(f"frame length {length} is outside {HEADER.size}..{FRAME_BYTES_MAX}")
     return length
@@ -226,6 +227,8 @@ class DeliverHead(NamedTuple):
 def decode_deliver_head(head: memoryview) -> DeliverHead:
     _at_least(head, DELIVER.size, Kind.DELIVER)
     handle, epoch, range_count, redelivery_count = DELIVER.unpack_from(head)
+    if len(head) == DELIVER.size and not (range_count or redelivery_count):
+        return DeliverHead(handle, epoch, [], ())
     ranges_end = DELIVER.size + range_count * _RANGE_ROWS.size
     counts_end = ranges_end + redelivery_count * 2
     if len(head) < counts_end:

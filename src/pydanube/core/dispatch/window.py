@@ -331,8 +331,11 @@ class Window:
     @property
     def next_due_us(self) -> int | None:
         """When `due` has something to do; None when nothing waits."""
-        retry, delay = self.failures.next_due_us, self._delays[0][0] if self._delays else None
-        return min((one for one in (retry, delay) if one is not None), default=None)
+        retry = self.failures.next_due_us
+        if not self._delays:
+            return retry
+        delay = self._delays[0][0]
+        return delay if retry is None else min(retry, delay)
 
     def has_due(self, now_us: int) -> bool:
         """Whether something waited long enough. What is ready before it goes first: the order is that of time."""
