@@ -237,12 +237,14 @@ class Partition:
         self.stream.add(base, end, view)
         self.sizes.add(base, end, len(view))
         self.traffic.mark(self._clock.now_us(), end - base, len(view))
+        if self._ledger_id is None:
+            self._woken()  # a memory topic is there for whoever receives
         answer = Published(append.base_offset, self._ownership.epoch, False)
         for done in append.waiters:
             done(answer)
         if self._decide.in_flight:
             self._wake()  # more of the same group follows: deliver it together
-        else:
+        elif self._ledger_id is not None:
             self._woken()
 
     def _roll_back(self, error: DanubeError) -> None:

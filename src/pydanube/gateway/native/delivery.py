@@ -42,7 +42,10 @@ class DeliverySink:
         buffers: list[bytes | memoryview] = []
         for batch in batches:
             buffers += encode_front(Kind.DELIVER, head, len(batch)), batch
-        self._connection.send(*buffers)
+        if len(batches) == 1:
+            self._connection.send_now(*buffers)  # a lone one is in a hurry
+        else:
+            self._connection.send(*buffers)
 
     def changed(self, ack_timeout_ms: int) -> None:
         self._connection.send(encode(Kind.CONSUMER_CHANGED, pack(ConsumerChanged(self.handle, ack_timeout_ms))))
