@@ -55,10 +55,6 @@ class Sizes:
         self._deliver = collector.deliver
         collector.deliver = self.deliver
 
-    def deliver_whole(self, batches, epoch) -> None:
-        for batch in batches:
-            self.deliver(batch, epoch, [], [], [])
-
     def deliver(self, batch, epoch, ranges, redeliveries, reasons) -> None:
         opened = Batch.open(batch, stamped=True)
         self.rows.append(opened.count)

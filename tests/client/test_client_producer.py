@@ -55,6 +55,22 @@ async def test_many_are_sent_in_one_batch_and_each_has_its_receipt(client: Clien
     assert await stored(client) == [b"%d" % number for number in range(500)]
 
 
+@pytest.mark.parametrize("count", [40, 400])
+async def test_a_list_may_change_while_its_messages_wait_for_room(client: Client, count: int) -> None:
+    payloads = [b"%d" % number * (1 + number % 7) for number in range(count)]
+    given = list(payloads)
+    async with client.producer(TOPIC, batch_messages=100, queue_messages=100) as producer:
+        await producer.queue_many([b"first"] * 80)
+        queueing = asyncio.ensure_future(producer.queue_many(given))
+        await asyncio.sleep(0)
+        assert not queueing.done()
+        given.sort(key=len)
+        del given[::2]
+        await queueing
+        await producer.flush()
+    assert (await stored(client))[80:] == payloads
+
+
 async def test_many_more_than_a_batch_are_cut_and_pipelined(client: Client) -> None:
     payloads = [b"%07d" % number for number in range(5_000)]
     async with client.producer(TOPIC, batch_messages=100, queue_messages=500) as producer:

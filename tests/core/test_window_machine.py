@@ -158,8 +158,8 @@ class WindowMachine(WindowModel):
             self._skipped()
             return
         base, end, batch = found
-        if self.goes_straight and self.rows_max is None and window.next_read == base and window.straight is not None:
-            self._give_straight(window.straight, base, end, len(batch.view))
+        if self.goes_straight and self.rows_max is None and window.next_read == base and window.sole_taker is not None:
+            self._give_straight(window.sole_taker, base, end, len(batch.view))
             return
         room = {member: member.messages if member.has_room else 0 for member in window.members}
         dealt = window.offer(batch, base, end, self.desk.now_us, stored.end - end, self.rows_max)

@@ -11,15 +11,15 @@ from pydanube.runtime.network import CHUNK_BYTES_MAX
 BYTES = memoryview(bytes(LARGE_BYTES))
 
 frames = st.lists(
-    st.tuples(st.booleans(), st.integers(1, 12).flatmap(lambda power: st.integers(1, 2**power * 32))), max_size=200
+    st.tuples(st.booleans(), st.integers(1, 13).flatmap(lambda power: st.integers(1, 2**power * 32))), max_size=200
 )
 
 
 def is_copied(chunks: Chunks, size: int) -> bool:
     batch = BYTES[:size]
-    settled = chunks.settled(batch)
-    assert settled == batch
-    return settled is not batch
+    kept = chunks.cached(batch)
+    assert kept == batch
+    return kept is not batch
 
 
 def test_batches_that_come_without_anything_else_stay_where_they_are() -> None:
@@ -37,6 +37,15 @@ def test_after_much_else_batches_are_copied_until_it_is_made_up_for() -> None:
     copied = [is_copied(chunks, SMALL_BYTES) for _ in range(20)]
     made_up = CHUNK_BYTES_MAX // SMALL_BYTES
     assert copied == [True] * made_up + [False] * (20 - made_up)
+
+
+def test_what_the_log_does_not_get_is_copied_unless_it_fills_half_a_chunk() -> None:
+    chunks = Chunks()
+    for size in (1, SMALL_BYTES, LARGE_BYTES - 1):
+        assert chunks.uncached(BYTES[:size]) == BYTES[:size]
+        assert chunks.uncached(BYTES[:size]).obj is not BYTES.obj
+    assert chunks.uncached(BYTES).obj is BYTES.obj
+    assert is_copied(chunks, SMALL_BYTES), "and it counts as something else"
 
 
 @given(frames)

@@ -336,6 +336,29 @@ async def test_what_is_in_a_hurry_leaves_at_once_and_behind_what_was_sent_before
         assert await both.read(100) == b"first then this"
 
 
+async def test_the_first_of_a_turn_leaves_at_once_and_what_follows_it_leaves_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writes: list[int] = []
+    real = os.writev
+
+    def counted(descriptor: int, buffers: Sequence[bytes]) -> int:
+        writes.append(real(descriptor, list(buffers)))
+        return writes[-1]
+
+    monkeypatch.setattr(os, "writev", counted)
+    async with pair() as both:
+        for _ in range(2):
+            both.connection.send_first(b"first")
+            assert both.connection.queued_bytes == 0
+            for _ in range(10):
+                both.connection.send_first(b"more")
+            assert both.connection.queued_bytes == 40
+            await both.read(45)
+            await asyncio.sleep(0)
+        assert writes == [5, 40] * 2
+
+
 async def test_a_last_answer_leaves_at_once_and_answers_to_what_arrived_together_leave_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

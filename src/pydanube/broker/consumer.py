@@ -35,7 +35,7 @@ class Sink(Protocol):
         """`ranges` are rows of the batch, none meaning all of them."""
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
-        """All rows of these, one batch after the other; none was delivered before."""
+        """All rows of these, one batch after the other; none of them has failed before."""
 
     def changed(self, ack_timeout_ms: int) -> None:
         """The subscription's ack timeout is another one from now on."""

@@ -94,7 +94,7 @@ class Partition:
     """One partition of one topic, owned by this broker."""
 
     stored = True
-    """Whether what is published goes to the log; see FleetingPartition for the others."""
+    """Whether what is published is kept, in the log or in memory; see FleetingPartition for the others."""
 
     def __init__(
         self,
@@ -122,6 +122,7 @@ class Partition:
         self.tier: Tier | None = None
         """None while nothing of it goes to object storage."""
         self.is_logged = isinstance(stream, LoggedStream)
+        """Whether what is published goes to the log."""
         self.sizes = stored_sizes(stream, writer)
         self.quota = BacklogQuota(name, stream, self.sizes, self.subscriptions)
         self.state: StateLedger | NoState
@@ -168,7 +169,8 @@ class Partition:
         if self._closed is not None:
             done(self._closed)
         elif self._waiting or not self._ready(batch):
-            self._waiting.append((batch, done))
+            # It may wait for long, and must not keep the chunk in memory that it arrived in.
+            self._waiting.append((Batch.trust(memoryview(bytearray(batch.view))), done))
             self._prepare()
         else:
             self._append(batch, done)
@@ -237,15 +239,22 @@ class Partition:
         self.stream.add(base, end, view)
         self.sizes.add(base, end, len(view))
         self.traffic.mark(self._clock.now_us(), end - base, len(view))
-        if self._ledger_id is None:
-            self._woken()  # a memory topic is there for whoever receives
+        if not self.is_logged:  # there for whoever receives: they come first
+            try:
+                self._woken()
+            finally:
+                self._answer(append)
+            return
+        self._answer(append)
+        if self._decide.in_flight:
+            self._wake()  # more of the same group follows: deliver it together
+        else:
+            self._woken()
+
+    def _answer(self, append: Append) -> None:
         answer = Published(append.base_offset, self._ownership.epoch, False)
         for done in append.waiters:
             done(answer)
-        if self._decide.in_flight:
-            self._wake()  # more of the same group follows: deliver it together
-        elif self._ledger_id is not None:
-            self._woken()
 
     def _roll_back(self, error: DanubeError) -> None:
         """Nothing on its way arrives, nothing of it was seen: the retry goes to a new ledger."""

@@ -46,11 +46,11 @@ ACKS_AT_ONCE: Final = 10_000
 BURY_AGAIN_MS_MIN: Final = 1000
 BURY_AGAIN_MS_MAX: Final = 60_000
 
-READ_BYTES: Final = 2 * 1024 * 1024
+READ_BYTES: Final = 1024 * 1024
 """The most that is read at a time for a subscription that is behind; its consumers' credit may be less."""
 
 STRAIGHT_BATCHES_MAX: Final = 16
-STRAIGHT_BYTES_MAX: Final = 1024 * 1024
+STRAIGHT_BYTES_MAX: Final = 512 * 1024
 """What is sent before it is asked again whether the consumer has room: its connection may be full by then."""
 
 FEW_AGAIN: Final = 1_000
@@ -226,7 +226,7 @@ class LiveSubscription:
     def _give_straight(self) -> bool:
         """What lies ready, as it is stored, to the one who gets it all. False where that takes a closer look."""
         core, start = self.core, self.core.next_read
-        member = core.straight
+        member = core.sole_taker
         if member is None:
             return False
         bytes_max = min(member.bytes, STRAIGHT_BYTES_MAX)

@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class Piece(NamedTuple):
-    """Messages for one batch of one partition. `indices` tell which of the payloads they are."""
+    """Messages for one batch of one partition. `indices` tell which of the payloads they are.
+
+    Its columns may be the user's own lists: whoever lets the user run before he takes them takes `own()`.
+    """
 
     partition: int
     indices: Sequence[int]
@@ -26,6 +29,14 @@ class Piece(NamedTuple):
     keys: Sequence[str | None] | None
     attributes: Sequence[Attributes | None] | None
     size: int
+
+    def own(self) -> Piece:
+        keys, attributes = self.keys, self.attributes
+        return self._replace(
+            payloads=list(self.payloads),
+            keys=None if keys is None else list(keys),
+            attributes=None if attributes is None else list(attributes),
+        )
 
 
 def cut(
@@ -42,6 +53,8 @@ def cut(
         if whole is not None:
             return iter((whole,))
     payloads, lengths, sizes = _checked(payloads, keys, attributes)
+    # Of our own, as the payloads are: pieces are cut when the user has run in between.
+    keys, attributes = keys and list(keys), attributes and list(attributes)
     groups = _groups(payloads, keys, partitioner)
     return _pieces(payloads, lengths, keys, attributes, sizes, groups, messages_max, bytes_max)
 
@@ -101,8 +114,7 @@ def _checked(
     Invalid."""
     if isinstance(payloads, bytes | bytearray | memoryview | str):
         raise Invalid("many payloads are a list of bytes: use send for a single one")
-    if not isinstance(payloads, list | tuple):
-        payloads = list(payloads)
+    payloads = list(payloads)
     for name, column in (("keys", keys), ("attributes", attributes)):
         if column is not None and (isinstance(column, str) or len(column) != len(payloads)):
             raise Invalid(f"{name} must hold one value for each of {len(payloads)} payloads, None where it has none")

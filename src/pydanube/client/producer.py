@@ -229,6 +229,7 @@ class Producer(Openable):
         time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
         for piece in pieces:
             if not self._room.take_nowait(len(piece.payloads), piece.size):
+                piece = piece.own()
                 await self._wait_for_room(len(piece.payloads), piece.size)
             waiter: asyncio.Future[Placed] | None = None
             if waiters is not None:

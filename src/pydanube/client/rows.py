@@ -79,6 +79,7 @@ class Rows:
         deliver_at: int = 0,
     ) -> None:
         count = len(payloads)
+        assert len(lengths) == count
         if deliver_at or self.deliver_at is not None:
             self._deliver_at_column().extend(array("q", (deliver_at,)) * count)
         if keys is not None or self.keys is not None:

@@ -205,9 +205,19 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self.writable and self._outgoing_bytes > self._write_high:
             self._stop_writing()
 
+    def send_first(self, *buffers: Buffer) -> None:
+        """`send_now` for the first one of a turn of the loop; what follows it in that turn goes together."""
+        if self._flush_planned or self._closing:
+            self.send(*buffers)
+        else:
+            self.send_now(*buffers)
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
     def flush(self) -> None:
         """Send now what `send` took, unless more may follow from what has arrived: it saves a turn of the loop."""
-        if not self._kernel_full and (not self._cutting or self._start == self._end):
+        is_much = self._outgoing_bytes >= FLUSH_BYTES
+        if not self._kernel_full and (not self._cutting or self._start == self._end or is_much):
             self._flush()
 
     def pause_reading(self) -> None:

@@ -256,8 +256,7 @@ class MemoryStream:
             self.bytes -= self._tail.drop_oldest()
 
     def add(self, base: int, end: int, view: memoryview) -> None:
-        """The batch is copied: it may lie in the midst of others, which would stay as long as it does."""
-        self._tail.add(base, end, memoryview(bytes(view)))
+        self._tail.add(base, end, view)
         self.bytes += len(view)
         self.end_offset = end
 

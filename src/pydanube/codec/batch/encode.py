@@ -73,12 +73,13 @@ def encode(
 ) -> bytearray:
     """One batch of these columns, not yet stamped. Raises Invalid for what no batch can hold.
 
-    Data that compression does not make smaller is stored without it. `payload_lengths`: the caller has looked at every
-    payload, each is bytes within the limit, and so long.
+    Data that compression does not make smaller is stored without it. `payload_lengths`: how long each payload is;
+    the caller has checked that each is bytes and within the limit.
     """
     count = len(payloads)
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise Invalid(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
+    assert payload_lengths is None or len(payload_lengths) == count
     owned, lengths = payload_column(payloads) if payload_lengths is None else (payloads, payload_lengths)
     times = publish_time_column(publish_times, count)
     if keys is None and attributes is None and deliver_at is None:

@@ -159,18 +159,18 @@ class Window:
         return self.failures.blocked > 0 and self.type is not SubscriptionType.KEY_SHARED
 
     @property
-    def straight(self) -> Member | None:
-        """Whoever gets all that is read next, just as it is stored: there is no rival, and nothing of it has been acked
-        or delivered before. None: batches are to be offered one by one."""
+    def sole_taker(self) -> Member | None:
+        """Whoever gets all that is read next, just as it is stored: nobody else has or gets any of it, nothing of it is
+        acked or has failed. None: batches are to be offered one by one. Whether it has room is `wanted`'s business."""
         policy = self.policy
         if not isinstance(policy, Single) or self._ready or len(self.failures) or self.cursor.end > self.next_read:
             return None
         return policy.active
 
     def give_straight(self, end: int, size_bytes: int) -> None:
-        """The one who gets it all got everything up to `end`."""
+        """The sole taker gets everything up to `end`."""
         policy, start = self.policy, self.next_read
-        assert isinstance(policy, Single)
+        assert isinstance(policy, Single) and policy.has_room and end > start
         policy.give([(start, end)], end - start, size_bytes)
         self.next_read = end
 

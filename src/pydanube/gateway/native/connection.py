@@ -199,22 +199,17 @@ class Session:
         if self.publish_bytes and self.publish_bytes + batch_bytes > self.settings.publish_window_bytes:
             raise self._overrun(batch_bytes)
         producer = self.producers.get(handle)
-        if producer is None:
-            self.fail(correlation, _unknown("producer", handle), handle)
-            return
-        if self.draining:
-            self.fail(correlation, _shutting_down(), handle)
+        if producer is None or self.draining:
+            self._chunks.passed(batch_bytes)
+            self.fail(correlation, _shutting_down() if producer else _unknown("producer", handle), handle)
             return
         self._publishes += 1
         self._house.memory.take(self, batch_bytes)
         if self._publishes >= self.settings.publishes_in_flight_max:
             self.hold(Hold.PUBLISHES)
         done = partial(self._published, correlation, handle, batch_bytes)
-        if producer.partition.is_logged:
-            batch = self._chunks.settled(frame.body)
-        else:
-            batch = frame.body
-            self._chunks.passed(batch_bytes)
+        chunks = self._chunks
+        batch = chunks.cached(frame.body) if producer.partition.is_logged else chunks.uncached(frame.body)
         try:
             self.broker.publish(self.principal, producer, batch, done)
         except Exception as error:  # the facade answers through `done`; whatever it raises is its mistake

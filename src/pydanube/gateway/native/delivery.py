@@ -43,7 +43,7 @@ class DeliverySink:
         for batch in batches:
             buffers += encode_front(Kind.DELIVER, head, len(batch)), batch
         if len(batches) == 1:
-            self._connection.send_now(*buffers)  # a lone one is in a hurry
+            self._connection.send_first(*buffers)  # a lone one is in a hurry
         else:
             self._connection.send(*buffers)
 

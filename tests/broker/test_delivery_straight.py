@@ -1,0 +1,108 @@
+"""Runs of stored batches go to a sole consumer just as they are; whatever takes a closer look is offered one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+from broker_harness import Door, open_broker
+
+from pydanube.broker.cutting import straight
+from pydanube.codec.batch import Batch, encode
+from pydanube.codec.batch.gather import gather_range
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.topics import AckLevel, SubscriptionType
+
+MANY = 1 << 30
+
+
+def stored(base: int, count: int = 3) -> memoryview:
+    batch = Batch.trust(encode([b"x"] * count, publish_times=0))
+    batch.stamp(base, 0, 1)
+    return batch.view
+
+
+def taken(views: list[memoryview], start: int = 0, batches: int = 16, messages: int = MANY, size: int = MANY) -> int:
+    """How many of them."""
+    found, end, size_bytes = straight(deque(views), start, batches, messages, size)
+    assert found == views[: len(found)]
+    assert size_bytes == sum(map(len, found))
+    assert end == (Batch.trust(found[-1]).end_offset if found else start)
+    return len(found)
+
+
+def test_batches_that_follow_each_other_go_together_up_to_a_gap():
+    views = [stored(0), stored(3), stored(7), stored(10)]
+    assert taken(views) == 2
+    assert taken(views[2:], start=7) == 2
+    assert taken(views[2:], start=6) == 0, "nothing is skipped here"
+    assert taken(views, start=1) == 0, "a part of a batch is no whole one"
+
+
+def test_a_run_ends_where_the_room_does_and_one_batch_may_be_larger():
+    views = [stored(0), stored(3), stored(6)]
+    assert [taken(views, messages=room) for room in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    size = len(views[0])
+    assert [taken(views, size=room) for room in (1, size, size + 1)] == [1, 1, 2]
+    assert taken(views, batches=2) == 2
+
+
+def test_a_batch_with_rows_left_out_ends_a_run():
+    whole = Batch.trust(encode([b"x"] * 9, publish_times=0))
+    whole.stamp(3, 0, 1)
+    part = Batch.trust(gather_range(whole, 2, 5))
+    assert part.count < part.span
+    assert taken([stored(0), part.view]) == 1
+
+
+async def test_a_run_stops_at_the_consumers_credit_and_goes_on_with_more(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        for _ in range(5):
+            await door.publish(producer, [b"x"] * 10)
+        consumer = await door.subscribe(credit=15)
+        assert len(await consumer.wait_for(20)) == 20, "two whole batches: the second began within the credit"
+        consumer.consumer.credit(10, 0)
+        assert len(await consumer.wait_for(30)) == 30, "five were owed"
+        consumer.consumer.credit(MANY, 0)
+        assert [offset for offset, _ in await consumer.wait_for(50)] == list(range(50))
+
+
+async def test_what_the_one_before_did_not_ack_goes_to_the_next_one_of_a_failover(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        for _ in range(4):
+            await door.publish(producer, [b"x"] * 10)
+        first = await door.subscribe(consumer="a", kind=SubscriptionType.FAILOVER)
+        second = await door.subscribe(consumer="b", kind=SubscriptionType.FAILOVER)
+        await first.wait_for(40)
+        await first.ack((5, 20))
+        first.consumer.close()
+        assert [offset for offset, _ in await second.wait_for(25)] == [*range(5), *range(20, 40)]
+        await door.publish(producer, [b"x"] * 10)
+        assert [offset for offset, _ in await second.wait_for(35)][25:] == list(range(40, 50))
+
+
+@pytest.mark.parametrize("ack_level", list(AckLevel))
+async def test_a_memory_topic_delivers_before_it_answers_and_a_stored_one_after(tmp_path: Path, ack_level: AckLevel):
+    order: list[str] = []
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(ack_level=ack_level)
+        producer = await door.producer()
+        await door.publish(producer, [b"opens what is missing"])
+        consumer = await door.subscribe()
+        await consumer.wait_for(1)
+        deliver = consumer.deliver_whole
+        consumer.deliver_whole = lambda *what: (order.append("delivered"), deliver(*what))
+        batch = encode(
+            [b"x"], publish_times=1, producer_id=producer.producer_id, producer_epoch=producer.producer_epoch
+        )
+        broker.publish(ANONYMOUS, producer, memoryview(batch), lambda _: order.append("answered"))
+        await consumer.wait_for(2)
+        assert order == sorted(order, reverse=ack_level is AckLevel.MEMORY) and len(order) == 2
