@@ -1,8 +1,8 @@
 """The owner of one partition. Everything that happens to it happens here, on the event loop, one event at a time.
 
-A publish walks: decide (core.log) -> stamp -> write-ahead log -> visible -> answer and deliver. A ledger, or a
-reservation of offsets, that is missing is fetched first while publishes wait in order; so do publishes past the rate
-that the topic's policies allow.
+A publish walks: decide (core.log) -> stamp -> write-ahead log -> visible -> answer -> deliver (a memory topic has no
+log, and answers last). A ledger, or a reservation of offsets, that is missing is fetched first while publishes wait in
+order; so do publishes past the rate that the topic's policies allow.
 
 Invariants
     publishes reach the log in the order in which they came
