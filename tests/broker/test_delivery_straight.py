@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from broker_harness import Door, open_broker
 
-from pydanube.broker.cutting import straight
+from pydanube.broker.cutting import STRAIGHT_BATCHES_MAX, straight
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.batch.gather import gather_range
 from pydanube.core.access import ANONYMOUS
@@ -23,9 +23,9 @@ def stored(base: int, count: int = 3) -> memoryview:
     return batch.view
 
 
-def taken(views: list[memoryview], start: int = 0, batches: int = 16, messages: int = MANY, size: int = MANY) -> int:
+def taken(views: list[memoryview], start: int = 0, messages: int = MANY, size: int = MANY) -> int:
     """How many of them."""
-    found, end, size_bytes = straight(deque(views), start, batches, messages, size)
+    found, end, size_bytes = straight(deque(views), start, messages, size)
     assert found == views[: len(found)]
     assert size_bytes == sum(map(len, found))
     assert end == (Batch.trust(found[-1]).end_offset if found else start)
@@ -45,7 +45,7 @@ def test_a_run_ends_where_the_room_does_and_one_batch_may_be_larger():
     assert [taken(views, messages=room) for room in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
     size = len(views[0])
     assert [taken(views, size=room) for room in (1, size, size + 1)] == [1, 1, 2]
-    assert taken(views, batches=2) == 2
+    assert taken([stored(3 * number) for number in range(30)]) == STRAIGHT_BATCHES_MAX
 
 
 def test_a_batch_with_rows_left_out_ends_a_run():

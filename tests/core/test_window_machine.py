@@ -179,7 +179,6 @@ class WindowMachine(WindowModel):
         assert member is self.active() and member.has_room
         messages = member.messages
         self.window.give_straight(end, size_bytes)
-        member.weigh(size_bytes)
         assert member.messages == messages - (end - base)
         for offset in range(base, end):
             self._delivered(member, offset)

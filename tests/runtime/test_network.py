@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import KIB, MIB
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.network import (
     CHUNK_BYTES_MAX,
     CHUNK_BYTES_MIN,
     GROWTH,
-    Budget,
     FramedConnection,
     Framing,
     address_of,

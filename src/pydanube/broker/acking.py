@@ -7,12 +7,14 @@ there are messages, and together they mostly close up. Nobody is told earlier th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from pydanube.codec.state import ChangeKind, CursorChange, PackedChange, packed
 from pydanube.core.dispatch.ranges import RangeArray, union
-from pydanube.model.errors import DanubeError
+from pydanube.model.errors import DanubeError, Full
+from pydanube.model.limits import ACKED_RANGES_REFUSED
 
 from .state import Done
 
@@ -53,3 +55,14 @@ class Gathered:
 def _tell(told: list[Done], error: DanubeError | None) -> None:
     for done in told:
         done(error)
+
+
+def acked_change(subscription_id: int, ranges: Sequence[tuple[int, int]]) -> CursorChange | PackedChange:
+    """What the state ledger is told."""
+    if isinstance(ranges, RangeArray):
+        return PackedChange(subscription_id, ChangeKind.ACKED, packed(ranges.starts, ranges.ends))
+    return CursorChange(subscription_id, ChangeKind.ACKED, list(ranges))
+
+
+def too_many_gaps() -> Full:
+    return Full(f"more than {ACKED_RANGES_REFUSED} gaps between acks: ack the oldest messages first")

@@ -12,7 +12,8 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.sizes import Sizes
 from pydanube.model.errors import Full
 from pydanube.model.policies import BacklogAction, Policies
-from pydanube.storage.stream import Stream
+from pydanube.storage.stream import LoggedStream, Stream
+from pydanube.storage.wal import LogWriter
 
 from .subscription import LiveSubscription
 
@@ -97,3 +98,19 @@ def backlog_bytes(sizes: Sizes, cursor: Cursor, end: int) -> int:
     """About how much is not acked: what was acked ahead counts as if it were spread evenly."""
     size, span = sizes.between(cursor.position, end), end - cursor.position
     return size * max(0, span - cursor.acked_ahead) // span if span > 0 else 0
+
+
+def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
+    """What lies where, as far as the catalog and, behind it, the log's ledgers tell."""
+    if not isinstance(stream, LoggedStream):
+        return Sizes(stream.end_offset)
+    found = list(stream.past.sizes) if stream.past is not None else []
+    for one in [one for ledger_id in stream.ledger_ids if (one := writer.ledger(ledger_id)) is not None]:
+        first = max(one.first_offset, found[-1][1] if found else 0)
+        if first < one.end_offset:
+            share = (one.end_offset - first) / (one.end_offset - one.first_offset)
+            found.append((first, one.end_offset, round(one.bytes * share)))
+    sizes = Sizes(found[0][0] if found else stream.end_offset)
+    for first, end, size in found:
+        sizes.add(first, end, size)
+    return sizes

@@ -11,6 +11,7 @@ from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.gather import gather_parts, gather_range
 from pydanube.codec.batch.join import can_follow, joined
 from pydanube.codec.batch.peek import is_dense, offsets_of
+from pydanube.core.dispatch.failures import Failures
 from pydanube.core.dispatch.members import Dealt
 from pydanube.core.dispatch.ranges import RangeArray, runs
 
@@ -22,6 +23,10 @@ UNPACK_PARTS_MIN: Final = 16
 
 JOINED_BYTES_MAX: Final = 1024 * 1024
 """Past it one pass over all of them costs little less than several, and the first consumer waits for the last."""
+
+STRAIGHT_BATCHES_MAX: Final = 16
+STRAIGHT_BYTES_MAX: Final = 512 * 1024
+"""What is sent before it is asked again whether the consumer has room: its connection may be full by then."""
 
 Rows = list[tuple[int, int]]
 
@@ -42,13 +47,14 @@ def together(views: Iterable[memoryview], messages_max: int, bytes_max: int) -> 
 
 
 def straight(
-    views: Iterable[memoryview], start: int, batches_max: int, messages_max: int, bytes_max: int
+    views: Iterable[memoryview], start: int, messages_max: int, bytes_max: int
 ) -> tuple[list[memoryview], int, int]:
     """Those of these stored batches that follow each other from `start` on, each of them whole, until there is no
     room; with where they end and what they take. The last one may be larger than the room, as any one batch may."""
     taken: list[memoryview] = []
     end, size = start, 0
-    for view in islice(views, batches_max):
+    bytes_max = min(bytes_max, STRAIGHT_BYTES_MAX)
+    for view in islice(views, STRAIGHT_BATCHES_MAX):
         base, stop = offsets_of(view)
         if base != end or not is_dense(view) or end - start >= messages_max or size >= bytes_max:
             break
@@ -107,7 +113,17 @@ def rows_for(allowance: tuple[int | None, int | None], batch: Batch) -> int | No
     return rows
 
 
-def offsets_dealt(base: int, dealt: Dealt) -> Iterable[int]:
+def history(failures: Failures, base: int, dealt: Dealt) -> tuple[list[int], list[str | None]]:
+    """How often each of these failed before, and why; nothing where none of them did."""
+    if not len(failures):
+        return [], []
+    found = [failures.at(offset) for offset in _offsets_dealt(base, dealt)]
+    if not any(found):
+        return [], []
+    return [one.count if one else 0 for one in found], [one.reason or None if one else None for one in found]
+
+
+def _offsets_dealt(base: int, dealt: Dealt) -> Iterable[int]:
     if dealt.scattered is not None:
         return (base + row for row in dealt.scattered.tolist())
     return chain.from_iterable(range(start, end) for start, end in dealt.ranges)

@@ -27,7 +27,6 @@ from pydanube.core.appends import Append, Stored
 from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
 from pydanube.core.producers import ProducerTable
-from pydanube.core.sizes import Sizes
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.policies import Policies
@@ -36,11 +35,11 @@ from pydanube.model.topics import AckLevel, PartitionDescription
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream, Stream
+from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream
 from pydanube.storage.wal import Level, LogWriter
 
 from .arrivals import Arrivals
-from .backlog import BacklogQuota
+from .backlog import BacklogQuota, stored_sizes
 from .ownership import Ownership
 from .rates import Rate, dispatch_rate, publish_rate
 from .state import NoState, StateLedger, settle
@@ -493,19 +492,3 @@ class Partition:
         for subscription in self.subscriptions.values():
             subscription.close(error)
         self._woken()
-
-
-def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
-    """What lies where, as far as the catalog and, behind it, the log's ledgers tell."""
-    if not isinstance(stream, LoggedStream):
-        return Sizes(stream.end_offset)
-    found = list(stream.past.sizes) if stream.past is not None else []
-    for one in [one for ledger_id in stream.ledger_ids if (one := writer.ledger(ledger_id)) is not None]:
-        first = max(one.first_offset, found[-1][1] if found else 0)
-        if first < one.end_offset:
-            share = (one.end_offset - first) / (one.end_offset - one.first_offset)
-            found.append((first, one.end_offset, round(one.bytes * share)))
-    sizes = Sizes(found[0][0] if found else stream.end_offset)
-    for first, end, size in found:
-        sizes.add(first, end, size)
-    return sizes

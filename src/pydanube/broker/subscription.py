@@ -14,14 +14,14 @@ from typing import Final, Literal
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
-from pydanube.codec.state import ChangeKind, CursorChange, PackedChange, packed
+from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.core.dispatch.members import Dealt, Member
 from pydanube.core.dispatch.pending import pending
 from pydanube.core.dispatch.ranges import RangeArray, RangeSet, merged
 from pydanube.core.dispatch.window import DUE_AT_ONCE, Window
-from pydanube.model.errors import DanubeError, Full, Invalid, Refused
+from pydanube.model.errors import DanubeError, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_REFUSED
 from pydanube.model.pending import Pending
@@ -30,11 +30,11 @@ from pydanube.model.topics import SubscriptionPartition, SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.telemetry import get_logger
 
-from .acking import Gathered
+from .acking import Gathered, acked_change, too_many_gaps
 from .alarm import Alarm
 from .consumer import Consumer, Sink
 from .counting import Counts, describe_member, describe_window
-from .cutting import below, cut, offsets_dealt, rows_for, straight, together
+from .cutting import below, cut, history, rows_for, straight, together
 from .rates import Rate
 from .state import Done
 from .subscription_place import Place, Seat
@@ -48,10 +48,6 @@ BURY_AGAIN_MS_MAX: Final = 60_000
 
 READ_BYTES: Final = 1024 * 1024
 """The most that is read at a time for a subscription that is behind; its consumers' credit may be less."""
-
-STRAIGHT_BATCHES_MAX: Final = 16
-STRAIGHT_BYTES_MAX: Final = 512 * 1024
-"""What is sent before it is asked again whether the consumer has room: its connection may be full by then."""
 
 FEW_AGAIN: Final = 1_000
 """Neighbours to be delivered again, up to which only the batch that holds them is read."""
@@ -225,16 +221,13 @@ class LiveSubscription:
 
     def _give_straight(self) -> bool:
         """What lies ready, as it is stored, to the one who gets it all. False where that takes a closer look."""
-        core, start = self.core, self.core.next_read
-        member = core.sole_taker
+        core, member, start = self.core, self.core.sole_taker, self.core.next_read
         if member is None:
             return False
-        bytes_max = min(member.bytes, STRAIGHT_BYTES_MAX)
-        views, end, size = straight(self._ahead, start, STRAIGHT_BATCHES_MAX, member.messages, bytes_max)
+        views, end, size = straight(self._ahead, start, member.messages, member.bytes)
         if not views:
             return False
         core.give_straight(end, size)
-        member.weigh(size)
         now_us, seat, rows = self._clock.now_us(), self._seats[member], end - start
         self.counts.deliver(now_us, rows, size, 0)
         seat.counts.deliver(now_us, rows, size, 0)
@@ -252,7 +245,7 @@ class LiveSubscription:
 
     def _deliver(self, batch: Batch, base: int, deals: Sequence[Dealt], now_us: int) -> None:
         for dealt, (view, ranges) in zip(deals, cut(batch, base, deals), strict=True):
-            redeliveries, reasons = self._history(base, dealt) if len(self.core.failures) else ([], [])
+            redeliveries, reasons = history(self.core.failures, base, dealt)
             seat, rows, size = self._seats[dealt.member], dealt.rows, len(view)
             dealt.member.weigh(size)
             again = sum(map(bool, redeliveries))
@@ -261,13 +254,6 @@ class LiveSubscription:
             if self._rate is not None:
                 self._rate.take(rows, size, self._clock.monotonic())
             seat.sink.deliver(view, self._place.epoch(), ranges, redeliveries, reasons)
-
-    def _history(self, base: int, dealt: Dealt) -> tuple[list[int], list[str | None]]:
-        """How often each of these failed before, and why; nothing where none of them did."""
-        failures = [self.core.failures.at(offset) for offset in offsets_dealt(base, dealt)]
-        if not any(failures):
-            return [], []
-        return [one.count if one else 0 for one in failures], [one.reason or None if one else None for one in failures]
 
     async def _read(self, offset: int, bytes_max: int) -> None:
         """One stretch from the log. Cancelled: nothing was delivered, the next pump reads again."""
@@ -330,7 +316,7 @@ class LiveSubscription:
         self.last_active_us = now_us
         self.counts.ack(now_us, settled)
         if self.cursor.gaps > ACKED_RANGES_REFUSED:
-            self._turn_out(_too_many_gaps())
+            self._turn_out(too_many_gaps())
 
     def settle(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
         """These offsets are done, whoever says so. Returns how many were not before."""
@@ -340,21 +326,16 @@ class LiveSubscription:
             settled += self.core.ack(clipped[first : first + ACKS_AT_ONCE])
             if self.cursor.gaps > ACKED_RANGES_REFUSED and first + ACKS_AT_ONCE < len(clipped):
                 # No consumer in its right mind makes so many: the rest is not acked, and nobody is told it were.
-                self._place.state.change(self._acked_change(clipped[: first + ACKS_AT_ONCE]), None)
+                self._place.state.change(acked_change(self.subscription_id, clipped[: first + ACKS_AT_ONCE]), None)
                 if done is not None:
-                    done(_too_many_gaps())
+                    done(too_many_gaps())
                 return settled
         if settled:
-            self._place.state.change(self._acked_change(clipped), done)
+            self._place.state.change(acked_change(self.subscription_id, clipped), done)
             self.pump()
         elif done is not None:
             self._place.state.barrier(done)
         return settled
-
-    def _acked_change(self, ranges: Sequence[tuple[int, int]]) -> CursorChange | PackedChange:
-        if isinstance(ranges, RangeArray):
-            return PackedChange(self.subscription_id, ChangeKind.ACKED, packed(ranges.starts, ranges.ends))
-        return CursorChange(self.subscription_id, ChangeKind.ACKED, list(ranges))
 
     def _put_out(self, member: Member, error: DanubeError, done: Done | None) -> None:
         """This consumer asked for something that cannot be: it is told, and the others go on."""
@@ -517,7 +498,3 @@ class LiveSubscription:
         described = describe_window(self.core, self.counts, now_us)
         consumers = [describe_member(self.core, member, seat.counts, now_us) for member, seat in self._seats.items()]
         return replace(described, name=self.name, backlog=self.backlog, consumers=consumers)
-
-
-def _too_many_gaps() -> Full:
-    return Full(f"more than {ACKED_RANGES_REFUSED} gaps between acks: ack the oldest messages first")

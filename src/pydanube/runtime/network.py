@@ -38,6 +38,7 @@ import numpy
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 
+from .budget import Budget
 from .clock import Clock
 
 Buffer = bytes | bytearray | memoryview
@@ -85,24 +86,6 @@ class Framing:
     write_low_bytes: int = 256 * KIB
     large_frames: Budget | None = None
     """Shared by connections that must not, together, hold more of unfinished large frames than this."""
-
-
-class Budget:
-    """Bytes that many connections share."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-
-    def take(self, wanted_bytes: int) -> bool:
-        if self.used_bytes + wanted_bytes > self.limit_bytes:
-            return False
-        self.used_bytes += wanted_bytes
-        return True
-
-    def give_back(self, taken_bytes: int) -> None:
-        self.used_bytes -= taken_bytes
-        assert self.used_bytes >= 0
 
 
 class Handler(Protocol):
@@ -216,8 +199,8 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send now what `send` took, unless more may follow from what has arrived: it saves a turn of the loop."""
-        is_much = self._outgoing_bytes >= FLUSH_BYTES
-        if not self._kernel_full and (not self._cutting or self._start == self._end or is_much):
+        more_follows = self._cutting and self._start < self._end and self._outgoing_bytes < FLUSH_BYTES
+        if not (self._kernel_full or more_follows):
             self._flush()
 
     def pause_reading(self) -> None:

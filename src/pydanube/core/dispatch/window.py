@@ -168,10 +168,11 @@ class Window:
         return policy.active
 
     def give_straight(self, end: int, size_bytes: int) -> None:
-        """The sole taker gets everything up to `end`."""
-        policy, start = self.policy, self.next_read
-        assert isinstance(policy, Single) and policy.has_room and end > start
+        """The sole taker gets everything up to `end`, which takes so many bytes."""
+        policy, start, member = self.policy, self.next_read, self.sole_taker
+        assert isinstance(policy, Single) and member is not None and member.has_room and end > start
         policy.give([(start, end)], end - start, size_bytes)
+        member.weigh(size_bytes)
         self.next_read = end
 
     def offer(

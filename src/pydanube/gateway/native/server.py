@@ -15,9 +15,10 @@ from typing import Final
 from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
 from pydanube.model.errors import DanubeError, Full
+from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.descriptors import make_descriptors
-from pydanube.runtime.network import Budget, FramedConnection, Framing, Handler, address_of, listen
+from pydanube.runtime.network import FramedConnection, Framing, Handler, address_of, listen
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
