@@ -71,6 +71,17 @@ async def test_a_list_may_change_while_its_messages_wait_for_room(client: Client
     assert (await stored(client))[80:] == payloads
 
 
+async def test_attributes_are_those_that_were_given_whatever_becomes_of_the_dict(client: Client) -> None:
+    mutable = {"a": "b"}
+    async with client.producer(TOPIC) as producer:
+        producer.send_nowait(b"one", attributes=mutable)
+        await producer.queue_many([b"two", b"three"], attributes=[mutable, None])
+        mutable["a"] = 5  # type: ignore[assignment]
+        await producer.flush()
+    async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        assert [message.attributes async for message in reader] == [{"a": "b"}, {"a": "b"}, {}]
+
+
 async def test_many_more_than_a_batch_are_cut_and_pipelined(client: Client) -> None:
     payloads = [b"%07d" % number for number in range(5_000)]
     async with client.producer(TOPIC, batch_messages=100, queue_messages=500) as producer:

@@ -19,6 +19,7 @@ def is_copied(chunks: Chunks, size: int) -> bool:
     batch = BYTES[:size]
     kept = chunks.cached(batch)
     assert kept == batch
+    chunks.answered(size, is_copy=kept is not batch, is_stored=True)
     return kept is not batch
 
 
@@ -37,6 +38,16 @@ def test_after_much_else_batches_are_copied_until_it_is_made_up_for() -> None:
     copied = [is_copied(chunks, SMALL_BYTES) for _ in range(20)]
     made_up = CHUNK_BYTES_MAX // SMALL_BYTES
     assert copied == [True] * made_up + [False] * (20 - made_up)
+
+
+def test_a_copy_that_is_not_stored_makes_up_for_nothing() -> None:
+    """A repetition, or what is refused, passes by like anything else."""
+    chunks, batch = Chunks(), BYTES[:SMALL_BYTES]
+    chunks.passed(SMALL_BYTES)
+    for _ in range(10):
+        assert chunks.cached(batch) is not batch
+        chunks.answered(SMALL_BYTES, is_copy=True, is_stored=False)
+    assert is_copied(chunks, SMALL_BYTES)
 
 
 def test_what_the_log_does_not_get_is_copied_unless_it_fills_half_a_chunk() -> None:

@@ -54,7 +54,7 @@ def cut(
             return iter((whole,))
     payloads, lengths, sizes = _checked(payloads, keys, attributes)
     # Of our own, as the payloads are: pieces are cut when the user has run in between.
-    keys, attributes = keys and list(keys), attributes and list(attributes)
+    keys, attributes = keys and list(keys), attributes and [one and dict(one) for one in attributes]
     groups = _groups(payloads, keys, partitioner)
     return _pieces(payloads, lengths, keys, attributes, sizes, groups, messages_max, bytes_max)
 

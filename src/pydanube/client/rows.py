@@ -57,7 +57,7 @@ class Rows:
         if key is not None or self.keys is not None:
             self._key_column().append(key)
         if attributes or self.attributes is not None:
-            self._attribute_column().append(attributes or _NO_ATTRIBUTES)
+            self._attribute_column().append(dict(attributes) if attributes else _NO_ATTRIBUTES)
         if deliver_at or self.deliver_at is not None:
             self._deliver_at_column().append(deliver_at)
         if self.times is not None:

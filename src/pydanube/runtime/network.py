@@ -68,6 +68,9 @@ _HANDED_OVER_BYTES: Final = 16 * KIB
 _LINGER_S: Final = 1.0
 """How long a closing connection waits for the peer to take its last bytes and to close as well."""
 
+_STALLED_S: Final = 1.0
+"""A peer that takes nothing for so long, although something waits for it, may not take it for long."""
+
 _BACKLOG: Final = 1024
 
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", 0)
@@ -230,6 +233,11 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._start == self._end:
             self._chunk, self._start, self._end = memoryview(b""), 0, 0
             self._chunk_bytes = CHUNK_BYTES_MIN
+
+    def own_what_waits(self, now: float) -> None:
+        """Copy what a peer has not taken for a while: a view may keep much more in memory than itself."""
+        if len(self._outgoing) > 1 and now - self.last_sent > _STALLED_S:
+            self._outgoing = deque([b"".join(self._outgoing)])
 
     def close(self) -> None:
         """Send what was queued, then end. The peer gets its chance to read the last words before the socket goes."""

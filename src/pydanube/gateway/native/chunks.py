@@ -43,8 +43,15 @@ class Chunks:
         size = len(batch)
         if size >= LARGE_BYTES or (size >= SMALL_BYTES and self._other_bytes * TOLERATED_SHARE <= size):
             return batch
-        self._other_bytes = max(0, self._other_bytes - size)
         return memoryview(bytearray(batch))
+
+    def answered(self, size: int, *, is_copy: bool, is_stored: bool) -> None:
+        """What became of a batch for the log. Only now is it known that its copy makes up for something: one that was
+        refused, or stored before, is something else that came."""
+        if not is_stored:
+            self.passed(size)
+        elif is_copy:
+            self._other_bytes = max(0, self._other_bytes - size)
 
     def uncached(self, batch: memoryview) -> memoryview:
         """A batch that the log does not get, where it stays."""

@@ -207,25 +207,26 @@ class Session:
         self._house.memory.take(self, batch_bytes)
         if self._publishes >= self.settings.publishes_in_flight_max:
             self.hold(Hold.PUBLISHES)
-        done = partial(self._published, correlation, handle, batch_bytes)
-        chunks = self._chunks
-        batch = chunks.cached(frame.body) if producer.partition.is_logged else chunks.uncached(frame.body)
+        is_logged = producer.partition.is_logged
+        batch = self._chunks.cached(frame.body) if is_logged else self._chunks.uncached(frame.body)
+        done = partial(self._published, correlation, handle, batch_bytes, is_logged and batch is not frame.body)
         try:
             self.broker.publish(self.principal, producer, batch, done)
         except Exception as error:  # the facade answers through `done`; whatever it raises is its mistake
             done(error if isinstance(error, DanubeError) else requests.internal_error("publish", error))
 
-    def _published(self, correlation: int, handle: int, batch_bytes: int, result: Published | DanubeError) -> None:
+    def _published(
+        self, correlation: int, handle: int, size: int, copied: bool, result: Published | DanubeError
+    ) -> None:
         self._publishes -= 1
-        self._house.memory.give_back(self, batch_bytes)
+        self._house.memory.give_back(self, size)
         self.release(Hold.PUBLISHES)
+        is_stored = not (isinstance(result, DanubeError) or result.duplicate)
+        self._chunks.answered(size, is_copy=copied, is_stored=is_stored)
         if isinstance(result, DanubeError):
-            self._chunks.passed(batch_bytes)
             self.fail(correlation, result, handle)
         else:
             base_offset, owner_epoch, duplicate = result
-            if duplicate:
-                self._chunks.passed(batch_bytes)
             answer = frames.encode_published(correlation, handle, base_offset, owner_epoch, duplicate)
             if self._publishes:
                 self.connection.send(answer)
@@ -382,10 +383,10 @@ class Session:
 
     def tick(self, now: float) -> None:
         """Called now and then: ask a silent peer, end a dead one, take back memory that nobody uses."""
-        connection, settings = self.connection, self.settings
+        connection, settings, keep_alive = self.connection, self.settings, self.settings.keep_alive_ms / 1000
         if connection.is_closing:
             return
-        keep_alive = settings.keep_alive_ms / 1000
+        connection.own_what_waits(now)
         if not self.welcomed:
             if now - self.since > settings.handshake_timeout_ms / 1000:
                 self.end(Unavailable(f"no HELLO came within {settings.handshake_timeout_ms} ms"))
