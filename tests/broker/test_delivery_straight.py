@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from broker_harness import Door, open_broker
 
+from pydanube.broker import Producer, Published
 from pydanube.broker.cutting import STRAIGHT_BATCHES_MAX, straight
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.batch.gather import gather_range
@@ -56,13 +60,20 @@ def test_a_batch_with_rows_left_out_ends_a_run():
     assert taken([stored(0), part.view]) == 1
 
 
-async def test_a_run_stops_at_the_consumers_credit_and_goes_on_with_more(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
+@asynccontextmanager
+async def filled(directory: Path, batches: int) -> AsyncIterator[tuple[Door, Producer]]:
+    """A broker with a topic of so many batches of ten."""
+    async with open_broker(directory) as broker:
         door = Door(broker)
         await door.create()
         producer = await door.producer()
-        for _ in range(5):
+        for _ in range(batches):
             await door.publish(producer, [b"x"] * 10)
+        yield door, producer
+
+
+async def test_a_run_stops_at_the_consumers_credit_and_goes_on_with_more(tmp_path: Path):
+    async with filled(tmp_path, 5) as (door, _):
         consumer = await door.subscribe(credit=15)
         assert len(await consumer.wait_for(20)) == 20, "two whole batches: the second began within the credit"
         consumer.consumer.credit(10, 0)
@@ -72,12 +83,7 @@ async def test_a_run_stops_at_the_consumers_credit_and_goes_on_with_more(tmp_pat
 
 
 async def test_what_the_one_before_did_not_ack_goes_to_the_next_one_of_a_failover(tmp_path: Path):
-    async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        for _ in range(4):
-            await door.publish(producer, [b"x"] * 10)
+    async with filled(tmp_path, 4) as (door, producer):
         first = await door.subscribe(consumer="a", kind=SubscriptionType.FAILOVER)
         second = await door.subscribe(consumer="b", kind=SubscriptionType.FAILOVER)
         await first.wait_for(40)
@@ -106,3 +112,47 @@ async def test_a_memory_topic_delivers_before_it_answers_and_a_stored_one_after(
         broker.publish(ANONYMOUS, producer, memoryview(batch), lambda _: order.append("answered"))
         await consumer.wait_for(2)
         assert order == sorted(order, reverse=ack_level is AckLevel.MEMORY) and len(order) == 2
+
+
+async def test_a_producer_is_answered_though_delivering_is_a_mistake(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(ack_level=AckLevel.MEMORY)
+        producer = await door.producer()
+        await door.publish(producer, [b"opens what is missing"])
+        consumer = await door.subscribe()
+        await consumer.wait_for(1)
+        consumer.deliver_whole = lambda *_: 1 / 0
+        answers: list[object] = []
+        batch = memoryview(
+            encode([b"x"], publish_times=1, producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
+        )
+        with pytest.raises(ZeroDivisionError):
+            broker.publish(ANONYMOUS, producer, batch, answers.append)
+        assert answers == [Published(1, producer.partition.epoch, False)]
+
+
+async def test_a_publish_that_waits_keeps_no_memory_but_its_own(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        chunk = memoryview(
+            bytearray(
+                bytes(
+                    encode(
+                        [b"x"],
+                        publish_times=1,
+                        producer_id=producer.producer_id,
+                        producer_epoch=producer.producer_epoch,
+                    )
+                )
+            )
+        )
+        answered = asyncio.Event()
+        broker.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
+        ((waiting, _),) = producer.partition._waiting  # for its ledger
+        assert waiting.view == chunk
+        assert waiting.view.obj is not chunk.obj
+        await answered.wait()
+        assert await door.read_all() == [(0, b"x")]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from native_peer import TOPIC, Peer, door, one_batch
 
+from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.requests import CreateTopic, Done
 from pydanube.gateway.native.chunks import LARGE_BYTES, SMALL_BYTES, TOLERATED_SHARE, Chunks
 from pydanube.runtime.network import CHUNK_BYTES_MAX
 
@@ -75,3 +78,57 @@ def test_chunks_that_are_kept_hold_little_else(arriving: list[tuple[bool, int]])
         position += size
     unfilled = LARGE_BYTES * len(kept)  # at the end of each, where the next frame had no room
     assert len(kept) * CHUNK_BYTES_MAX - unfilled <= (2 + 2 / TOLERATED_SHARE) * cached + 2 * CHUNK_BYTES_MAX
+
+
+async def test_a_session_knows_what_of_all_that_came_is_not_in_the_log() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        chunks = (await there.session_of(peer))._chunks
+        chunks._other_bytes = 0
+        first, second = (one_batch(producer, 10, SMALL_BYTES // 8, sequence) for sequence in (0, 10))
+        size = len(first)
+        others = []
+        for handle, batch in (
+            (producer.handle, first),
+            (producer.handle, first),  # a repetition
+            (producer.handle + 99, second),  # nobody's
+            (producer.handle, second),  # copied, and stored
+        ):
+            peer.publish(handle, batch)
+            await peer.receive(Kind.PUBLISHED, Kind.ERROR)
+            others.append(chunks._other_bytes)
+        assert others == [0, size, 2 * size, size]
+
+
+async def test_what_a_memory_topic_gets_is_in_memory_of_its_own() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.request(CreateTopic(topic=TOPIC, ack_level="memory"), Done)
+        producer = await peer.open_producer()
+        chunks = (await there.session_of(peer))._chunks
+        chunks._other_bytes = 0
+        batch = one_batch(producer, 10, SMALL_BYTES // 8)
+        peer.publish(producer.handle, batch)
+        await peer.receive(Kind.PUBLISHED)
+        assert chunks._other_bytes == len(batch)
+
+
+async def test_what_a_peer_does_not_take_is_copied_by_and_by() -> None:
+    async with (
+        door(keep_alive_ms=60_000) as there,
+        await Peer.greet(there) as producing,
+        await Peer.greet(there) as stuck,
+    ):
+        await producing.create_topic()
+        producer = await producing.open_producer()
+        consumer = await stuck.subscribe("asleep")
+        stuck.credit(consumer.handle, 2**40, 2**40)
+        stuck.stop_reading()
+        connection = (await there.session_of(stuck)).connection
+        while connection.writable:
+            producing.publish(producer.handle, one_batch(producer, 10, SMALL_BYTES // 8))
+            await producing.receive(Kind.PUBLISHED)
+        waiting = connection.queued_bytes
+        assert len(connection._outgoing) > 1
+        await there.until(lambda: len(connection._outgoing) == 1)
+        assert connection.queued_bytes == waiting

@@ -312,20 +312,26 @@ async def test_what_is_sent_arrives_in_order_whatever_the_sizes() -> None:
         assert await both.read_to_the_end() == b"".join(parts)
 
 
-async def test_many_small_sends_of_one_turn_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[int] = []
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each call that hands some to the kernel."""
+    sizes: list[int] = []
     real = os.writev
 
-    def counted(descriptor: int, buffers: list[bytes]) -> int:
-        writes.append(len(buffers))
-        return real(descriptor, buffers)
+    def counted(descriptor: int, buffers: Sequence[bytes]) -> int:
+        sizes.append(real(descriptor, list(buffers)))
+        return sizes[-1]
 
     monkeypatch.setattr(os, "writev", counted)
+    return sizes
+
+
+async def test_many_small_sends_of_one_turn_are_one_write(writes: list[int]) -> None:
     async with pair() as both:
         for _ in range(100):
             both.connection.send(b"abc")
         assert len(await both.read(1000)) == 300
-        assert writes == [100]
+        assert writes == [300]
 
 
 async def test_what_is_in_a_hurry_leaves_at_once_and_behind_what_was_sent_before_it() -> None:
@@ -337,16 +343,8 @@ async def test_what_is_in_a_hurry_leaves_at_once_and_behind_what_was_sent_before
 
 
 async def test_the_first_of_a_turn_leaves_at_once_and_what_follows_it_leaves_together(
-    monkeypatch: pytest.MonkeyPatch,
+    writes: list[int],
 ) -> None:
-    writes: list[int] = []
-    real = os.writev
-
-    def counted(descriptor: int, buffers: Sequence[bytes]) -> int:
-        writes.append(real(descriptor, list(buffers)))
-        return writes[-1]
-
-    monkeypatch.setattr(os, "writev", counted)
     async with pair() as both:
         for _ in range(2):
             both.connection.send_first(b"first")
@@ -360,16 +358,8 @@ async def test_the_first_of_a_turn_leaves_at_once_and_what_follows_it_leaves_tog
 
 
 async def test_a_last_answer_leaves_at_once_and_answers_to_what_arrived_together_leave_together(
-    monkeypatch: pytest.MonkeyPatch,
+    writes: list[int],
 ) -> None:
-    writes: list[int] = []
-    real = os.writev
-
-    def counted(descriptor: int, buffers: Sequence[bytes]) -> int:
-        writes.append(real(descriptor, list(buffers)))
-        return writes[-1]
-
-    monkeypatch.setattr(os, "writev", counted)
     async with pair() as both:
         queued: list[int] = []
 
@@ -445,6 +435,7 @@ async def test_closing_a_peer_that_never_reads_takes_a_second_not_for_ever() -> 
         both.connection.close()
         async with asyncio.timeout(5):
             await both.connection.wait_closed()
+        assert both.connection.queued_bytes == 0, "what was not taken is dropped"
 
 
 async def test_nobody_there_is_unavailable() -> None:

@@ -1,4 +1,5 @@
-"""What is dealt together, and what is sent for a deal: the stored batch with the rows that are meant, or only those."""
+"""What is dealt together, and what is sent for a deal: the stored batch with the rows that are meant, or only those,
+and how often they failed before."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Piece(NamedTuple):
     """Messages for one batch of one partition. `indices` tell which of the payloads they are.
 
-    Its columns may be the user's own lists: whoever lets the user run before he takes them takes `own()`.
+    Payloads and keys may be the user's own lists: whoever lets the user run before he takes them takes `own()`.
     """
 
     partition: int
@@ -31,12 +31,7 @@ class Piece(NamedTuple):
     size: int
 
     def own(self) -> Piece:
-        keys, attributes = self.keys, self.attributes
-        return self._replace(
-            payloads=list(self.payloads),
-            keys=None if keys is None else list(keys),
-            attributes=None if attributes is None else list(attributes),
-        )
+        return self._replace(payloads=list(self.payloads), keys=None if self.keys is None else list(self.keys))
 
 
 def cut(
