@@ -27,6 +27,12 @@ def stored(base: int, count: int = 3) -> memoryview:
     return batch.view
 
 
+def one_batch(producer: Producer) -> memoryview:
+    """Of one message, as a producer sends it."""
+    identity = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    return memoryview(encode([b"x"], publish_times=1, **identity))
+
+
 def taken(views: list[memoryview], start: int = 0, messages: int = MANY, size: int = MANY) -> int:
     """How many of them."""
     found, end, size_bytes = straight(deque(views), start, messages, size)
@@ -106,10 +112,7 @@ async def test_a_memory_topic_delivers_before_it_answers_and_a_stored_one_after(
         await consumer.wait_for(1)
         deliver = consumer.deliver_whole
         consumer.deliver_whole = lambda *what: (order.append("delivered"), deliver(*what))
-        batch = encode(
-            [b"x"], publish_times=1, producer_id=producer.producer_id, producer_epoch=producer.producer_epoch
-        )
-        broker.publish(ANONYMOUS, producer, memoryview(batch), lambda _: order.append("answered"))
+        broker.publish(ANONYMOUS, producer, one_batch(producer), lambda _: order.append("answered"))
         await consumer.wait_for(2)
         assert order == sorted(order, reverse=ack_level is AckLevel.MEMORY) and len(order) == 2
 
@@ -124,11 +127,8 @@ async def test_a_producer_is_answered_though_delivering_is_a_mistake(tmp_path: P
         await consumer.wait_for(1)
         consumer.deliver_whole = lambda *_: 1 / 0
         answers: list[object] = []
-        batch = memoryview(
-            encode([b"x"], publish_times=1, producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
-        )
         with pytest.raises(ZeroDivisionError):
-            broker.publish(ANONYMOUS, producer, batch, answers.append)
+            broker.publish(ANONYMOUS, producer, one_batch(producer), answers.append)
         assert answers == [Published(1, producer.partition.epoch, False)]
 
 
@@ -137,18 +137,7 @@ async def test_a_publish_that_waits_keeps_no_memory_but_its_own(tmp_path: Path):
         door = Door(broker)
         await door.create()
         producer = await door.producer()
-        chunk = memoryview(
-            bytearray(
-                bytes(
-                    encode(
-                        [b"x"],
-                        publish_times=1,
-                        producer_id=producer.producer_id,
-                        producer_epoch=producer.producer_epoch,
-                    )
-                )
-            )
-        )
+        chunk = one_batch(producer)
         answered = asyncio.Event()
         broker.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
         ((waiting, _),) = producer.partition._waiting  # for its ledger
