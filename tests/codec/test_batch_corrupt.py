@@ -151,6 +151,32 @@ def test_offsets_that_point_elsewhere_are_refused(offsets: tuple[int, ...], reas
         Batch.open(forge(PLAIN, 128, "4i", *offsets))
 
 
+@pytest.mark.parametrize(
+    ("offsets", "reason"),
+    [
+        ((1, 5), "do not start at 0"),
+        ((-1, 5), "do not start at 0"),
+        ((0, -1), "do not start at 0 or fall"),
+        ((0, -(2**31)), "do not start at 0 or fall"),
+        ((0, 0), "account for 0 bytes of data, and it has 8"),
+        ((0, 9), "account for 16 bytes of data, and it has 8"),
+        ((0, 2_000_000_000), "is over the limit"),
+    ],
+)
+def test_a_lone_row_is_refused_for_the_same_reasons(offsets: tuple[int, int], reason: str) -> None:
+    with pytest.raises(Corrupt, match=reason):
+        Batch.open(forge(encode([b"hello"], publish_times=NOW), 128, "2i", *offsets))
+
+
+def test_a_lone_payload_over_the_limit_is_refused() -> None:
+    good = encode([bytes(MESSAGE_BYTES_MAX - 8), bytes(16)], publish_times=NOW)
+    lone = forge(forge(good, 12, "2I", 1, 1), 128, "2i", 0, MESSAGE_BYTES_MAX)
+    header = read_header(lone)  # one row has shorter columns: what they leave goes to the data
+    too_long = forge(lone, 128, "2i", 0, header.plain_length - 8)
+    with pytest.raises(Corrupt, match=f"payload of {header.plain_length - 8} in the batch is over the limit"):
+        Batch.open(too_long)
+
+
 @pytest.mark.parametrize("row", [0, 1, 50, 99, 100])
 def test_offsets_of_long_columns_are_checked_too(row: int) -> None:
     good = encode([b"ab"] * 100, publish_times=NOW)

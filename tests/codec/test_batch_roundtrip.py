@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from batch_samples import NOW, Sample, assert_holds, loaded, samples
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pydanube.codec.batch import HEADER_BYTES, Batch, BatchBuilder, Codec, Message, encode, read_header
+from pydanube.codec.batch.assemble import Origin, Rows, assemble
+from pydanube.codec.batch.header import TIME_MAX, TIME_MIN
 from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
 
 
@@ -30,6 +33,17 @@ def test_everything_comes_back(sample: Sample) -> None:
     assert batch.header.publish_time_max == max(sample.publish_times)
     assert batch.header.deliver_at_max == max(sample.deliver_at)
     assert batch.header.publishable
+
+
+@given(st.binary(max_size=99), st.text("ab\u00fc", max_size=9), st.integers(TIME_MIN, TIME_MAX), st.integers(-1, 9**9))
+def test_a_lone_row_has_the_bytes_that_any_other_way_gives_it(
+    payload: bytes, name: str, time: int, sequence: int
+) -> None:
+    numbers = {"producer_id": 2**64 - 1, "producer_epoch": 7, "schema_id": 3, "schema_version": 5}
+    lone = encode([payload], publish_times=time, producer_name=name, first_sequence=sequence, **numbers)
+    origin = Origin(name.encode(), first_sequence=sequence, **numbers)
+    assert lone == assemble(Rows([payload], time), origin, Codec.NONE)
+    assert Batch.open(lone).payloads == [payload]
 
 
 @settings(max_examples=50, deadline=None)

@@ -63,6 +63,13 @@ def test_published_has_the_same_bytes_in_one_step() -> None:
     assert frames.encode_published(8, 5, 1000, 2, duplicate=True) == GOLDEN["PUBLISHED"][1]
 
 
+def test_publish_and_deliver_have_the_same_fronts_in_one_step() -> None:
+    _, golden = GOLDEN["PUBLISH"]
+    assert frames.encode_publish_front(8, 5, len(golden) - ALIGNMENT) == golden[:ALIGNMENT]
+    front = frames.encode_front(Kind.DELIVER, frames.encode_deliver_head(6, 2), 1_000)
+    assert frames.encode_deliver_front(6, 2, 1_000) == front
+
+
 def test_the_preamble_is_what_it_was() -> None:
     assert frames.PREAMBLE.hex() == "44414e5542450001"
 

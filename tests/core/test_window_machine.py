@@ -178,7 +178,7 @@ class WindowMachine(WindowModel):
     def _give_straight(self, member: Member, base: int, end: int, size_bytes: int) -> None:
         assert member is self.active() and member.has_room
         messages = member.messages
-        self.window.give_straight(end, size_bytes)
+        self.window.give_straight(member, end, size_bytes)
         assert member.messages == messages - (end - base)
         for offset in range(base, end):
             self._delivered(member, offset)

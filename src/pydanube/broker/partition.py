@@ -187,7 +187,7 @@ class Partition:
         header = batch.header
         try:
             if isinstance(self.stream, MemoryStream):
-                self.stream.make_room(header.batch_bytes, self.settled_below())
+                self.stream.make_room(header.batch_bytes, self.settled_below)
             seen = self._decide.seen(header)
         except DanubeError as error:
             done(error)
@@ -237,7 +237,7 @@ class Partition:
         base, end, view = append.base_offset, append.end_offset, append.tag
         self.stream.add(base, end, view)
         self.sizes.add(base, end, len(view))
-        self.traffic.mark(self._clock.now_us(), end - base, len(view))
+        self.traffic.mark(append.append_time, end - base, len(view))
         if not self.is_logged:  # there for whoever receives: they come first
             try:
                 self._woken()

@@ -195,6 +195,8 @@ class LiveSubscription:
                 self._offer(Batch.trust(view))
             elif not self._give_straight():
                 self._offer(together(self._ahead, *core.reach))
+            elif core.next_read >= stream.end_offset:
+                break
             if self._turn.is_over:
                 return None
         self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
@@ -227,7 +229,7 @@ class LiveSubscription:
         views, end, size = straight(self._ahead, start, member.messages, member.bytes)
         if not views:
             return False
-        core.give_straight(end, size)
+        core.give_straight(member, end, size)
         now_us, seat, rows = self._clock.now_us(), self._seats[member], end - start
         self.counts.deliver(now_us, rows, size, 0)
         seat.counts.deliver(now_us, rows, size, 0)
@@ -361,10 +363,8 @@ class LiveSubscription:
         stay = RangeSet(kept)
         missing = self.cursor.missing(self.cursor.position, min(offset, self._stream.end_offset))
         settled = self.settle([one for start, end in missing for one in stay.outside(start, end)], None)
-        if why == "expired":
-            self.counts.expired += settled
-        else:
-            self.counts.evicted += settled
+        self.counts.expired += settled if why == "expired" else 0
+        self.counts.evicted += settled if why == "evicted" else 0
         return settled
 
     def set_failure_policy(self, policy: FailurePolicy) -> None:

@@ -203,7 +203,7 @@ class Connection:
         size = len(batch)
         self._publishes[correlation] = (listener, ticket, size)
         self.window.take(size)
-        front = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(handle), size, correlation)
+        front = frames.encode_publish_front(correlation, handle, size)
         if len(self._publishes) == 1:  # a lone message is in a hurry; those behind it will wait for its answer anyway
             self._framed.send_now(front, batch)
         else:

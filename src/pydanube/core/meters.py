@@ -12,6 +12,9 @@ from typing import Final
 WINDOW_US: Final = 10_000_000
 """How long something that was counted weighs, on average."""
 
+_FADING_US: Final = 10_000
+"""What was counted so shortly before has not faded: a thousandth at most, not worth an exponential for every batch."""
+
 _AGE_US_MIN: Final = 1_000_000
 """A meter counts as at least this old: two batches in the first millisecond are no rate of millions."""
 
@@ -29,7 +32,7 @@ class Meter:
 
     def mark(self, now_us: int, messages: int, size_bytes: int) -> None:
         """This much passed just now."""
-        if now_us != self._at_us:
+        if not 0 <= now_us - self._at_us < _FADING_US:
             if not self._born_us:
                 self._born_us = now_us
             elif now_us > self._at_us:

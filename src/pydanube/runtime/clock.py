@@ -38,8 +38,7 @@ class SystemClock:
     def now_us(self) -> int:
         return time.time_ns() // 1_000
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

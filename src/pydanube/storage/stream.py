@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Protocol
 
 from pydanube.codec.batch import read_header
@@ -244,11 +245,13 @@ class MemoryStream:
     def start_offset(self) -> int:
         return self._tail.start
 
-    def make_room(self, size: int, settled_below: int) -> None:
-        """Called before a batch is taken; `settled_below` is the lowest position of any subscription."""
+    def make_room(self, size: int, settled_below: Callable[[], int]) -> None:
+        """Called before a batch is taken; `settled_below` tells the lowest position of any subscription."""
+        if self.bytes + size <= self._bytes_max:
+            return
+        settled = settled_below()
         while self.bytes + size > self._bytes_max and len(self._tail):
-            oldest_end = self._tail.first_end
-            if oldest_end > settled_below:
+            if self._tail.first_end > settled:
                 raise Full(
                     f"the memory topic holds {self.bytes} bytes that are not acked yet: consume them, delete the "
                     f"subscription that lags, or raise cache.memory_topic_bytes"

@@ -10,6 +10,7 @@ that is known before anything is copied.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ Joinable: TypeAlias = "ByteBuffer | array[int]"
 
 _HEADER_ROOM: Final = bytes(HEADER_BYTES)
 _ZEROS: Final = tuple(bytes(length) for length in range(8))
+LONE_OFFSETS: Final = struct.Struct("<ii")
 
 
 class KeyColumn(NamedTuple):
@@ -167,6 +169,24 @@ def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
     )
     # fmt: on
     return draft.finish(header)
+
+
+def assemble_lone(payload: ByteBuffer, publish_time: int, origin: Origin) -> bytearray:
+    """`assemble` for one row that is nothing but a payload, to the same bytes: whoever waits for each message before
+    the next waits for this too."""
+    name, length = origin.name, len(payload)
+    offsets, name_padding, padding = LONE_OFFSETS.pack(0, length), _ZEROS[-len(name) & 7], _ZEROS[-length & 7]
+    batch = bytearray().join((_HEADER_ROOM, offsets, name, name_padding, payload, padding))
+    body_length = len(batch) - HEADER_BYTES
+    # fmt: off
+    header = BatchHeader(
+        Codec.NONE, 0, 0, 1, 1, body_length, body_length, 0, origin.producer_id, origin.first_sequence,
+        origin.producer_epoch, origin.schema_version, origin.schema_id, publish_time, publish_time, 0, len(name),
+        crc32c(memoryview(batch)[HEADER_BYTES:]),
+    )
+    # fmt: on
+    write_header(batch, header)
+    return batch
 
 
 def _add_keys(draft: Draft, keys: Sequence[bytes | None] | KeyColumn) -> int:

@@ -27,6 +27,7 @@ from .columns import (
     Int64Array,
     Sections,
     UInt32Array,
+    last_end,
     offsets_list,
     sections,
     split,
@@ -159,8 +160,9 @@ class Batch:
     def payloads(self) -> list[bytes]:
         payloads = self._payloads
         if payloads is None:
-            section = self.data[: self.sections.payloads_end]
-            payloads = self._payloads = split(section, self.view, self.place.payload_offsets, self.header.count)
+            count, start = self.header.count, self.place.payload_offsets
+            section = self.data[: last_end(self.view, start, count)]
+            payloads = self._payloads = split(section, self.view, start, count)
         return payloads
 
     @property

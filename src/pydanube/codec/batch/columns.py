@@ -45,10 +45,10 @@ class Sections(NamedTuple):
 
 def sections(view: memoryview, header: BatchHeader, place: Layout) -> Sections:
     columns, count, entries = header.columns, header.count, header.attribute_entries
-    payloads = _last(view, place.payload_offsets, count)
-    keys = _last(view, place.key_offsets, count) if columns & KEY else 0
-    attribute_keys = _last(view, place.attribute_keys, entries) if columns & ATTRIBUTES else 0
-    attribute_values = _last(view, place.attribute_values, entries) if columns & ATTRIBUTES else 0
+    payloads = last_end(view, place.payload_offsets, count)
+    keys = last_end(view, place.key_offsets, count) if columns & KEY else 0
+    attribute_keys = last_end(view, place.attribute_keys, entries) if columns & ATTRIBUTES else 0
+    attribute_values = last_end(view, place.attribute_values, entries) if columns & ATTRIBUTES else 0
     second = padded(payloads)
     third = second + padded(keys)
     fourth = third + padded(attribute_keys)
@@ -58,7 +58,8 @@ def sections(view: memoryview, header: BatchHeader, place: Layout) -> Sections:
     )
 
 
-def _last(view: memoryview, start: int, count: int) -> int:
+def last_end(view: memoryview, start: int, count: int) -> int:
+    """Where the last value of a column ends."""
     end: int = _END.unpack_from(view, start + 4 * count)[0]
     return end
 
@@ -80,6 +81,8 @@ def validity(view: memoryview, start: int, count: int) -> BoolArray:
 
 def split(section: memoryview, view: memoryview, start: int, count: int) -> list[bytes]:
     """The values of a section whose offset column starts at `start` of `view`."""
+    if count == 1:
+        return [section.tobytes()]
     if count > FEW:
         offsets = offsets_array(view, start, count)
         width = offsets.item(1)

@@ -15,7 +15,7 @@ from pydanube.model.limits import (
     PRODUCER_NAME_BYTES_MAX,
 )
 
-from .assemble import Origin, Rows, assemble
+from .assemble import Origin, Rows, assemble, assemble_lone
 from .header import TIME_MAX, TIME_MIN, ByteBuffer, Codec
 from .intake import (
     attribute_bytes,
@@ -82,15 +82,17 @@ def encode(
     assert payload_lengths is None or len(payload_lengths) == count
     owned, lengths = payload_column(payloads) if payload_lengths is None else (payloads, payload_lengths)
     times = publish_time_column(publish_times, count)
+    name = name_bytes(producer_name)
+    origin = check_origin(Origin(name, producer_id, producer_epoch, first_sequence, schema_id, schema_version))
     if keys is None and attributes is None and deliver_at is None:
+        if count == 1 and isinstance(times, int) and not codec:
+            return assemble_lone(owned[0], times, origin)
         rows = Rows(owned, times, payload_lengths=lengths)
     else:
         check_lengths(count, keys=keys, attributes=attributes, deliver_at=deliver_at)
         columns = attribute_columns(attributes)
         rows = Rows(owned, times, key_column(keys), *columns, deliver_at_column(deliver_at), lengths)
-    name = name_bytes(producer_name)
-    origin = Origin(name, producer_id, producer_epoch, first_sequence, schema_id, schema_version)
-    return assemble(rows, check_origin(origin), codec)
+    return assemble(rows, origin, codec)
 
 
 class BatchBuilder:

@@ -17,7 +17,7 @@ import numpy as np
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 
-from .assemble import FEW
+from .assemble import FEW, LONE_OFFSETS
 from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, validity
 from .header import TIME_MAX, BatchHeader
 from .layout import APPEND_TIME, ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
@@ -29,14 +29,21 @@ _HASHES_CHECKED: Final = 8
 def verify(view: memoryview, header: BatchHeader, place: Layout, data: memoryview, *, check_hashes: bool) -> None:
     """Corrupt unless the columns in `view` and the plain variable section `data` fit the header and each other."""
     columns, count = header.columns, header.count
-    payloads_end = _check_offsets(view, place.payload_offsets, count, MESSAGE_BYTES_MAX, "payload")
-    if columns:
-        _check_columns(view, header, place, data, check_hashes=check_hashes)
-    elif padded(payloads_end) != len(data):
-        raise _wrong_total(padded(payloads_end), len(data))
+    if columns or count > 1 or not _is_lone(view, place.payload_offsets, len(data)):
+        payloads_end = _check_offsets(view, place.payload_offsets, count, MESSAGE_BYTES_MAX, "payload")
+        if columns:
+            _check_columns(view, header, place, data, check_hashes=check_hashes)
+        elif padded(payloads_end) != len(data):
+            raise _wrong_total(padded(payloads_end), len(data))
     if header.producer_name_length:
         name = view[place.producer_name : place.producer_name + header.producer_name_length]
         _check_utf8(name.tobytes(), "producer name")
+
+
+def _is_lone(view: memoryview, start: int, data_bytes: int) -> bool:
+    """Whether the data is one payload and nothing else, as it should be where there is one row without columns."""
+    first, end = LONE_OFFSETS.unpack_from(view, start)
+    return first == 0 <= end <= MESSAGE_BYTES_MAX and padded(end) == data_bytes
 
 
 def _check_columns(

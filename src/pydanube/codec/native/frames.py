@@ -137,6 +137,8 @@ _PUBLISHED_FRAME: Final = struct.Struct("<IBBHII" + "IqI")
 assert _PUBLISHED_FRAME.size == HEADER.size + PUBLISHED.size
 assert _PUBLISHED_FRAME.size % PADDING == 0
 
+_PUBLISH_FRONT: Final = struct.Struct(f"<IBBHII I {ALIGNMENT - HEADER.size - PUBLISH.size}x")
+
 CREDIT: Final = struct.Struct("<Iqq")
 """handle u32, messages i64, bytes i64: both are added to what the consumer has left"""
 
@@ -144,6 +146,10 @@ DELIVER: Final = struct.Struct("<IIII")
 """handle u32, owner epoch u32, row ranges u32, redelivery counts u32; then for each range (start u32, end u32), then
 for each selected row its redelivery count u16, then, where some row failed before, a MessagePack array with the reason
 of the last failure (or nil) for each. No ranges: every row. No counts: none was delivered before. Body: one batch."""
+
+_DELIVER_FRONT: Final = struct.Struct(f"<IBBHII IIII {ALIGNMENT - HEADER.size - DELIVER.size}x")
+
+assert _PUBLISH_FRONT.size == _DELIVER_FRONT.size == ALIGNMENT
 
 ACK: Final = struct.Struct("<II")
 """handle u32, ranges u32; then for each range (start i64, end i64) of offsets. FLAG_CUMULATIVE: one range, and
@@ -171,6 +177,11 @@ _RANGE_ROWS: Final = struct.Struct("<II")
 _RANGE_OFFSETS: Final = struct.Struct("<qq")
 
 
+def encode_publish_front(correlation: int, handle: int, body_length: int) -> bytes:
+    """Everything of a PUBLISH frame up to its batch, in one step: there is one for every batch."""
+    return _PUBLISH_FRONT.pack(ALIGNMENT + body_length, Kind.PUBLISH, 0, 0, correlation, PUBLISH.size, handle)
+
+
 def encode_published(correlation: int, handle: int, base_offset: int, owner_epoch: int, duplicate: bool) -> bytes:
     """A whole PUBLISHED frame in one step: there is one for every batch."""
     return _PUBLISHED_FRAME.pack(
@@ -184,6 +195,12 @@ def encode_published(correlation: int, handle: int, base_offset: int, owner_epoc
         base_offset,
         owner_epoch,
     )
+
+
+def encode_deliver_front(handle: int, epoch: int, body_length: int) -> bytes:
+    """Everything of a DELIVER frame up to its batch, of which every row is meant and none came before."""
+    length = ALIGNMENT + body_length
+    return _DELIVER_FRONT.pack(length, Kind.DELIVER, 0, 0, 0, DELIVER.size, handle, epoch, 0, 0)
 
 
 def encode_deliver_head(

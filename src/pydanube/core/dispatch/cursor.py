@@ -41,7 +41,7 @@ class Cursor:
     @property
     def end(self) -> int:
         """Behind everything that is acked."""
-        return self._ahead.end if self._ahead else self.position
+        return self._ahead.end if self._ahead.count else self.position
 
     def ack(self, start: int, end: int) -> int:
         """Settle [start, end). Returns how many offsets were not settled before."""

@@ -126,9 +126,9 @@ class Window:
     @property
     def wanted(self) -> int | None:
         """The offset to read next; None when nothing could be delivered."""
-        if not self.policy.has_room or self.is_blocked:
+        if not self.policy.has_room or (self.failures.blocked and self.is_blocked):
             return None
-        if self._ready:
+        if self._ready.count:
             return self._ready.first
         if self.cursor.gaps >= ACKED_RANGES_MAX and self.next_read >= self.cursor.end:
             return None  # below that end are the gaps: they close when what is in them is delivered and acked
@@ -163,14 +163,14 @@ class Window:
         """Whoever gets all that is read next, just as it is stored: nobody else has or gets any of it, nothing of it is
         acked or has failed. None: batches are to be offered one by one. Whether it has room is `wanted`'s business."""
         policy = self.policy
-        if not isinstance(policy, Single) or self._ready or len(self.failures) or self.cursor.end > self.next_read:
+        if not isinstance(policy, Single) or self._ready.count or len(self.failures):
             return None
-        return policy.active
+        return policy.active if self.cursor.end <= self.next_read else None
 
-    def give_straight(self, end: int, size_bytes: int) -> None:
+    def give_straight(self, member: Member, end: int, size_bytes: int) -> None:
         """The sole taker gets everything up to `end`, which takes so many bytes."""
-        policy, start, member = self.policy, self.next_read, self.sole_taker
-        assert isinstance(policy, Single) and member is not None and member.has_room and end > start
+        policy, start = self.policy, self.next_read
+        assert isinstance(policy, Single) and member is policy.active and member.has_room and end > start
         policy.give([(start, end)], end - start, size_bytes)
         member.weigh(size_bytes)
         self.next_read = end
@@ -332,16 +332,18 @@ class Window:
     @property
     def next_due_us(self) -> int | None:
         """When `due` has something to do; None when nothing waits."""
-        retry = self.failures.next_due_us
         if not self._delays:
-            return retry
+            return self.failures.next_due_us if self.failures.waiting else None
+        retry = self.failures.next_due_us
         delay = self._delays[0][0]
         return delay if retry is None else min(retry, delay)
 
     def has_due(self, now_us: int) -> bool:
         """Whether something waited long enough. What is ready before it goes first: the order is that of time."""
+        if not (self._delays or self.failures.waiting):
+            return False
         due_us = self.next_due_us
-        return due_us is not None and due_us <= now_us and not self._ready
+        return due_us is not None and due_us <= now_us and not self._ready.count
 
     def due(self, now_us: int) -> list[Exhausted]:
         """Some of what waited long enough is ready: there may be more. Returns what is exhausted under the policy of

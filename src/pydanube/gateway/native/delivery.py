@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pydanube.codec.native.frames import Kind, encode, encode_deliver_head, encode_front
+from pydanube.codec.native.frames import Kind, encode, encode_deliver_front, encode_deliver_head, encode_front
 from pydanube.codec.native.requests import ConsumerChanged, Failure
 from pydanube.codec.native.requests import encode as pack
 from pydanube.model.errors import DanubeError
@@ -38,10 +38,9 @@ class DeliverySink:
         self._connection.send(encode_front(Kind.DELIVER, head, len(batch)), batch)
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
-        head = encode_deliver_head(self.handle, epoch)
         buffers: list[bytes | memoryview] = []
         for batch in batches:
-            buffers += encode_front(Kind.DELIVER, head, len(batch)), batch
+            buffers += encode_deliver_front(self.handle, epoch, len(batch)), batch
         if len(batches) == 1:
             self._connection.send_first(*buffers)  # a lone one is in a hurry
         else:
