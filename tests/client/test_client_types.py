@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -100,3 +102,22 @@ def test_without_await() -> None:
             producer.send(b"0")
             with pytest.raises(Refused, match="no cumulative ack"):
                 consumer.ack_cumulative(consumer.receive(timeout=5))
+
+
+async def test_whoever_tries_again_after_refusals_hears_that_he_is_cancelled(client: Client) -> None:
+    """Also in the very moment in which the refusal of one partition ends the attaching to the others."""
+    await client.create_topic(TOPIC, partitions=3)
+
+    async def attach_for_ever() -> None:
+        while True:
+            with suppress(Refused):
+                await client.consumer(TOPIC, subscription="billing", name="second")
+
+    async with client.consumer(TOPIC, subscription="billing", name="first"):
+        for turns in range(100):
+            task = asyncio.create_task(attach_for_ever())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=5)
+            assert done, f"cancelled after {turns} turns of the loop, and goes on"

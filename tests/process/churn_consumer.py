@@ -66,8 +66,9 @@ async def take(consumer: pydanube.Consumer, kind: str, session: int) -> None:
                 await consumer.flush()
                 say(settled=session, at=time.monotonic())
     except asyncio.CancelledError:
-        await consumer.flush()
-        say(settled=session, at=time.monotonic())
+        with suppress(DanubeError):  # it would take the place of the cancellation, and be tried again for ever
+            await consumer.flush()
+            say(settled=session, at=time.monotonic())
         raise
 
 

@@ -6,14 +6,15 @@ import asyncio
 import io
 import json
 import sys
+from contextlib import suppress
 
 import pytest
 
-from pydanube.model.errors import Unavailable
+from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime import telemetry
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.randomness import identity, seeded
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, all_of
 
 
 async def test_the_system_clock_goes_forward() -> None:
@@ -199,3 +200,68 @@ def test_a_closed_or_missing_stderr_breaks_nobody(monkeypatch: pytest.MonkeyPatc
     for broken in (closed, None):
         monkeypatch.setattr(sys, "stderr", broken)
         telemetry.get_logger("x").warning("thing.worsened")
+
+
+async def test_all_of_them_bring_their_results_in_order() -> None:
+    async def late(result: int) -> int:
+        for _ in range(5 - result):
+            await asyncio.sleep(0)
+        return result
+
+    assert await all_of(late(result) for result in range(5)) == [0, 1, 2, 3, 4]
+    assert await all_of([]) == []
+
+
+async def test_the_first_failure_is_raised_as_it_is_and_ends_the_others() -> None:
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("waited")
+
+    async def fail(reason: str, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        raise Refused(reason)
+
+    with pytest.raises(Refused, match="first"):
+        await all_of([wait(), fail("second", 3), fail("first", 1)])
+    assert ended == ["waited"]
+    task = asyncio.current_task()
+    assert task is not None and not task.cancelling()
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_cancellation_is_heard_although_a_failure_comes_at_the_same_moment(turns: int) -> None:
+    """In whichever turn of the loop it comes: before the failure, with it, or while the others are being ended."""
+    refused, ended = asyncio.Event(), 0
+
+    async def fail() -> None:
+        await refused.wait()
+        raise Refused("no")
+
+    async def linger() -> None:
+        nonlocal ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended += 1
+
+    async def try_for_ever() -> None:
+        while True:
+            with suppress(Refused):
+                await all_of([fail(), linger()])
+
+    task = asyncio.create_task(try_for_ever())
+    await asyncio.sleep(0.001)
+    refused.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert done and task.cancelled()
+    assert ended >= 1

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from pydanube.codec.batch import Batch, resigned, rest_of
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
@@ -25,7 +25,7 @@ from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, all_of
 from pydanube.runtime.telemetry import get_logger
 
 from .partition import Partition, Published
@@ -62,8 +62,6 @@ Place = tuple[int, int]
 
 Lane = tuple[Key, int]
 """A partition, and the number of a query."""
-
-Result = TypeVar("Result")
 
 
 class Decision:
@@ -115,13 +113,13 @@ class Decision:
 
     async def look(self, reader: StageReader) -> None:
         """Raises NotFound unless every stage is there."""
-        await _all_of([reader.look(key) for key in self.object_keys])
+        await all_of([reader.look(key) for key in self.object_keys])
 
     async def plan(self, reader: StageReader) -> dict[Key, list[Place]]:
         """Where each partition's share lies, in order. Raises whatever reading the indexes raises."""
         async with self._planning:
             if self._plan is None:
-                indexes = await _all_of([reader.index(key) for key in self.object_keys])
+                indexes = await all_of([reader.index(key) for key in self.object_keys])
                 plan: dict[Key, list[Place]] = {}
                 for number, index in enumerate(indexes):
                     self.topics.update(index.topics)
@@ -325,13 +323,3 @@ class _Window:
         for outcome in outcomes:
             if isinstance(outcome, DanubeError):
                 raise outcome
-
-
-async def _all_of(reading: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All of them, or the first failure, plainly."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in reading]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]

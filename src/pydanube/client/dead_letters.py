@@ -31,8 +31,8 @@ from pydanube.model.errors import AlreadyExists, Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import PartitionDescription
+from pydanube.runtime.tasks import all_of
 
-from .lifecycle import together
 from .message import Message
 from .peeking import unsettled_messages
 from .producer import Producer
@@ -383,7 +383,7 @@ class _Run:
         if not way[0]:
             return  # dropped
         producer = await self._producer(way)
-        await together(
+        await all_of(
             producer.send(
                 letter.message.payload,
                 key=letter.message.key,

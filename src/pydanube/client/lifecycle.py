@@ -12,7 +12,7 @@ finally: await producer.close()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,16 +20,6 @@ from pydanube.model.errors import Refused
 
 CANCELLED_SECONDS: Final = 5.0
 """Who cancels wants to go: finishing what is under way gets this long, then it is dropped."""
-
-
-async def together(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
-    """Run them at the same time. The first failure ends the others and is raised; cancelled, all are."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for coroutine in coroutines:
-                group.create_task(coroutine)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
 
 
 class Openable:

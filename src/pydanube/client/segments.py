@@ -37,10 +37,10 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.objects.opening import open_store
-from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.tasks import Tasks, all_of
 
 from .coverage import SegmentInfo, Wanted, Window, check_covered, ordered, resolved
-from .lifecycle import Openable, together
+from .lifecycle import Openable
 from .loop_thread import Blocking, LoopThread, blocking
 from .settings import check_count
 from .wire import AnyPosition
@@ -120,9 +120,9 @@ class Segments(Openable):
                 if stored.key.endswith(".seg"):
                     listed.append(stored)
                 if len(listed) >= FOOTERS_AT_ONCE:
-                    await together(self._look(one, wanted, found) for one in listed)
+                    await all_of(self._look(one, wanted, found) for one in listed)
                     listed = []
-            await together(self._look(one, wanted, found) for one in listed)
+            await all_of(self._look(one, wanted, found) for one in listed)
         return resolved(found)
 
     async def _look(self, stored: ObjectInfo, wanted: tuple[int, int], found: list[SegmentInfo]) -> None:

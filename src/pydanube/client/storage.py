@@ -32,9 +32,10 @@ from pydanube.model.storage import (
     StorageUsage,
     StorageVerified,
 )
+from pydanube.runtime.tasks import all_of
 
 from .coverage import SegmentInfo
-from .lifecycle import Openable, together
+from .lifecycle import Openable
 from .routing import Brokers
 from .settings import check_count, check_number
 from .wire import AnyPosition, wire_start
@@ -106,7 +107,7 @@ class StorageAdmin(Openable):
             async with places:
                 histories[number] = await self._history(topic, partition, start, end)
 
-        await together(look(number, *one) for number, one in enumerate(wanted))
+        await all_of(look(number, *one) for number, one in enumerate(wanted))
         return [one for one in histories if one is not None]
 
     async def _history(self, topic: str, partition: int, start: int, end: int) -> History:

@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, Self, TypeVar
 
 from pydanube.model.errors import Unavailable
@@ -26,6 +26,37 @@ OnCrash = Callable[["asyncio.Task[Any]", BaseException], None]
 
 CANCEL_AGAIN_SECONDS: Final = 5.0
 """A task that swallowed its cancellation (asyncio.wait_for of Python 3.11 can) is cancelled again after this long."""
+
+
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run them at the same time; their results, in this order. The first failure ends the others and is raised as it
+    is. Cancelled, all of them are.
+
+    A cancellation that meets a failure wins: TaskGroup, before Python 3.13, loses it in the failure, and whoever tries
+    again after failures would never hear of it.
+    """
+    running = [asyncio.get_running_loop().create_task(one) for one in coroutines]
+    failed: list[asyncio.Task[T]] = []
+    for task in running:
+        task.add_done_callback(lambda task: failed.append(task) if _has_failed(task) else None)
+    cancelled: asyncio.CancelledError | None = None
+    is_ending = False
+    while left := [task for task in running if not task.done()]:
+        try:
+            await asyncio.wait(left, return_when=asyncio.ALL_COMPLETED if is_ending else asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        if not is_ending and (failed or cancelled is not None):
+            is_ending = True
+            for task in left:
+                task.cancel()
+    if cancelled is not None:
+        raise cancelled
+    return [task.result() for task in failed or running]
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is not None
 
 
 class Tasks:

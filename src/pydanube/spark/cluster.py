@@ -19,6 +19,7 @@ from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.positions import Position
 from pydanube.model.topics import TopicDescription
 from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.tasks import all_of
 
 from .offsets import TopicIdentity, TopicView, View
 from .planning import Answers, Question
@@ -134,19 +135,12 @@ class Cluster:
 async def _each(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list[U]:
     """Ask for all of them at once, more or less. The first failure ends the others."""
     turns = asyncio.Semaphore(AT_ONCE)
-    found: list[U | None] = [None] * len(items)
 
-    async def one(index: int) -> None:
+    async def answer(item: T) -> U:
         async with turns:
-            found[index] = await ask(items[index])
+            return await ask(item)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index in range(len(items)):
-                group.create_task(one(index))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return found  # type: ignore[return-value]  # all of them were answered
+    return await all_of(answer(item) for item in items)
 
 
 def view_of(topic: TopicDescription, cluster: str) -> TopicView:
