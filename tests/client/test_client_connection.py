@@ -201,3 +201,27 @@ async def test_fetches_that_wait_for_their_turn_hear_that_the_connection_ended()
         await connection.close()
         outcomes = await asyncio.gather(*fetches, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {Unavailable}
+
+
+async def test_whoever_is_cancelled_while_the_client_is_closed_under_him_hears_it() -> None:
+    """In whichever turn of the loop: it is not taken for an end of the client, after which he might try again."""
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        for turns in range(8):
+            brokers = pydanube.connect(f"danube://{address}")._brokers
+            asking = asyncio.create_task(brokers.at(address))
+            await asyncio.sleep(0.01)
+            closing = asyncio.create_task(brokers.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if asking.cancel():
+                await asyncio.wait([asking], timeout=5)
+                assert asking.cancelled(), f"{turns} turns after the closing began"
+            else:
+                assert isinstance(asking.exception(), Unavailable)  # it heard of the closing before
+            await closing

@@ -14,7 +14,7 @@ from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime import telemetry
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.randomness import identity, seeded
-from pydanube.runtime.tasks import Tasks, all_of
+from pydanube.runtime.tasks import Tasks, run_together
 
 
 async def test_the_system_clock_goes_forward() -> None:
@@ -208,8 +208,8 @@ async def test_all_of_them_bring_their_results_in_order() -> None:
             await asyncio.sleep(0)
         return result
 
-    assert await all_of(late(result) for result in range(5)) == [0, 1, 2, 3, 4]
-    assert await all_of([]) == []
+    assert await run_together(late(result) for result in range(5)) == [0, 1, 2, 3, 4]
+    assert await run_together([]) == []
 
 
 async def test_the_first_failure_is_raised_as_it_is_and_ends_the_others() -> None:
@@ -228,33 +228,43 @@ async def test_the_first_failure_is_raised_as_it_is_and_ends_the_others() -> Non
         raise Refused(reason)
 
     with pytest.raises(Refused, match="first"):
-        await all_of([wait(), fail("second", 3), fail("first", 1)])
+        await run_together([wait(), fail("second", 30), fail("first", 1)])
     assert ended == ["waited"]
     task = asyncio.current_task()
     assert task is not None and not task.cancelling()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks are not eager before Python 3.12")
+async def test_a_task_that_fails_before_it_ever_waited_ends_the_others_too() -> None:
+    async def fail() -> None:
+        raise Refused("no")
+
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+    with pytest.raises(Refused, match="no"):
+        await run_together([fail(), asyncio.Event().wait()])
+    with pytest.raises(Refused, match="no"):
+        await run_together([fail()])
+
+
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancellation_is_heard_although_a_failure_comes_at_the_same_moment(turns: int) -> None:
     """In whichever turn of the loop it comes: before the failure, with it, or while the others are being ended."""
-    refused, ended = asyncio.Event(), 0
+    before, refused = asyncio.all_tasks(), asyncio.Event()
 
     async def fail() -> None:
         await refused.wait()
         raise Refused("no")
 
     async def linger() -> None:
-        nonlocal ended
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            ended += 1
 
     async def try_for_ever() -> None:
         while True:
             with suppress(Refused):
-                await all_of([fail(), linger()])
+                await run_together([fail(), linger()])
 
     task = asyncio.create_task(try_for_ever())
     await asyncio.sleep(0.001)
@@ -264,4 +274,19 @@ async def test_a_cancellation_is_heard_although_a_failure_comes_at_the_same_mome
     task.cancel()
     done, _ = await asyncio.wait([task], timeout=5)
     assert done and task.cancelled()
-    assert ended >= 1
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_task_that_swallowed_its_cancellation_is_cancelled_again_with_the_others() -> None:
+    async def swallow_one() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(run_together([swallow_one(), asyncio.sleep(60)]))
+    for _ in range(2):
+        await asyncio.sleep(0.001)
+        assert not task.done()
+        task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pydanube.core.dispatch.members import Member
 from pydanube.core.dispatch.window import Window
@@ -30,6 +31,12 @@ class Counts:
         self.delivered_bytes += size_bytes
         self.redelivered += redelivered
         self.meter.mark(now_us, rows, size_bytes)
+
+    def end(self, messages: int, why: Literal["expired", "evicted"]) -> None:
+        if why == "expired":
+            self.expired += messages
+        else:
+            self.evicted += messages
 
     def ack(self, now_us: int, messages: int) -> None:
         self.acked += messages

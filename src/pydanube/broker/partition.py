@@ -237,7 +237,7 @@ class Partition:
         base, end, view = append.base_offset, append.end_offset, append.tag
         self.stream.add(base, end, view)
         self.sizes.add(base, end, len(view))
-        self.traffic.mark(append.append_time, end - base, len(view))
+        self.traffic.mark(self._clock.now_us(), end - base, len(view))
         if not self.is_logged:  # there for whoever receives: they come first
             try:
                 self._woken()

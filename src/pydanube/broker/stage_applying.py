@@ -25,7 +25,7 @@ from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
 from pydanube.model.names import TopicName
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.tasks import Tasks, all_of
+from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .partition import Partition, Published
@@ -113,13 +113,13 @@ class Decision:
 
     async def look(self, reader: StageReader) -> None:
         """Raises NotFound unless every stage is there."""
-        await all_of([reader.look(key) for key in self.object_keys])
+        await run_together([reader.look(key) for key in self.object_keys])
 
     async def plan(self, reader: StageReader) -> dict[Key, list[Place]]:
         """Where each partition's share lies, in order. Raises whatever reading the indexes raises."""
         async with self._planning:
             if self._plan is None:
-                indexes = await all_of([reader.index(key) for key in self.object_keys])
+                indexes = await run_together([reader.index(key) for key in self.object_keys])
                 plan: dict[Key, list[Place]] = {}
                 for number, index in enumerate(indexes):
                     self.topics.update(index.topics)

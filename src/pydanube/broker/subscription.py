@@ -195,8 +195,8 @@ class LiveSubscription:
                 self._offer(Batch.trust(view))
             elif not self._give_straight():
                 self._offer(together(self._ahead, *core.reach))
-            elif core.next_read >= stream.end_offset:
-                break
+            elif core.next_read >= stream.end_offset and not core.wanted_again:
+                break  # that was all
             if self._turn.is_over:
                 return None
         self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
@@ -363,8 +363,7 @@ class LiveSubscription:
         stay = RangeSet(kept)
         missing = self.cursor.missing(self.cursor.position, min(offset, self._stream.end_offset))
         settled = self.settle([one for start, end in missing for one in stay.outside(start, end)], None)
-        self.counts.expired += settled if why == "expired" else 0
-        self.counts.evicted += settled if why == "evicted" else 0
+        self.counts.end(settled, why)
         return settled
 
     def set_failure_policy(self, policy: FailurePolicy) -> None:

@@ -31,7 +31,7 @@ from pydanube.model.errors import AlreadyExists, Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import PartitionDescription
-from pydanube.runtime.tasks import all_of
+from pydanube.runtime.tasks import run_together
 
 from .message import Message
 from .peeking import unsettled_messages
@@ -383,7 +383,7 @@ class _Run:
         if not way[0]:
             return  # dropped
         producer = await self._producer(way)
-        await all_of(
+        await run_together(
             producer.send(
                 letter.message.payload,
                 key=letter.message.key,

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from pydanube.model.errors import DanubeError, Refused, StaleEpoch
-from pydanube.runtime.tasks import Tasks, all_of
+from pydanube.runtime.tasks import Tasks, run_together
 
 from .backoff import Backoff
 from .lane import Hold, Identity, Lane
@@ -67,7 +67,7 @@ class Publisher:
         self._first = only or 0
         await self._open_lane(self._first)
         if only is None:
-            await all_of(self._open_lane(partition) for partition in range(1, partitions))
+            await run_together(self._open_lane(partition) for partition in range(1, partitions))
         self._begin_sequences()
 
     def _lane(self, partition: int) -> Lane:

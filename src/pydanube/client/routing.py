@@ -97,10 +97,13 @@ class Brokers:
 
     async def _shared(self, task: asyncio.Task[T]) -> T:
         """What a task brings that several may wait for. Cancelled, the others still get it."""
+        waiter = asyncio.current_task()
+        assert waiter is not None
+        cancelled_before = waiter.cancelling()
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():
+            if task.cancelled() and waiter.cancelling() == cancelled_before:  # the task was, not the waiter
                 raise Unavailable("this client is closed") from None
             raise
 

@@ -37,7 +37,7 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.objects.opening import open_store
-from pydanube.runtime.tasks import Tasks, all_of
+from pydanube.runtime.tasks import Tasks, run_together
 
 from .coverage import SegmentInfo, Wanted, Window, check_covered, ordered, resolved
 from .lifecycle import Openable
@@ -120,9 +120,9 @@ class Segments(Openable):
                 if stored.key.endswith(".seg"):
                     listed.append(stored)
                 if len(listed) >= FOOTERS_AT_ONCE:
-                    await all_of(self._look(one, wanted, found) for one in listed)
+                    await run_together(self._look(one, wanted, found) for one in listed)
                     listed = []
-            await all_of(self._look(one, wanted, found) for one in listed)
+            await run_together(self._look(one, wanted, found) for one in listed)
         return resolved(found)
 
     async def _look(self, stored: ObjectInfo, wanted: tuple[int, int], found: list[SegmentInfo]) -> None:

@@ -19,7 +19,7 @@ from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
-from pydanube.runtime.tasks import Tasks, all_of
+from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .acks import Acks
@@ -225,7 +225,7 @@ class Sources:
             self._sources[source.topic, source.partition] = source
         self._share_prefetch()
         try:
-            await all_of(self._brokers.retrying(one.attach, one.topic, one.partition) for one in added)
+            await run_together(self._brokers.retrying(one.attach, one.topic, one.partition) for one in added)
         except BaseException:
             for source in added:
                 self._sources.pop((source.topic, source.partition), None)

@@ -32,7 +32,7 @@ from pydanube.model.storage import (
     StorageUsage,
     StorageVerified,
 )
-from pydanube.runtime.tasks import all_of
+from pydanube.runtime.tasks import run_together
 
 from .coverage import SegmentInfo
 from .lifecycle import Openable
@@ -107,7 +107,7 @@ class StorageAdmin(Openable):
             async with places:
                 histories[number] = await self._history(topic, partition, start, end)
 
-        await all_of(look(number, *one) for number, one in enumerate(wanted))
+        await run_together(look(number, *one) for number, one in enumerate(wanted))
         return [one for one in histories if one is not None]
 
     async def _history(self, topic: str, partition: int, start: int, end: int) -> History:

@@ -28,6 +28,7 @@ class Meter:
         self._messages = 0.0
         self._bytes = 0.0
         self._at_us = 0
+        """When what was counted faded last."""
         self._born_us = 0
 
     def mark(self, now_us: int, messages: int, size_bytes: int) -> None:

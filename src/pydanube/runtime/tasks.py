@@ -1,7 +1,8 @@
 """Background tasks, and somebody who owns them.
 
-A task outside a TaskGroup lives in a Tasks: it cannot be lost to the garbage collector, its failure is noticed when it
-happens, and nothing of it runs on after `close`.
+What is to be done at the same time, and waited for, goes through `run_together`. Any other task outside a TaskGroup
+lives in a Tasks: it cannot be lost to the garbage collector, its failure is noticed when it happens, and nothing of it
+runs on after `close`.
 
 Invariants
     every task spawned here is finished when `close` has returned
@@ -28,35 +29,41 @@ CANCEL_AGAIN_SECONDS: Final = 5.0
 """A task that swallowed its cancellation (asyncio.wait_for of Python 3.11 can) is cancelled again after this long."""
 
 
-async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run them at the same time; their results, in this order. The first failure ends the others and is raised as it
-    is. Cancelled, all of them are.
+    is; one that somebody else cancels does not end them. Cancelled, all of them are, each time again.
 
     A cancellation that meets a failure wins: TaskGroup, before Python 3.13, loses it in the failure, and whoever tries
     again after failures would never hear of it.
     """
-    running = [asyncio.get_running_loop().create_task(one) for one in coroutines]
-    failed: list[asyncio.Task[T]] = []
-    for task in running:
-        task.add_done_callback(lambda task: failed.append(task) if _has_failed(task) else None)
-    cancelled: asyncio.CancelledError | None = None
-    is_ending = False
+    loop = asyncio.get_running_loop()
+    running = [loop.create_task(one) for one in list(coroutines)]
+    failed: asyncio.Task[T] | None = None
+    cancelled = False
     while left := [task for task in running if not task.done()]:
+        if failed is None and not cancelled and (failed := _first_failed(running)) is not None:
+            _cancel(left)
         try:
+            is_ending = cancelled or failed is not None
             await asyncio.wait(left, return_when=asyncio.ALL_COMPLETED if is_ending else asyncio.FIRST_EXCEPTION)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        if not is_ending and (failed or cancelled is not None):
-            is_ending = True
-            for task in left:
-                task.cancel()
-    if cancelled is not None:
-        raise cancelled
-    return [task.result() for task in failed or running]
+        except asyncio.CancelledError:
+            cancelled = True
+            _cancel(left)
+    failed = failed or _first_failed(running)
+    if cancelled:
+        raise asyncio.CancelledError
+    return [task.result() for task in ([failed] if failed is not None else running)]
 
 
-def _has_failed(task: asyncio.Task[Any]) -> bool:
-    return not task.cancelled() and task.exception() is not None
+def _first_failed(tasks: Iterable[asyncio.Task[T]]) -> asyncio.Task[T] | None:
+    """Looks at every failure: none of them counts as never retrieved."""
+    failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
+    return failed[0] if failed else None
+
+
+def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 class Tasks:

@@ -19,7 +19,7 @@ from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.positions import Position
 from pydanube.model.topics import TopicDescription
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.tasks import all_of
+from pydanube.runtime.tasks import run_together
 
 from .offsets import TopicIdentity, TopicView, View
 from .planning import Answers, Question
@@ -140,7 +140,7 @@ async def _each(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list[U]
         async with turns:
             return await ask(item)
 
-    return await all_of(answer(item) for item in items)
+    return await run_together(answer(item) for item in items)
 
 
 def view_of(topic: TopicDescription, cluster: str) -> TopicView:

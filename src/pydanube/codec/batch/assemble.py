@@ -35,6 +35,7 @@ Joinable: TypeAlias = "ByteBuffer | array[int]"
 _HEADER_ROOM: Final = bytes(HEADER_BYTES)
 _ZEROS: Final = tuple(bytes(length) for length in range(8))
 LONE_OFFSETS: Final = struct.Struct("<ii")
+"""The offset column of one row: 0, and where it ends."""
 
 
 class KeyColumn(NamedTuple):
@@ -173,7 +174,7 @@ def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
 
 def assemble_lone(payload: ByteBuffer, publish_time: int, origin: Origin) -> bytearray:
     """`assemble` for one row that is nothing but a payload, to the same bytes: whoever waits for each message before
-    the next waits for this too."""
+    the next waits for this too. A payload within its limit always fits."""
     name, length = origin.name, len(payload)
     offsets, name_padding, padding = LONE_OFFSETS.pack(0, length), _ZEROS[-len(name) & 7], _ZEROS[-length & 7]
     batch = bytearray().join((_HEADER_ROOM, offsets, name, name_padding, payload, padding))

@@ -80,7 +80,7 @@ def validity(view: memoryview, start: int, count: int) -> BoolArray:
 
 
 def split(section: memoryview, view: memoryview, start: int, count: int) -> list[bytes]:
-    """The values of a section whose offset column starts at `start` of `view`."""
+    """The values of a section, which is exactly these, and whose offset column starts at `start` of `view`."""
     if count == 1:
         return [section.tobytes()]
     if count > FEW:

@@ -137,7 +137,7 @@ _PUBLISHED_FRAME: Final = struct.Struct("<IBBHII" + "IqI")
 assert _PUBLISHED_FRAME.size == HEADER.size + PUBLISHED.size
 assert _PUBLISHED_FRAME.size % PADDING == 0
 
-_PUBLISH_FRONT: Final = struct.Struct(f"<IBBHII I {ALIGNMENT - HEADER.size - PUBLISH.size}x")
+_PUBLISH_FRONT: Final = struct.Struct(f"{HEADER.format} I {ALIGNMENT - HEADER.size - PUBLISH.size}x")
 
 CREDIT: Final = struct.Struct("<Iqq")
 """handle u32, messages i64, bytes i64: both are added to what the consumer has left"""
@@ -147,7 +147,7 @@ DELIVER: Final = struct.Struct("<IIII")
 for each selected row its redelivery count u16, then, where some row failed before, a MessagePack array with the reason
 of the last failure (or nil) for each. No ranges: every row. No counts: none was delivered before. Body: one batch."""
 
-_DELIVER_FRONT: Final = struct.Struct(f"<IBBHII IIII {ALIGNMENT - HEADER.size - DELIVER.size}x")
+_DELIVER_FRONT: Final = struct.Struct(f"{HEADER.format} IIII {ALIGNMENT - HEADER.size - DELIVER.size}x")
 
 assert _PUBLISH_FRONT.size == _DELIVER_FRONT.size == ALIGNMENT
 

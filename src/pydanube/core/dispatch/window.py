@@ -168,7 +168,7 @@ class Window:
         return policy.active if self.cursor.end <= self.next_read else None
 
     def give_straight(self, member: Member, end: int, size_bytes: int) -> None:
-        """The sole taker gets everything up to `end`, which takes so many bytes."""
+        """The sole taker, which was just asked for, gets everything up to `end`, which takes so many bytes."""
         policy, start = self.policy, self.next_read
         assert isinstance(policy, Single) and member is policy.active and member.has_room and end > start
         policy.give([(start, end)], end - start, size_bytes)
