@@ -22,6 +22,7 @@ from wal_tools import Ledger, append, open_log, opened, payloads, sim_disk, unti
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
 from pydanube.runtime.simdisk import PowerCut
 from pydanube.storage.wal import Level, LogWriter, WalSettings
@@ -142,7 +143,8 @@ async def test_what_comes_while_the_thread_works_goes_to_the_thread_and_keeps_it
 
 async def test_a_burst_is_not_written_record_by_record(tmp_path: Path) -> None:
     disk = WatchedDisk()
-    async with opened(disk, tmp_path, LAZY_FOR_EVER) as log:
+    # By this clock no time passes between two records, however long the machine lets this test wait.
+    async with opened(disk, tmp_path, LAZY_FOR_EVER, clock=ManualClock()) as log:
         await rest(log)
         disk.writers.clear()
         disk.write_seconds = SLOW_WRITE_SECONDS / 5  # the thread is still at the first ones when the last is handed in

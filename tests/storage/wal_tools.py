@@ -15,7 +15,7 @@ from wal_simulation import IDENTITY, make_batch
 from pydanube.codec.batch import Batch
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError
-from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import Level, LogWriter, WalSettings
@@ -28,8 +28,10 @@ def sim_disk(seed: int = 1, capacity_bytes: int | None = None) -> SimDisk:
     return SimDisk(random.Random(seed), capacity_bytes)
 
 
-async def open_log(disk: Disk, directory: Path = DIRECTORY, settings: WalSettings = SMALL, **choices: Any) -> LogWriter:
-    return await LogWriter.open(disk, directory, IDENTITY, settings, SystemClock(), **choices)
+async def open_log(
+    disk: Disk, directory: Path = DIRECTORY, settings: WalSettings = SMALL, clock: Clock | None = None, **choices: Any
+) -> LogWriter:
+    return await LogWriter.open(disk, directory, IDENTITY, settings, clock or SystemClock(), **choices)
 
 
 @asynccontextmanager
