@@ -206,7 +206,10 @@ async def test_fetches_that_wait_for_their_turn_hear_that_the_connection_ended()
 async def test_whoever_is_cancelled_while_the_client_is_closed_under_him_hears_it() -> None:
     """In whichever turn of the loop: it is not taken for an end of the client, after which he might try again."""
 
+    accepted = asyncio.Event()
+
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
         await reader.read()
         writer.close()
 
@@ -215,7 +218,8 @@ async def test_whoever_is_cancelled_while_the_client_is_closed_under_him_hears_i
         for turns in range(8):
             brokers = pydanube.connect(f"danube://{address}")._brokers
             asking = asyncio.create_task(brokers.at(address))
-            await asyncio.sleep(0.01)
+            await accepted.wait()
+            accepted.clear()
             closing = asyncio.create_task(brokers.close())
             for _ in range(turns):
                 await asyncio.sleep(0)

@@ -135,6 +135,7 @@ async def churn(directory: Path, seed: int, kills: int, monkeypatch: pytest.Monk
                 assert await consumed(client, load.topic, len(load.acked)) == Counter(load.acked)
             assert await damages(client) == []
             segments = (await client.storage_usage()).total.segments
+            assert segments > 0
             print(f"{kills} kills, {sum(len(load.acked) for load in loads):,} messages, {segments} segments")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import sys
@@ -234,6 +235,32 @@ async def test_the_first_failure_is_raised_as_it_is_and_ends_the_others() -> Non
     assert task is not None and not task.cancelling()
 
 
+async def test_a_failure_counts_more_than_a_task_that_somebody_cancelled_and_no_other_goes_unseen() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+    async def cancel_itself() -> None:
+        raise asyncio.CancelledError
+
+    async def fail() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        raise Refused("first")
+
+    async def fail_when_ended() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise Refused("while it was ended")
+
+    with pytest.raises(Refused, match="first"):
+        await run_together([cancel_itself(), fail_when_ended(), fail()])
+    with pytest.raises(asyncio.CancelledError):
+        await run_together([cancel_itself(), asyncio.sleep(0)])
+    gc.collect()
+    assert complaints == []
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks are not eager before Python 3.12")
 async def test_a_task_that_fails_before_it_ever_waited_ends_the_others_too() -> None:
     async def fail() -> None:
@@ -249,43 +276,48 @@ async def test_a_task_that_fails_before_it_ever_waited_ends_the_others_too() -> 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancellation_is_heard_although_a_failure_comes_at_the_same_moment(turns: int) -> None:
     """In whichever turn of the loop it comes: before the failure, with it, or while the others are being ended."""
-    before, refused = asyncio.all_tasks(), asyncio.Event()
+    before, refused, lingering = asyncio.all_tasks(), asyncio.Event(), asyncio.Event()
 
     async def fail() -> None:
         await refused.wait()
         raise Refused("no")
 
     async def linger() -> None:
+        lingering.set()
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
 
-    async def try_for_ever() -> None:
-        while True:
+    async def try_again() -> None:
+        for _ in range(100):
             with suppress(Refused):
                 await run_together([fail(), linger()])
 
-    task = asyncio.create_task(try_for_ever())
-    await asyncio.sleep(0.001)
+    task = asyncio.create_task(try_again())
+    await lingering.wait()
     refused.set()
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
-    done, _ = await asyncio.wait([task], timeout=5)
-    assert done and task.cancelled()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
     assert asyncio.all_tasks() == before
 
 
 async def test_a_task_that_swallowed_its_cancellation_is_cancelled_again_with_the_others() -> None:
+    waiting = asyncio.Event()
+
     async def swallow_one() -> None:
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        await asyncio.Event().wait()
+        for swallowed in (asyncio.CancelledError, ()):
+            with suppress(swallowed):
+                waiting.set()
+                await asyncio.Event().wait()
 
     task = asyncio.create_task(run_together([swallow_one(), asyncio.sleep(60)]))
     for _ in range(2):
-        await asyncio.sleep(0.001)
+        await waiting.wait()
+        waiting.clear()
         assert not task.done()
         task.cancel()
     await asyncio.wait([task], timeout=5)

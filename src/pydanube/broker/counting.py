@@ -33,6 +33,7 @@ class Counts:
         self.meter.mark(now_us, rows, size_bytes)
 
     def end(self, messages: int, why: Literal["expired", "evicted"]) -> None:
+        """So many were settled although nobody acked them."""
         if why == "expired":
             self.expired += messages
         else:

@@ -41,7 +41,7 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     failed: asyncio.Task[T] | None = None
     cancelled = False
     while left := [task for task in running if not task.done()]:
-        if failed is None and not cancelled and (failed := _first_failed(running)) is not None:
+        if failed is None and not cancelled and (failed := _failed(running)) is not None:
             _cancel(left)
         try:
             is_ending = cancelled or failed is not None
@@ -49,15 +49,17 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         except asyncio.CancelledError:
             cancelled = True
             _cancel(left)
-    failed = failed or _first_failed(running)
+    last = _failed(running)
     if cancelled:
         raise asyncio.CancelledError
-    return [task.result() for task in ([failed] if failed is not None else running)]
+    if failed is not None or (failed := last) is not None:
+        failed.result()
+    return [task.result() for task in running]
 
 
-def _first_failed(tasks: Iterable[asyncio.Task[T]]) -> asyncio.Task[T] | None:
-    """Looks at every failure: none of them counts as never retrieved."""
-    failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
+def _failed(tasks: Iterable[asyncio.Task[T]]) -> asyncio.Task[T] | None:
+    """One of those that failed. Looks at every failure, so that asyncio does not complain that nobody did."""
+    failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
     return failed[0] if failed else None
 
 
