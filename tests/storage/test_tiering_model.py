@@ -1,5 +1,6 @@
 """The stream over objects and log against a list: random appends, uploads, trims, restarts, reads and searches."""
 
+import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -70,8 +71,8 @@ class Run:
                 await self.check_all(door)
 
     async def step(self, broker, door: Door) -> None:
-        kinds = ["append", "read", "time", "upload", "trim log", "retention", "others"]
-        kind = self.chance.choices(kinds, [30, 30, 10, 8, 5, 3, 5])[0]
+        kinds = ["append", "read", "time", "upload", "trim log", "retention", "at once", "others"]
+        kind = self.chance.choices(kinds, [30, 30, 10, 8, 5, 3, 5, 5])[0]
         if kind == "append":
             await self.append(door)
         elif kind == "read":
@@ -86,6 +87,10 @@ class Run:
             partition = await broker._partitions.get(TOPIC, 0)
             await partition.trim(self.chance.randint(self.model.start, self.model.end))
             self.model.start = max(self.model.start, partition.stream.start_offset)
+        elif kind == "at once":
+            await asyncio.gather(
+                upload_all(broker), *(one for _ in range(3) for one in (self.read(door), self.find(broker)))
+            )
         else:
             await filled(door_to(broker, "busy"), self.chance.randint(1, 20))
             await upload_all(broker)

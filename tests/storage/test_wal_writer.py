@@ -75,6 +75,17 @@ async def test_what_was_closed_is_there_when_it_is_opened_again(tmp_path: Path) 
         assert [len(await payloads(log, ledger_id)) for ledger_id in (1, 2, 3)] == [40, 40, 40]
 
 
+async def test_rotations_are_told_until_the_log_is_closed(tmp_path: Path) -> None:
+    async with opened(OsDisk(), tmp_path) as log:
+        ledger = Ledger(log, 1)
+        told: list[int] = []
+        log.on_rotated = lambda generation, _: told.append(generation)
+        while not told:
+            await ledger.publish(b"message")
+    await asyncio.sleep(0)  # what the thread posted last is heard in this turn
+    assert told == [1], "who hears of the last file would append to a closed log"
+
+
 async def test_what_arrives_during_one_sync_shares_the_next(tmp_path: Path) -> None:
     disk = CountingDisk()
     async with opened(disk, tmp_path, WalSettings(fill_bytes=0)) as log:

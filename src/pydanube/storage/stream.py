@@ -135,17 +135,18 @@ class LoggedStream:
         cached = self.read_cached(offset, bytes_max)
         if cached is not None:
             return cached
-        if self._past is None or offset >= self._past.end:
-            return await self._read_log(offset, bytes_max)
-        if not self._is_in_log(offset):
-            return await self._read_past(self._past, offset, bytes_max)
+        past = self._past
+        if past is not None and offset < past.end and not self._is_in_log(offset):
+            return await self._read_past(past, offset, bytes_max)
         try:
             views = await self._read_log(offset, bytes_max)
         except Corrupt:
+            if past is None or offset >= past.end:
+                raise
             views = []  # what is uploaded can be read there
-        if views and offsets_of(views[0])[0] <= offset:
+        if past is None or offset >= past.end or (views and offsets_of(views[0])[0] <= offset):
             return views
-        return await self._read_past(self._past, offset, bytes_max)  # its file was released meanwhile
+        return await self._read_past(past, offset, bytes_max)  # uploaded and released, maybe while it was being read
 
     async def _read_past(self, past: Past, offset: int, bytes_max: int) -> list[memoryview]:
         end = past.end
@@ -199,11 +200,20 @@ class LoggedStream:
             offset = end
 
     async def find_time(self, time_us: int) -> int:
-        end = self.end_offset
-        if self._past is not None and not self._log_begins_before(time_us):
-            found = await self._past.find_time(time_us, self.start_offset)
-            if found is not None:
+        while True:
+            uploaded_end: int | None = None
+            if self._past is not None and not self._log_begins_before(time_us):
+                uploaded_end = self._past.end
+                found = await self._past.find_time(time_us, self.start_offset)
+                if found is not None:
+                    return found
+            found = await self._find_time_in_log(time_us)
+            if self._past is None or self._past.end == uploaded_end or self._log_begins_before(time_us):
                 return found
+            # The log gave back files while it was searched, and what was in them nobody has looked at.
+
+    async def _find_time_in_log(self, time_us: int) -> int:
+        end = self.end_offset
         for ledger_id in list(self._ids):
             summary = self._log.ledger(ledger_id)
             if summary is None or summary.last_time < time_us:

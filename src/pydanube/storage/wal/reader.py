@@ -175,10 +175,10 @@ class LogReader:
         return index
 
     def _load_rows(self, span: Span) -> Index | None:
-        path = index_path(self._directory, span.generation)
-        if not self._disk.exists(path):
+        try:
+            handle = self._disk.open(index_path(self._directory, span.generation))
+        except FileNotFoundError:
             return None
-        handle = self._disk.open(path)
         try:
             return load_rows(handle, span)
         finally:

@@ -285,7 +285,8 @@ class Recovery:
 
     def _finish(self) -> None:
         self.recovered.ledgers = {
-            ledger_id: summarize(ledger_id, ledger) for ledger_id, ledger in self._table.ledgers.items()
+            ledger_id: summarize(ledger_id, ledger.spans, ledger.sealed)
+            for ledger_id, ledger in self._table.ledgers.items()
         }
 
 

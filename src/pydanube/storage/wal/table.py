@@ -207,8 +207,8 @@ class LedgerSummary:
     """It holds state records: a state ledger."""
 
 
-def summarize(ledger_id: int, ledger: Ledger) -> LedgerSummary:
-    spans = [span for span in ledger.spans if span.end_entry > span.first_entry]
+def summarize(ledger_id: int, spans: list[Span], sealed: bool) -> LedgerSummary:
+    spans = [span for span in spans if span.end_entry > span.first_entry]
     data = [span for span in spans if span.first_offset >= 0]
     end_offset = data[-1].end_offset if data else 0
     return LedgerSummary(
@@ -221,7 +221,7 @@ def summarize(ledger_id: int, ledger: Ledger) -> LedgerSummary:
         bytes=sum(span.bytes for span in spans),
         first_time=data[0].first_time if data else 0,
         last_time=data[-1].last_time if data else 0,
-        sealed=ledger.sealed,
+        sealed=sealed,
         has_state=any(span.kinds & STATE_KINDS for span in spans),
     )
 

@@ -254,9 +254,12 @@ class LogWriter:
         return await self._run(lambda: self._reader.find_time(ledger_id, time_us, written))
 
     def ledger(self, ledger_id: int) -> LedgerSummary | None:
-        """What the log holds of a ledger now, also what is not synced yet."""
+        """What can be read of a ledger now, also what is not synced yet; not what is just being given back."""
         ledger = self._engine.table.ledgers.get(ledger_id)
-        return summarize(ledger_id, ledger) if ledger is not None else None
+        if ledger is None:
+            return None
+        spans = [span for span in ledger.spans if not self._handles.is_released(span.generation)]
+        return summarize(ledger_id, spans, ledger.sealed)
 
     def _refuse_damaged(self, ledger_id: int) -> None:
         error = self.recovered.damaged.get(ledger_id)
@@ -395,7 +398,7 @@ class LogWriter:
             self.on_cured()
 
     def _rotated(self, generation: int, ledgers: set[int]) -> None:
-        if self.on_rotated is not None:
+        if self.on_rotated is not None and self._closing is None:
             self.on_rotated(generation, ledgers)
 
 
