@@ -66,7 +66,7 @@ class Consumer:
     def pause(self) -> None:
         """The way to the consumer is full: deliver nothing until `resume`."""
         self._member.paused = True
-        self._subscription.forget_ahead()
+        self._subscription.pump()  # what is read goes to the others; when there are none, nothing is kept
 
     def resume(self) -> None:
         self._member.paused = False

@@ -64,9 +64,11 @@ class Expiry:
             self._kept.clear()
         await self._scan(end, cutoff)
         await self._look_again(position, cutoff)
+        self._scanned_from = position
         kept = [one for base in sorted(self._kept) for one in self._kept[base].ranges]
         for subscription in list(partition.subscriptions.values()):
-            if subscription.cursor.position < end:
+            # One that was moved back meanwhile has its turn when what it went back to has been looked at.
+            if position <= subscription.cursor.position < end:
                 ranges = _between(subscription.cursor.position, end, kept)[:RANGES_MAX]
                 subscription.counts.expired += subscription.settle(ranges, None)
 
@@ -90,8 +92,9 @@ class Expiry:
             if kept.ranges[-1][1] <= position:
                 del self._kept[base]
             elif kept.due_us < cutoff:
+                views = await self._partition.stream.read(base, 0)
                 del self._kept[base]
-                for view in await self._partition.stream.read(base, 0):
+                for view in views:
                     self._look(view, offsets_of(view)[0], cutoff)
 
     def _look(self, view: memoryview, base: int, cutoff: int) -> None:

@@ -187,8 +187,7 @@ class Partitions:
         config = record.config()
         text = name.partition(index) if config.partitions else str(name)
         ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
-        subscriptions = dict(self._registry.subscriptions(name))
-        starts = {one.subscription_id: one.start(index) for one in subscriptions.values()}
+        starts = {one.subscription_id: one.start(index) for one in self._registry.subscriptions(name).values()}
         try:
             await ownership.acquire()
             kept = await self._staged_producers(record.topic_id, index)
@@ -214,12 +213,12 @@ class Partitions:
             self._settings,
             self.policies_of(name),
         )
-        for subscription, subscription_record in subscriptions.items():
-            self._attach(
-                partition, subscription, subscription_record, found.cursors[subscription_record.subscription_id]
-            )
+        for subscription, its in self._registry.subscriptions(name).items():  # they may have changed meanwhile
+            cursor = found.cursors.get(its.subscription_id)
+            self._attach(partition, subscription, its, Cursor(its.start(index)) if cursor is None else cursor)
         if self._tiers is not None and found.past is not None:
-            partition.tier = self._tiered(record.topic_id, partition, ownership, found.past)
+            partition.tier = tier = self._tiered(record.topic_id, partition, ownership, found.past)
+            tier.release_expired()
         self._open.setdefault(record.topic_id, {})[index] = partition
         log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
 

@@ -31,10 +31,12 @@ class Retention:
     async def apply(self, now_us: int) -> None:
         """Move the start, durably, to where the policies say. Cancelled: it has moved, or not."""
         partition = self._partition
-        settled, former = partition.settled_below(), partition.stream.start_offset
-        if settled <= former:
+        former = partition.stream.start_offset
+        if partition.settled_below() <= former:
             return
-        start = min(settled, max(await self._start_by_time(now_us), self._start_by_size(former, settled)))
+        by_time = await self._start_by_time(now_us)
+        settled = partition.settled_below()  # a subscription may have gone back meanwhile
+        start = min(settled, max(by_time, self._start_by_size(former, settled)))
         if start > former:
             await partition.trim(start)
             log.debug("partition.trimmed", partition=partition.name, start=start, former=former)

@@ -74,7 +74,7 @@ class Run:
         """Cancelled: what was uploaded counts."""
         try:
             while left := self._left():
-                if not await self._tiers.upload(left.keys()):
+                if not await self._tiers.upload(left.keys()) and self._left():  # or others have done it meanwhile
                     failure = self._tiers.uploader.failure
                     self.failure = failure.message if failure is not None else "these partitions have another owner now"
                     break

@@ -83,7 +83,7 @@ class LiveSubscription:
         self._turn = Turn(self.pump)
         self._gathered = Gathered(self._acked)
         self._is_closed = False
-        self._moved_under_consumers = False
+        self._was_moved = False
         self._dying: deque[Exhausted] = deque()
         self._bury_again_ms = 0
         """How long dead letters wait that could not be stored; 0 while they can."""
@@ -303,7 +303,7 @@ class LiveSubscription:
                 self._put_out(member, error, done)
                 return
             ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
-        if self._moved_under_consumers:
+        if self._was_moved:
             ranges = self.core.held_by(member, merged(below(ranges, self._stream.end_offset)))
         if isinstance(ranges, RangeArray):
             self._gathered.add(ranges, done)
@@ -441,7 +441,7 @@ class LiveSubscription:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
         self._gathered.settle()
         self.core.move(position)
-        self._moved_under_consumers |= bool(self._seats)  # acks of what they had before mean nothing from here on
+        self._was_moved = True  # acks of what was delivered before mean nothing from here on, whoever brings them
         self._dying.clear()
         self.forget_ahead()
         self._place.state.change(CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)]), done)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final
 
 from pydanube.codec.batch import read_header
@@ -20,9 +22,13 @@ from pydanube.storage.wal import LogWriter
 
 from .ownership import Ownership
 from .partition import Partition
+from .state import Done
 
 SEGMENTS_PER_COMMIT: Final = 50
 """A transaction has room for so many and their owner's record."""
+
+
+def _nobody_waits(_: DanubeError | None) -> None: ...
 
 
 class KnownProducers:
@@ -68,6 +74,8 @@ class TieredPartition:
         self._known: list[ProducerEntry] | None = None
         self._fenced = False
         self._epochs: dict[int, int] = {}
+        self._cataloguing = asyncio.Lock()
+        """Held by whoever changes the partition's part of the catalog."""
 
     def waiting(self) -> Waiting | None:
         first, end = max(self._past.end, self._stream.start_offset), self._stream.end_offset
@@ -96,6 +104,13 @@ class TieredPartition:
 
     async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
         """Cancelled: it is in the catalog, or not."""
+        async with self._cataloguing:
+            await self._commit(segments)
+            await self._forget_overtaken()
+        self._known, self._oldest_us = producers, 0
+        self._remember()
+
+    async def _commit(self, segments: list[Segment]) -> None:
         self._known = None  # until all of it is there; the last segment's footer knows it too
         total = await self._past.total()
         for one in segments:
@@ -112,8 +127,6 @@ class TieredPartition:
             self._past.end = part[-1].end_offset
             for one in part:
                 self._writer.release(one.record.ledger_id, one.end_offset)
-        self._known, self._oldest_us = producers, 0
-        self._remember()
 
     @property
     def segment_bytes(self) -> int:
@@ -122,13 +135,24 @@ class TieredPartition:
 
     async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
         """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
-        await self._ownership.rewrite(writes)
+        async with self._cataloguing:
+            await self._ownership.rewrite(writes)
+            await self._forget_overtaken()
 
     async def forget_below(self, offset: int) -> None:
         """The partition begins at `offset` now: segments that end before it leave the catalog, and what never became
         one the log."""
-        if offset > self._past.end:
-            self._release_expired(offset)
+        self.release_expired()
+        async with self._cataloguing:
+            await self._forget_below(offset)
+
+    async def _forget_overtaken(self) -> None:
+        """Retention may have passed what was on its way into the catalog."""
+        first, start = await self._catalog.find(self.topic_id, self.index, 0), self._stream.start_offset
+        if first is not None and first.end_offset <= start:
+            await self._forget_below(start)
+
+    async def _forget_below(self, offset: int) -> None:
         gone: list[Segment] = []
         async for page in self._catalog.pages(self.topic_id, self.index):
             gone += [one for one in page if one.end_offset <= offset]
@@ -138,26 +162,28 @@ class TieredPartition:
             await self._catalog.remove(gone, self._clock.now_us())
             self._past.start = max(self._past.start, gone[-1].end_offset)
 
-    def _remember(self) -> None:
+    def _remember(self, done: Done = _nobody_waits) -> None:
         """What batches taught the partition goes with them when the log lets go: the state ledger keeps it, so that a
-        start needs no object store."""
+        start needs no object store. `done` once there is such a ledger."""
         state = self._partition.state
         if state.ledger_id is None:
-            state.barrier(_nobody_waits)  # opens one, with a snapshot
+            state.barrier(done)  # opens one, with a snapshot
         else:
             state.snapshot()
+            done(None)
 
-    def _release_expired(self, offset: int) -> None:
+    def release_expired(self) -> None:
         """What retention took before it was uploaded: files go once a newer snapshot has what these batches taught."""
+        start = self._stream.start_offset
+        if start > self._past.end and self._stream.ledger_ids:
+            self._remember(partial(self._release_below, start))
+
+    def _release_below(self, offset: int, error: DanubeError | None) -> None:
         state_ledger = self._partition.state.ledger_id
-        self._remember()
-        if state_ledger is not None:
+        if error is None and state_ledger is not None:
             for ledger_id in self._stream.ledger_ids:
                 self._writer.release(ledger_id, offset, state_ledger)
 
     def carry_forward(self) -> bool:
         """Move what former owners left in the log to its end, so that it pins no file. False when there is nothing."""
         return self._partition.state.carry_forward()
-
-
-def _nobody_waits(_: DanubeError | None) -> None: ...

@@ -20,7 +20,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .backoff import Backoff
 from .connection import Connection
-from .outbox import Flight, Outbox
+from .outbox import Flight, Outbox, Status
 from .routing import Brokers, worth_retrying
 from .settings import ProducerSettings
 
@@ -190,10 +190,10 @@ class Lane:
                 return
             except DanubeError as error:
                 self._problem = error
+                self._brokers.moved(self._topic, self._partition, error.owner if isinstance(error, NotOwner) else "")
                 if not worth_retrying(error):
                     self.outbox.fail_all(partial(copy, error))
                     return
-                self._brokers.moved(self._topic, self._partition, error.owner if isinstance(error, NotOwner) else "")
             await self._brokers.clock.sleep(self._backoff.next())
 
     def _reopened(self, task: asyncio.Task[None]) -> None:
@@ -271,7 +271,8 @@ class Lane:
 
     def refused(self, ticket: object, error: DanubeError) -> None:
         if isinstance(error, StaleEpoch):
-            self._host.fenced(error)
+            if cast(Flight, ticket).status is Status.SENT:  # not given up and fenced by this one's next epoch
+                self._host.fenced(error)
             return
         if isinstance(error, NotOwner):
             self._misrouted = True

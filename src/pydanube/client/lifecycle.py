@@ -30,6 +30,7 @@ class Openable:
     def __init__(self) -> None:
         self._opened = False
         self._closed = False
+        self._ended = asyncio.Event()
 
     async def open(self) -> Self:
         """Begin. Raises what the broker refuses it with; cancelled or failed, it is closed again."""
@@ -38,23 +39,38 @@ class Openable:
         self._opened = True
         try:
             await self._begin()
+            if self._closed:
+                raise Refused(f"this {self._what} was closed while it was being opened")
         except BaseException:
             self._closed = True
-            await self._end()
+            await self._released()
             raise
         return self
 
     async def close(self) -> None:
-        """End in good order. Cancelled, what was not finished is dropped and nothing is left behind."""
+        """End in good order. Cancelled, what was not finished is dropped and nothing is left behind. Whoever closes it
+        again waits until it has ended."""
         if self._closed:
+            await self._ended.wait()
             return
         self._closed = True
-        if not self._opened:
-            return
         try:
-            await self._finish()
+            if self._opened:
+                await self._finish()
         finally:
-            await self._end()
+            await self._released()
+
+    @property
+    def _has_ended(self) -> bool:
+        """It is closed, and nothing of it runs any more."""
+        return self._ended.is_set()
+
+    async def _released(self) -> None:
+        try:
+            if self._opened:
+                await self._end()
+        finally:
+            self._ended.set()
 
     async def _begin(self) -> None:
         """Acquire."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import wraps
 from types import TracebackType
@@ -33,6 +33,8 @@ class LoopThread:
         self._process = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._asking = threading.Lock()
+        """What is asked for before the loop is stopped runs there before it stops."""
 
     def start(self) -> None:
         self._process = os.getpid()
@@ -41,25 +43,35 @@ class LoopThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing may run there any more. The thread is gone on return."""
-        loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None and not self.elsewhere:
+        """Whatever runs there is cancelled. The thread is gone on return."""
+        if self.elsewhere:
+            return
+        with self._asking:
+            loop, thread = self._loop, self._thread
+            if loop is None or thread is None:
+                return
             self._loop = self._thread = None
             loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+        thread.join()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it there and wait. An interrupted wait (Ctrl-C) cancels it."""
         try:
-            loop = self.running_loop()
-            if threading.current_thread() is self._thread:
-                raise Refused("the thread that does this client's work cannot wait for it: call from another thread")
+            self.running_loop()  # a forked child must not wait for a lock that nobody there gives back
+            with self._asking:
+                loop = self.running_loop()
+                if threading.current_thread() is self._thread:
+                    raise Refused("the thread that does this client's work cannot wait for it: call from another one")
+                future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
         except Refused:
             coroutine.close()
             raise
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             return future.result()
+        except CancelledError:
+            if self._loop is loop:
+                raise
+            raise Refused("this client was closed by another thread meanwhile") from None
         except BaseException:
             future.cancel()
             raise
@@ -75,7 +87,9 @@ class LoopThread:
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Run it there, after whatever was asked for before."""
-        self.running_loop().call_soon_threadsafe(callback)
+        self.running_loop()
+        with self._asking:
+            self.running_loop().call_soon_threadsafe(callback)
 
     @property
     def elsewhere(self) -> bool:
@@ -104,9 +118,16 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Until it is stopped. The loop ends where it ran: the caller's thread may be running a loop of its own."""
     try:
         loop.run_forever()
+        loop.run_until_complete(_cancelled(asyncio.all_tasks(loop)))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
+
+
+async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def blocking(
@@ -138,10 +159,14 @@ class Blocking(Generic[OpenableT]):
 
     def close(self) -> None:
         """End in good order; see the async form."""
-        if self._inner._closed or not self._inner._opened:
+        if self._inner._has_ended or not self._inner._opened:
             return
-        self._hand_over()
-        self._thread.call(self._inner.close())
+        try:
+            self._hand_over()
+            self._thread.call(self._inner.close())
+        except Refused:
+            if not self._inner._has_ended:  # or another thread has just closed it
+                raise
 
     def __enter__(self) -> Self:
         return self.open()

@@ -329,12 +329,10 @@ class Producer(Openable):
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        route = await self._brokers.retrying(lambda: self._brokers.route(self.topic, create=self._create_topic))
+        route = await self._brokers.retrying(lambda: self._brokers.route(self.topic, self._create_topic, age_max=0.0))
         only = self._partition_by if isinstance(self._partition_by, int) else None
-        if only is not None and only >= len(route.partitions):  # it may have been added since
-            route = await self._brokers.retrying(lambda: self._brokers.route(self.topic, age_max=0.0))
-            if only >= len(route.partitions):
-                raise NotFound(f"{self.topic} has no partition {only}: it has {len(route.partitions)}, counted from 0")
+        if only is not None and only >= len(route.partitions):
+            raise NotFound(f"{self.topic} has no partition {only}: it has {len(route.partitions)}, counted from 0")
         count, self._reliable = len(route.partitions), route.reliable
         self._partitioner = Partitioner(count, self._brokers.random.randrange(count), self._partition_by)
         await self._publisher.open(count, only)

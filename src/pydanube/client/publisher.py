@@ -106,9 +106,11 @@ class Publisher:
             self._tick_timer.cancel()
         for lane in self.lanes:
             lane.stopped = True
-        await self._tasks.close()
-        await asyncio.gather(*(lane.close() for lane in self.lanes))
-        self._fail_all(Refused("the producer was closed before this message was published"))
+        try:
+            await self._tasks.close()
+            await asyncio.gather(*(lane.close() for lane in self.lanes))
+        finally:
+            self._fail_all(Refused("the producer was closed before this message was published"))
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
@@ -140,8 +142,9 @@ class Publisher:
 
     async def flush(self) -> None:
         """Wait until everything added so far is settled; raise what failed unheard."""
-        targets = [(lane.outbox, lane.outbox.added) for lane in self.lanes]
-        for lane in self.lanes:
+        lanes = list(self.lanes)  # there may be more of them before this ends
+        targets = [(lane.outbox, lane.outbox.added) for lane in lanes]
+        for lane in lanes:
             lane.hurried += 1
             lane.pump()
         try:
@@ -149,7 +152,7 @@ class Publisher:
                 self._progress.clear()
                 await self._progress.wait()
         finally:
-            for lane in self.lanes:
+            for lane in lanes:
                 lane.hurried -= 1
         failed, failure = self._failed_messages, self._failure
         self._failed_messages, self._failure = 0, None

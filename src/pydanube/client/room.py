@@ -46,8 +46,10 @@ class Room:
         try:
             await woken
         except asyncio.CancelledError:
-            if woken.done() and not woken.cancelled():
+            if not woken.cancelled():
                 self.release(count, size)
+            else:
+                self._let_in()  # those behind it may fit
             raise
 
     def release(self, count: int, size: int) -> None:
@@ -55,6 +57,9 @@ class Room:
         self.messages -= count
         self.bytes -= size
         assert self.messages >= 0 and self.bytes >= 0
+        self._let_in()
+
+    def _let_in(self) -> None:
         while self._waiting:
             woken, needed, needed_size = self._waiting[0]
             if not woken.done():

@@ -5,7 +5,7 @@ whose advertised address cannot be reached (behind a port forward, say) is tried
 
 Invariants
     one connection per address, and one lookup per topic, however many ask for it at once
-    a cached route is only a hint: whoever is answered NotOwner, or cannot connect, looks the topic up again
+    a cached route is only a hint: whoever is answered NotOwner or NotFound, or cannot connect, looks the topic up again
 """
 
 from __future__ import annotations
@@ -222,6 +222,8 @@ class Brokers:
                 raise self._gave_up(last) from None
             except DanubeError as error:
                 last = error
+                if isinstance(error, NotFound):
+                    self.moved(topic)
                 if not worth_retrying(error) or self._closed:
                     raise
                 if isinstance(error, NotOwner):

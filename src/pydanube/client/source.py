@@ -160,10 +160,10 @@ class Source:
                     await self.attach()
                     continue
                 except DanubeError as error:
+                    self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
                     if not worth_retrying(error):
                         self._receiver.failed(self, error)
                         return
-                    self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
                 await self._brokers.clock.sleep(self._backoff.next())
         finally:
             if self._attaching is asyncio.current_task():
@@ -191,8 +191,8 @@ class Source:
         """The broker took the subscription away, or what it sends cannot be used."""
         self._let_go()
         self._receiver.restarted(self)
+        self._brokers.moved(self.topic)
         if worth_retrying(error):
-            self._brokers.moved(self.topic)
             self.reattach()
         else:
             self._receiver.failed(self, error)
@@ -263,13 +263,17 @@ class Source:
         on_done: Callable[[DanubeError | None], None] | None = None
         if confirm:
             self._confirming = taken.number
-            on_done = partial(self._confirmed, connection, self.acks, taken.number)
+            on_done = partial(self._confirmed, connection, self._handle, self.acks, taken.number)
         if len(last) or confirm:
             connection.ack(self._handle, last, on_done=on_done)
 
-    def _confirmed(self, connection: Connection, acks: Acks, number: int, error: DanubeError | None) -> None:
+    def _confirmed(
+        self, connection: Connection, handle: int, acks: Acks, number: int, error: DanubeError | None
+    ) -> None:
         if acks is not self.acks or connection.lost is not None or self.stopped:
             return
+        if error is not None and (self._connection is not connection or self._handle != handle):
+            return  # its session had ended: the next one sends them again
         if error is not None and worth_retrying(error):
             self._confirming = acks.confirmed_number
             self._tasks.spawn(self._ack_again(acks), f"ack {self.topic}[{self.partition}]")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -135,9 +136,11 @@ class Sources:
                 for topic in self.topics:
                     request = requests.Seek(topic=topic, subscription=self._wish.subscription, position=position)
                     await self._brokers.call(request, requests.Done)
-                for source in sources:
-                    source.forget_acks()
+                    for source in sources:
+                        if source.topic == topic:
+                            source.forget_acks()
             finally:
+                self._progress.set()  # whoever waits for acks that were forgotten waits no longer
                 for source in sources:
                     source.reattach()
 
@@ -236,7 +239,7 @@ class Sources:
         """A source for every partition that has none yet."""
         wish = self._wish
         create = wish.create_topic and topic in wish.names
-        route = await self._brokers.retrying(lambda: self._brokers.route(topic, create))
+        route = await self._brokers.retrying(lambda: self._brokers.route(topic, create, age_max=0.0))
         if route.partitioned:
             self._growing.add(topic)
         subscriptions = [
@@ -282,7 +285,10 @@ class Sources:
         """The topics that have partitions without a source."""
         grown: list[str] = []
         for topic in sorted(self._growing & {topic for topic, _ in self._sources}):
-            route = await self._brokers.route(topic, age_max=self._settings.refresh_seconds / 2)
+            try:
+                route = await self._brokers.route(topic, age_max=self._settings.refresh_seconds / 2)
+            except NotFound:
+                continue  # its sources are told
             if any((topic, partition) not in self._sources for partition in range(len(route.partitions))):
                 grown.append(topic)
         return grown
@@ -293,10 +299,9 @@ class Sources:
             await self._brokers.clock.sleep(self._settings.refresh_seconds)
             try:
                 for topic in [*await self._grown(), *await self._unknown()]:
-                    async with self._steering:
-                        await self._attach_to([topic], requests.Start("earliest"))
-            except NotFound:
-                continue  # deleted between being listed and being attached to
+                    with suppress(NotFound):  # deleted since it was listed
+                        async with self._steering:
+                            await self._attach_to([topic], requests.Start("earliest"))
             except DanubeError as error:
                 if not worth_retrying(error):
                     self._failure = self._failure or error

@@ -73,7 +73,9 @@ class Collector:
         step, result = step or Step(), Collected()
         async for key, since_us in self._catalog.garbage(step.after):
             result.looked_at += 1
-            if await self._catalog.is_used(key):
+            if self._is_being_made(key):  # others of its segments may be on their way into the catalog
+                result.waiting += 1
+            elif await self._catalog.is_used(key):
                 if not step.dry_run:
                     await self._catalog.forget_garbage(key)
             elif self._clock.now_us() - since_us < self._grace_us:
