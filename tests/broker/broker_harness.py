@@ -112,13 +112,20 @@ class Door:
         await self.broker.create_topic(ANONYMOUS, self.topic, TopicConfig(**config))
 
     async def producer(
-        self, name: str = "", partition: int = 0, producer_id: int = 0, epoch: int = 0, access: str = "shared"
+        self,
+        name: str = "",
+        partition: int = 0,
+        producer_id: int = 0,
+        epoch: int = 0,
+        access: str = "shared",
+        opener: int = 0,
     ):
-        return await self.broker.open_producer(ANONYMOUS, self.topic, partition, name, producer_id, epoch, access)
+        whose = (name, producer_id, epoch, access, opener)
+        return await self.broker.open_producer(ANONYMOUS, self.topic, partition, *whose)
 
-    async def come_back(self, producer, name: str = "", partition: int = 0, access: str = "shared"):
+    async def come_back(self, producer, name: str = "", partition: int = 0, access: str = "shared", opener: int = 0):
         """Open again with the identity that was given, as after a reconnect."""
-        return await self.producer(name, partition, producer.producer_id, producer.producer_epoch, access)
+        return await self.producer(name, partition, producer.producer_id, producer.producer_epoch, access, opener)
 
     def publish(self, producer, payloads: list[bytes], sequence: int = -1, **columns) -> asyncio.Future[Published]:
         batch = encode(

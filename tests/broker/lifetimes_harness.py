@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from broker_harness import Door
 
@@ -10,7 +11,7 @@ from pydanube.broker import Published
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError
-from pydanube.model.positions import EARLIEST
+from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
 
@@ -35,6 +36,21 @@ class Hourglass(Door):
         self.clock.advance(seconds)
         await self.broker.lifetimes.round()
 
+    async def round_and_meanwhile(self, happens: Callable[[], Awaitable[object]]) -> None:
+        """A round in the middle of which something else happens: it has searched by time, and not acted on it yet."""
+        stream = (await self.broker._partitions.get(self.topic, 0)).stream
+        find_time = stream.find_time
+
+        async def slow(time_us: int) -> int:
+            stream.find_time = find_time  # once
+            found = await find_time(time_us)
+            await happens()
+            return found
+
+        stream.find_time = slow
+        await self.broker.lifetimes.round()
+        assert stream.find_time == find_time, "it never searched"
+
     async def start(self, partition: int = 0) -> int:
         return (await self.fetch(partition=partition)).start_offset
 
@@ -43,6 +59,9 @@ class Hourglass(Door):
 
     async def settle(self, *ranges: tuple[int, int], name: str = "billing", partition: int = 0) -> None:
         await self.broker.subscriptions.settle(ANONYMOUS, self.topic, name, partition, ranges)
+
+    async def seek(self, position: Position, name: str = "billing") -> list[tuple[int, int]]:
+        return await self.broker.subscriptions.seek(ANONYMOUS, self.topic, name, position)
 
     async def counted(self, name: str = "billing", partition: int = 0):
         """The subscription's statistics on one partition."""

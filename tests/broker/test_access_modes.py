@@ -249,3 +249,29 @@ async def test_whatever_happens_only_those_may_publish_who_were_not_fenced(tmp_p
                         await door.publish(producer, [b"x"])
                 for producer in world.live.values():
                     await door.publish(producer, [b"x"])
+
+
+@pytest.mark.parametrize(("name", "access"), [("meter", "shared"), ("meter", "exclusive"), ("", "exclusive")])
+async def test_a_producer_is_not_fenced_by_an_open_of_its_own_whose_answer_was_lost(tmp_path, name: str, access: str):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        known = await door.producer(name, access=access, opener=7)
+        (await door.producer(name, access=access, opener=7)).close()  # a new identity, of which it never heard
+        again = await door.come_back(known, name, access=access, opener=7)
+        assert (await door.publish(again, [b"a"], sequence=0)).base_offset == 0
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.come_back(again, name, access=access, opener=7)
+        await door.producer(name, access=access, opener=8)
+        for opener in (7, 0):
+            with pytest.raises(StaleEpoch, match="fenced"):
+                await door.come_back(again, name, access=access, opener=opener)
+
+
+async def test_who_names_no_opener_is_nobody_s_equal(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = await a_topic(broker)
+        known = await door.producer("meter")
+        await door.producer("meter")
+        with pytest.raises(StaleEpoch, match="fenced"):
+            await door.come_back(known, "meter")

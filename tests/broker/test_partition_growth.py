@@ -1,14 +1,16 @@
 """Topics that get more partitions while they are used."""
 
 import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from broker_harness import TOPIC, Door, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Invalid, NotFound, Refused
+from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import PARTITIONS_MAX
-from pydanube.model.positions import LATEST
+from pydanube.model.positions import EARLIEST, LATEST
 from pydanube.model.topics import SubscriptionType
 
 
@@ -93,3 +95,79 @@ async def test_a_grown_topic_keeps_its_policies_and_its_holder(tmp_path):
         again = await door.come_back(holder, partition=1, access="exclusive")
         with pytest.raises(Invalid, match="message_bytes_max"):
             await door.publish(again, [b"too long"])
+
+
+@asynccontextmanager
+async def being_opened(door: Door, partition: int):
+    """In here the partition is being opened: its log has been read. Afterwards it is open."""
+    opening, reached, go_on = door.broker._partitions._opening, asyncio.Event(), asyncio.Event()
+    recover = opening.recover
+
+    async def slow(*arguments):
+        found = await recover(*arguments)
+        reached.set()
+        await go_on.wait()
+        return found
+
+    opening.recover = slow
+    opened = asyncio.create_task(door.fetch(partition=partition))
+    await reached.wait()
+    opening.recover = recover
+    try:
+        yield
+    finally:
+        go_on.set()
+        await opened
+
+
+async def start_after_retention(door: Door, partition: int) -> int:
+    """Where ten messages begin, of which only those are kept that some subscription waits for."""
+    await door.publish(await door.producer(partition=partition), [b"x"] * 10)
+    await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
+    await door.broker.lifetimes.round()
+    return (await door.fetch(partition=partition)).start_offset
+
+
+async def test_a_subscription_that_is_deleted_while_a_partition_opens_keeps_nothing_there(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=1)
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+        async with being_opened(door, 1):
+            await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
+        assert await start_after_retention(door, 1) == 10
+
+
+async def test_a_subscription_that_is_created_while_a_partition_opens_misses_nothing_there(tmp_path):
+    async with open_broker(tmp_path) as broker, AsyncExitStack() as until_created:
+        door = Door(broker)
+        await door.create(partitions=1)
+        known = await broker._partitions.get(TOPIC, 0)
+        subscription_start = known.subscription_start
+
+        async def grow_meanwhile(position):
+            start = await subscription_start(position)
+            await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+            await until_created.enter_async_context(being_opened(door, 1))
+            return start
+
+        known.subscription_start = grow_meanwhile
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+        await until_created.aclose()
+        assert await start_after_retention(door, 1) == 0
+        assert len(await (await door.subscribe("billing", partition=1)).wait_for(10)) == 10
+
+
+async def test_a_failure_policy_that_is_set_while_a_partition_opens_counts_there(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create(partitions=1)
+        await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+        async with being_opened(door, 1):
+            policy = FailurePolicy(ack_timeout_ms=7000)
+            await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)
+        for partition in (0, 1):
+            sink = await door.subscribe("billing", partition=partition)
+            assert sink.consumer.ack_timeout_ms == 7000

@@ -73,6 +73,23 @@ async def test_what_one_subscription_has_not_acked_stays(tmp_path, clock):
         assert await door.start() == 50
 
 
+async def test_what_a_subscription_goes_back_to_during_a_look_stays(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(retention_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 5)
+        await door.settle((0, 50))
+        clock.advance(100)
+        await door.round_and_meanwhile(lambda: door.seek(EARLIEST))
+        counted = await door.counted()
+        assert (await door.start(), counted.position, counted.backlog) == (0, 0, 50)
+        await door.settle((0, 30))
+        await door.pass_time(0)
+        assert await door.start() == 30
+
+
 async def test_retention_by_size_keeps_about_so_much_of_what_is_acked(tmp_path, clock):
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Hourglass(broker, clock)

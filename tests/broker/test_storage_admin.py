@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, Door, open_broker
 from storage_harness import OTHER, SMALL, WAL, Away, collected, filled, keys, uploaded, usage, verified
+from tiering_harness import Moody
 
 from pydanube.broker import storage as storage_room
 from pydanube.core.access import ANONYMOUS, Action, Principal
@@ -111,6 +112,33 @@ async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, o
             await broker.storage.upload_state(ANONYMOUS, state.run + 1)
         with pytest.raises(NotFound):
             await broker.storage.upload(ANONYMOUS, TopicName.parse("/default/nowhere"))
+
+
+async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tmp_path: Path):
+    objects = Moody()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 3)
+        await broker.tiers.check_ours()
+        uploader, asked = broker.tiers.uploader, asyncio.Event()
+        objects.mood = "hanging"
+        others = asyncio.create_task(uploader.round(everything=True))
+        await objects.waiting.wait()
+        turn = uploader.round
+
+        def asked_for(**wishes):
+            asked.set()
+            return turn(**wishes)
+
+        uploader.round = asked_for
+        uploading = asyncio.create_task(uploaded(broker))
+        await asked.wait()
+        objects.answer.set()
+        assert await others == 1
+        state = await uploading
+        assert (state.failure, state.left_bytes, state.partitions_left) == ("", 0, 0)
+        assert (objects.puts, len(await keys(objects))) == (2, 1), "a claim and an object"
 
 
 async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Path, objects: Away):

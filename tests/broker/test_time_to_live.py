@@ -7,8 +7,9 @@ from broker_harness import open_broker
 from lifetimes_harness import Hourglass
 
 from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Unavailable
 from pydanube.model.limits import ACKED_RANGES_MAX
-from pydanube.model.positions import EARLIEST
+from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS, ManualClock
 
@@ -164,6 +165,127 @@ async def test_a_subscription_that_goes_back_expires_again_what_is_too_old(tmp_p
         await door.pass_time(0)
         counted = await door.counted()
         assert (counted.position, counted.backlog) == (1, 1)
+
+
+async def test_a_subscription_that_goes_back_to_what_was_kept_finds_it(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        producer = await door.producer()
+        await door.fill(producer, 1)
+        await door.publish_delayed(producer, [clock.now_us() + 100 * MICROSECONDS] * 2)  # at 10 and 11
+        await door.pass_time(61)
+        await door.fill(producer, 1)
+        await door.settle((10, 12))
+        await door.pass_time(61)  # everybody is past 10 and 11 now: they are of no interest any more
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (22, 0, 20)
+        await door.seek(Position("offset", 10))
+        await door.pass_time(0)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (10, 2, 30)
+        await door.pass_time(39)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (22, 0, 32)
+
+
+async def test_a_subscription_that_goes_back_during_a_look_has_its_turn_in_the_next(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        for name in ("billing", "other"):
+            await door.subscription(name)
+        producer = await door.producer()
+        await door.publish_delayed(producer, [clock.now_us() + 1000 * MICROSECONDS] * 2)
+        for name in ("billing", "other"):
+            await door.settle((0, 2), name=name)
+        await door.fill(producer, 1)
+        clock.advance(61)
+        await door.round_and_meanwhile(lambda: door.seek(EARLIEST))
+        counted, other = await door.counted(), await door.counted("other")
+        assert (counted.position, counted.backlog, counted.expired) == (0, 12, 0)
+        assert (other.position, other.backlog, other.expired) == (12, 0, 10)
+        await door.pass_time(0)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (0, 2, 10)
+        await door.pass_time(1000)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (12, 0, 12)
+
+
+async def test_a_subscription_below_the_start_expires_too(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 3, every_s=30)  # at 0, 30 and 60 s; now it is 90 s
+        await (await broker._partitions.get(door.topic, 0)).trim(5)
+        assert (await door.counted()).position == 0
+        await door.pass_time(1)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog) == (20, 10)
+
+
+async def test_a_read_that_fails_during_a_look_forgets_nothing_of_what_was_kept(tmp_path, clock, monkeypatch):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        producer, now = await door.producer(), clock.now_us()
+        soon, late = now + 100 * MICROSECONDS, now + 10_000 * MICROSECONDS
+        await door.publish_delayed(producer, [late])
+        await door.publish_delayed(producer, [soon, late])
+        await door.fill(producer, 1)
+        await door.pass_time(61)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (0, 3, 10)
+        with monkeypatch.context() as failing:
+            await cannot_be_read(door, 1, failing)
+            await door.pass_time(110)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (0, 3, 10), "nothing expires unseen"
+        await door.pass_time(0)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (0, 2, 11)
+
+
+async def test_a_read_that_fails_during_a_look_does_not_hide_what_others_have_passed(tmp_path, clock, monkeypatch):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(ttl_s=60)
+        await door.subscription()
+        producer, now = await door.producer(), clock.now_us()
+        soon, later, late = now + 70 * MICROSECONDS, now + 150 * MICROSECONDS, now + 10_000 * MICROSECONDS
+        await door.publish_delayed(producer, [later] * 2)
+        await door.publish_delayed(producer, [soon, late])
+        await door.pass_time(61)
+        await door.settle((0, 2))
+        with monkeypatch.context() as failing:
+            await cannot_be_read(door, 2, failing)
+            await door.pass_time(75)
+        await door.seek(EARLIEST)
+        await door.pass_time(0)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog, counted.expired) == (0, 3, 1), "those of 150 s live until 210 s"
+
+
+async def cannot_be_read(door: Hourglass, place: int, monkeypatch) -> None:
+    """The object store with the batch at this offset is away."""
+    stream = (await door.broker._partitions.get(door.topic, 0)).stream
+    read = stream.read
+
+    async def read_elsewhere(offset: int, bytes_max: int) -> list[memoryview]:
+        if offset == place:
+            raise Unavailable("no route to the store")
+        return await read(offset, bytes_max)
+
+    monkeypatch.setattr(stream, "read", read_elsewhere)
 
 
 async def test_a_longer_time_to_live_counts_for_what_has_not_expired(tmp_path, clock):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, Door, open_broker
-from tiering_harness import PER_BATCH, SMALL, WAL, Moody, everything, filled, keys, upload_all
+from tiering_harness import PER_BATCH, SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -45,6 +45,13 @@ async def read_on(door: Door, chance: random.Random, until_offset: int) -> int:
     return read
 
 
+async def crumbled(broker, door: Door, segments: int) -> None:
+    """A history of batches that were uploaded one by one."""
+    for number in range(segments):
+        await filled(door, 1, first=number)
+        await upload_all(broker)
+
+
 async def test_readers_pass_over_what_retention_takes_and_over_nothing_else(tmp_path: Path):
     seed = random.randrange(2**32)
     print(f"seed={seed}")
@@ -77,9 +84,7 @@ async def test_readers_do_not_notice_that_segments_are_merged_and_their_objects_
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiny, tail_bytes=1) as broker:
         door = Door(broker)
         await door.create()
-        for number in range(60):
-            await filled(door, 1, first=number)
-            await upload_all(broker)
+        await crumbled(broker, door, 60)
         before = len(await keys(objects))
 
         async def merge() -> None:
@@ -121,6 +126,92 @@ async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_p
         else:
             with pytest.raises(NotFound):
                 await everything(door)
+
+
+async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_in_the_catalog(tmp_path: Path):
+    objects, shared = MemoryStore(), replace(AT_ONCE, shared_below_bytes=1 << 20)
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=shared, clock=ManualClock()) as broker:
+        gone, stays = door_to(broker, "gone"), door_to(broker, "stays")
+        for door in (gone, stays):
+            await door.create()
+            await filled(door, 2)
+        _, second = broker.tiers.partitions.values()
+        commit = second.commit
+
+        async def delete_the_first_meanwhile(*arguments) -> None:
+            await broker.delete_topic(ANONYMOUS, gone.topic)
+            assert (await broker.tiers.collector.collect_garbage()).waiting == 1
+            await commit(*arguments)
+
+        second.commit = delete_the_first_meanwhile
+        await broker.tiers.uploader.round(everything=True)
+        for _ in range(2):
+            await broker.tiers.collector.collect_garbage()
+            assert len(await keys(objects)) == 1
+        await broker.delete_topic(ANONYMOUS, stays.topic)
+        assert (await broker.tiers.collector.collect_garbage()).deleted == 1
+        assert await keys(objects) == []
+
+
+@pytest.mark.parametrize("merging", [False, True])
+async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_there(tmp_path: Path, merging: bool):
+    objects, clock = Moody(), ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
+        await (crumbled(broker, door, 20) if merging else filled(door, 20))
+        objects.mood = "late"
+        round_ = broker.tiers.merger.round() if merging else broker.tiers.uploader.round(everything=True)
+        on_its_way = asyncio.create_task(round_)
+        await objects.waiting.wait()
+        objects.mood = "fine"
+        clock.advance(100)
+        await broker.lifetimes.round()
+        objects.answer.set()
+        assert await on_its_way
+        assert await broker.tiers.catalog.topics() == []
+        clock.advance(3601)
+        await broker.tiers.collector.collect_garbage()
+        assert await keys(objects) == []
+        await filled(door, 1, first=20)
+        await upload_all(broker)
+        assert await everything(door) == list(range(2000, 2100))
+
+
+async def test_a_merge_and_retention_do_not_change_the_catalog_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    objects, clock = Moody(), ManualClock()
+    async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
+        await crumbled(broker, door, 20)
+        (tier,) = broker.tiers.partitions.values()
+        rewrite, remove, replacing = tier.rewrite, broker.tiers.catalog.remove, asyncio.Event()
+
+        async def rewrite_and_tell(*arguments):
+            replacing.set()
+            return await rewrite(*arguments)
+
+        async def remove_once_it_is_merged(*arguments):
+            objects.answer.set()
+            await replacing.wait()
+            return await remove(*arguments)
+
+        objects.mood = "late"
+        merging = asyncio.create_task(broker.tiers.merger.round())
+        await objects.waiting.wait()
+        objects.mood = "fine"
+        clock.advance(100)
+        with monkeypatch.context() as held:
+            held.setattr(tier, "rewrite", rewrite_and_tell)
+            held.setattr(broker.tiers.catalog, "remove", remove_once_it_is_merged)
+            await broker.lifetimes.round()
+        assert await merging
+        assert await broker.tiers.catalog.topics() == []
+        clock.advance(3601)
+        await broker.tiers.collector.collect_garbage()
+        assert await keys(objects) == []
 
 
 async def test_a_clock_that_is_set_back_does_not_keep_messages_from_the_store(tmp_path: Path):

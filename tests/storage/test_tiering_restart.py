@@ -113,6 +113,40 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
         assert (await Door(broker).publish(again, [b"y"], sequence=32)).base_offset == 32
 
 
+async def expired_at_once(broker, clock: ManualClock) -> None:
+    """A topic that was written to once: all of it goes, none of it was uploaded, and nothing follows."""
+    door = Door(broker)
+    await door.create()
+    await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
+    await filled(door, 5)
+    clock.advance(100)
+    await broker.lifetimes.round()
+    assert (await door.fetch()).start_offset == 500
+
+
+async def test_an_idle_topic_of_which_all_expired_before_it_was_uploaded_pins_no_file(tmp_path: Path, settings: dict):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock, **settings) as broker:
+        await expired_at_once(broker, clock)
+        await rolled(broker)
+        assert broker._writer.stored_bytes < 3 * WAL.file_bytes
+    async with open_broker(tmp_path, clock=clock, **settings) as broker:
+        assert (await Door(broker).publish(await Door(broker).producer(), [b"next"])).base_offset == 500
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_it_pins_no_file_after_a_start_either(tmp_path: Path, settings: dict, crash: bool):
+    clock = ManualClock()
+    async with open_broker(tmp_path, clock=clock, crash=crash, **settings) as broker:
+        await expired_at_once(broker, clock)
+    async with open_broker(tmp_path, clock=clock, **settings) as broker:
+        await Door(broker).fetch()  # opens it
+        await rolled(broker)
+        assert broker._writer.stored_bytes < 3 * WAL.file_bytes
+    async with open_broker(tmp_path, clock=clock, **settings) as broker:
+        assert (await Door(broker).publish(await Door(broker).producer(), [b"next"])).base_offset == 500
+
+
 async def test_a_written_topic_keeps_its_gaps_and_nothing_else_is_missing(tmp_path: Path, settings: dict):
     async with open_broker(tmp_path, crash=True, **settings) as broker:
         await Door(broker).create(ack_level=AckLevel.WRITTEN)

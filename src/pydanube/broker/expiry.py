@@ -63,13 +63,15 @@ class Expiry:
             self._ttl_s, self._scanned_from, self._scanned_to = ttl_s, position, position
             self._kept.clear()
         await self._scan(end, cutoff)
-        await self._look_again(position, cutoff)
         self._scanned_from = position
+        await self._look_again(position, cutoff)
         kept = [one for base in sorted(self._kept) for one in self._kept[base].ranges]
         for subscription in list(partition.subscriptions.values()):
-            # One that was moved back meanwhile has its turn when what it went back to has been looked at.
-            if position <= subscription.cursor.position < end:
-                ranges = _between(subscription.cursor.position, end, kept)[:RANGES_MAX]
+            first = subscription.cursor.position
+            if max(first, partition.stream.start_offset) < position:
+                continue  # moved back meanwhile: its turn comes when what it went back to has been looked at
+            if first < end:
+                ranges = _between(first, end, kept)[:RANGES_MAX]
                 subscription.counts.expired += subscription.settle(ranges, None)
 
     async def _scan(self, end: int, cutoff: int) -> None:

@@ -244,10 +244,11 @@ class Broker:
         producer_id: int,
         producer_epoch: int,
         access: Access = "shared",
+        opener: int = 0,
     ) -> Producer:
         """See codec.native.requests.OpenProducer. A producer without an identity gets one."""
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access)
+        return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access, opener)
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         """Take one batch. `done` hears the outcome exactly once, now or when the ack level is reached."""

@@ -24,7 +24,7 @@ from pydanube.model.names import TopicName
 
 from .partition import Partition
 from .partitions import Partitions
-from .records import AccessRecord, ProducerRecord
+from .records import ProducerRecord
 from .registry import Registry
 
 Access = Literal["shared", "exclusive"]
@@ -133,7 +133,14 @@ class Producers:
         return circle is not None and circle.holder is not None
 
     async def open(
-        self, topic: TopicName, partition: int, name: str, producer_id: int, producer_epoch: int, access: Access
+        self,
+        topic: TopicName,
+        partition: int,
+        name: str,
+        producer_id: int,
+        producer_epoch: int,
+        access: Access,
+        opener: int,
     ) -> Producer:
         """See codec.native.requests.OpenProducer. Cancelled: others may have been fenced all the same."""
         if len(name.encode()) > PRODUCER_NAME_BYTES_MAX:
@@ -143,8 +150,11 @@ class Producers:
         circle = self._circles.setdefault(topic_id, Circle(partial(self._circles.pop, topic_id, None)))
         with circle.coming():
             async with circle.changing:
-                returning = ProducerRecord(producer_id, producer_epoch) if producer_id else None
-                identity = await self._admit(circle, topic, name, returning, access == "exclusive")
+                returning: ProducerRecord | None = None
+                if producer_id:
+                    returning = ProducerRecord(producer_id, producer_epoch, opener=opener)
+                    returning = await self._check_returning(topic, name, returning)
+                identity = await self._admit(circle, topic, name, returning, access == "exclusive", opener)
                 producer = Producer(str(topic), owned, identity, circle)
                 circle.add(producer)
                 if access == "exclusive":
@@ -152,23 +162,27 @@ class Producers:
                 return producer
 
     async def _admit(
-        self, circle: Circle, topic: TopicName, name: str, returning: ProducerRecord | None, exclusive: bool
+        self,
+        circle: Circle,
+        topic: TopicName,
+        name: str,
+        returning: ProducerRecord | None,
+        exclusive: bool,
+        opener: int,
     ) -> ProducerRecord:
         """The identity to go by, with everybody fenced whom it replaces. Refused, it has changed nothing."""
         access = await self._registry.access(topic)
-        if returning is not None:
-            await self._check_returning(topic, name, returning, access)
         if not exclusive:
             known = returning or (await self._registry.named_producer(topic, name) if name else None)
             self._check_room(circle, topic, known, returning is not None)
         epoch = access.epoch + exclusive
         identity = returning
         if identity is None and name:
-            identity = await self._registry.resume_producer(topic, name, epoch)
+            identity = await self._registry.resume_producer(topic, name, epoch, opener)
         elif identity is None:
             identity = await self._registry.new_producer(epoch)
         if exclusive and not (circle.holder == identity.producer_id and access.is_held_by(identity)):
-            await self._registry.take_access(topic, identity)
+            await self._registry.take_access(topic, identity, opener)
             why = f"another producer has taken topic {topic} under a higher epoch: this one is fenced"
             self._fence(circle, topic, list(circle), partial(_is_another, identity), why)
         elif returning is None and name:
@@ -187,14 +201,17 @@ class Producers:
         for partition in self._partitions.of(topic):
             partition.expel(concerns, error)
 
-    async def _check_returning(
-        self, topic: TopicName, name: str, identity: ProducerRecord, access: AccessRecord
-    ) -> None:
-        known = await self._registry.check_producer(topic, name, identity)
+    async def _check_returning(self, topic: TopicName, name: str, identity: ProducerRecord) -> ProducerRecord:
+        """The identity it has by now: the answer to an open of its own, and with it the newer epoch, may be lost."""
+        access, known = await self._registry.access(topic), await self._registry.check_producer(topic, name, identity)
         if identity.epoch < known.epoch:
-            raise StaleEpoch(f"producer {name!r} was opened again under a higher epoch: this one is fenced")
-        if known.access_epoch < access.epoch and not access.is_held_by(identity):
+            if not _is_same(identity.opener, known.opener):
+                raise StaleEpoch(f"producer {name!r} was opened again under a higher epoch: this one is fenced")
+            identity = known
+        is_holder = access.is_held_by(identity) or _is_same(identity.opener, access.opener)
+        if known.access_epoch < access.epoch and not is_holder:
             raise StaleEpoch(f"another producer had topic {topic} for itself meanwhile: this one is fenced")
+        return identity
 
     def _check_room(self, circle: Circle, topic: TopicName, known: ProducerRecord | None, returning: bool) -> None:
         """Whether one more may publish besides those who do."""
@@ -210,6 +227,10 @@ class Producers:
                 f"topic {topic} has {len(circle)} producers, and its policy producers_max is {limit}: close one, or "
                 f"raise it with `danube topics policies {topic} --set producers_max=N`"
             )
+
+
+def _is_same(opener: int, other: int) -> bool:
+    return opener == other != 0
 
 
 def _is_another(identity: ProducerRecord, producer_id: int, producer_epoch: int) -> bool:

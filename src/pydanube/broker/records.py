@@ -90,19 +90,23 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
 
 
 class ProducerRecord(msgspec.Struct, omit_defaults=True):
-    """`access_epoch`: that of the topic when the name was last opened. Without a name, the epoch itself is that."""
+    """`access_epoch`: that of the topic when the name was last opened. Without a name, the epoch itself is that.
+    `opener`: who opened it last, by a number of its own choice; 0: nobody who can be told from others."""
 
     producer_id: int
     epoch: int = 0
     access_epoch: int = 0
+    opener: int = 0
 
 
 class AccessRecord(msgspec.Struct, omit_defaults=True):
-    """The producer that last took the topic for itself. Whoever was given an identity under a lower epoch is fenced."""
+    """The producer that last took the topic for itself. Whoever was given an identity under a lower epoch is fenced.
+    `opener`: as above."""
 
     epoch: int = 0
     producer_id: int = 0
     producer_epoch: int = 0
+    opener: int = 0
 
     def is_held_by(self, identity: ProducerRecord) -> bool:
         return self.epoch > 0 and (self.producer_id, self.producer_epoch) == (identity.producer_id, identity.epoch)

@@ -298,16 +298,16 @@ class Registry:
             raise Refused(f"producer {identity.producer_id} is not the one named {name!r}: open without an identity")
         return owner
 
-    async def resume_producer(self, topic: TopicName, name: str, access_epoch: int) -> ProducerRecord:
+    async def resume_producer(self, topic: TopicName, name: str, access_epoch: int, opener: int) -> ProducerRecord:
         """The name's own id under a higher epoch: whoever used it before is fenced."""
         async with self._changing:
             key = records.producer_key(self.topic(topic).topic_id, name)
             found = await self._store.get(key)
             if found is None:
-                record = ProducerRecord(await self._producer_ids.take(), 0, access_epoch)
+                record = ProducerRecord(await self._producer_ids.take(), 0, access_epoch, opener)
             else:
                 former = records.unpack(found.value, ProducerRecord)
-                record = ProducerRecord(former.producer_id, former.epoch + 1, access_epoch)
+                record = ProducerRecord(former.producer_id, former.epoch + 1, access_epoch, opener)
             compare = Compare.mod_revision(key, found.mod_revision if found else 0)
             await self._write([compare], [Put(key, records.pack(record))])
             return record
@@ -316,13 +316,13 @@ class Registry:
         found = await self._store.get(records.access_key(self.topic(topic).topic_id))
         return records.unpack(found.value, AccessRecord) if found else AccessRecord()
 
-    async def take_access(self, topic: TopicName, holder: ProducerRecord) -> None:
+    async def take_access(self, topic: TopicName, holder: ProducerRecord, opener: int) -> None:
         """The topic is the holder's from here on, under a higher epoch; durable on return."""
         async with self._changing:
             key = records.access_key(self.topic(topic).topic_id)
             found = await self._store.get(key)
             former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
-            record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch)
+            record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch, opener)
             compare = Compare.mod_revision(key, found.mod_revision if found else 0)
             await self._write([compare], [Put(key, records.pack(record))])
 

@@ -35,6 +35,8 @@ class Identity:
     """Who a producer is at the brokers. Number 0: not known yet."""
 
     name: str
+    opener: int
+    """By which it is told from others of its name."""
     producer_id: int = 0
     producer_epoch: int = 0
 
@@ -126,6 +128,7 @@ class Lane:
             producer_id=identity.producer_id if known else 0,
             producer_epoch=identity.producer_epoch if known else 0,
             access=self._settings.access,
+            opener=identity.opener,
         )
         await connection.request(
             request,

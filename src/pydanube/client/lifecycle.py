@@ -36,6 +36,8 @@ class Openable:
         """Begin. Raises what the broker refuses it with; cancelled or failed, it is closed again."""
         if self._opened:
             raise Refused(f"this {self._what} was opened before: make a new one")
+        if self._closed:
+            raise Refused(f"this {self._what} is closed: make a new one")
         self._opened = True
         try:
             await self._begin()

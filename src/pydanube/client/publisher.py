@@ -50,7 +50,7 @@ class Publisher:
         self._topic = topic
         self._settings = settings
         self._tasks = Tasks()
-        self._identity = Identity(settings.name)
+        self._identity = Identity(settings.name, brokers.random.getrandbits(63) | 1)
         self._first = 0
         """The lane that asks for identities."""
         self._progress = asyncio.Event()

@@ -113,6 +113,9 @@ class OpenProducer(Request, tag="producer.open"):
 
     `producer_id` 0 asks for an identity: a new one, or with `name` the name's own, under a higher epoch. A producer
     that has an identity (another partition, or a reconnect) sends it and keeps it.
+
+    `opener`: a number that a producer chose by chance and always sends. It is not fenced by an open of its own whose
+    answer was lost.
     """
 
     topic: str
@@ -121,6 +124,7 @@ class OpenProducer(Request, tag="producer.open"):
     producer_id: int = 0
     producer_epoch: int = 0
     access: Literal["shared", "exclusive"] = "shared"
+    opener: int = 0
 
 
 class CloseProducer(Request, tag="producer.close"):

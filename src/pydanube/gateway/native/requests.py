@@ -174,6 +174,7 @@ async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.Pro
         request.producer_id,
         request.producer_epoch,
         request.access,
+        request.opener,
     )
     caller.add_producer(handle, producer)
     return wire.ProducerOpened(handle, producer.producer_id, producer.producer_epoch, producer.owner_epoch)
