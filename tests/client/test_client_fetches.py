@@ -6,11 +6,15 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from flaky_wire import until
 
+import pydanube
 from pydanube import Client, NotFound
 from pydanube.client.answers import Fetched
-from pydanube.client.fetches import Span
+from pydanube.client.connection import Connection
+from pydanube.client.fetches import AHEAD, Span
 from pydanube.client.reader import split_batches
+from pydanube.codec.native import requests
 
 TOPIC = "/default/orders"
 PAYLOAD = b"x" * 1000
@@ -20,6 +24,12 @@ async def publish(client: Client, count: int, batch: int = 50) -> None:
     async with client.producer(TOPIC, batch_messages=batch) as producer:
         for _ in range(count // batch):
             await producer.send_many([PAYLOAD] * batch)
+
+
+async def remake(client: Client, count: int) -> None:
+    """Another topic of the same name, with so many messages."""
+    await client.delete_topic(TOPIC)
+    await publish(client, count)
 
 
 async def answers(client: Client, span: Span, fetch_bytes: int = 200_000) -> list[Fetched]:
@@ -67,6 +77,45 @@ async def test_another_topic_of_the_same_name_is_not_found(client: Client) -> No
         await answers(client, Span("/default/none", 0, 0, 50))
 
 
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
+    """The answers that have come so far, whoever holds them."""
+    seen: list[Fetched] = []
+    fetch = Connection.fetch
+
+    async def noticed(connection: Connection, request: requests.Fetch) -> Fetched:
+        seen.append(await fetch(connection, request))
+        return seen[-1]
+
+    monkeypatch.setattr(Connection, "fetch", noticed)
+    return seen
+
+
+async def test_a_topic_that_is_made_anew_in_the_middle_of_a_range_ends_it(
+    client: Client, answered: list[Fetched]
+) -> None:
+    await publish(client, 1000)
+    meant = (await client.describe_topic(TOPIC)).topic_id
+    async with aclosing(client.fetches(Span(TOPIC, 0, 0, 1000, meant), fetch_bytes=1)) as found:
+        await anext(found)
+        await until(lambda: len(answered) == 1 + AHEAD + 1)  # no further fetch before the next answer is taken
+        await remake(client, 1000)
+        for _ in range(AHEAD + 1):
+            await anext(found)
+        with pytest.raises(NotFound, match="was deleted and made anew since"):
+            await anext(found)
+
+
+async def test_a_topic_that_somebody_else_made_anew_is_noticed_at_the_first_fetch(url: str, client: Client) -> None:
+    await publish(client, 50)
+    meant = (await client.describe_topic(TOPIC)).topic_id
+    await answers(client, Span(TOPIC, 0, 0, 50, meant))  # what was looked up for this is known still
+    async with pydanube.connect(url) as other:
+        await remake(other, 50)
+    with pytest.raises(NotFound, match=f"it had the id {meant}"):
+        await answers(client, Span(TOPIC, 0, 0, 50, meant))
+
+
 async def test_iterating_may_end_early(client: Client) -> None:
     """What is left running would be noticed by the fixture of this directory."""
     await publish(client, 1000)
@@ -91,5 +140,10 @@ async def test_histories_tell_where_ranges_lie(client: Client, tmp_path: Path) -
         [],
     ]
     assert {one.topic_id for history in found for one in history.segments} == {topic_id}
-    with pytest.raises(NotFound):
-        await client.storage_histories([(TOPIC, 0, 0, 10), ("/default/none", 0, 0, 10)])
+
+
+async def test_histories_of_what_is_not_there_are_empty_and_the_others_are_told(client: Client) -> None:
+    await publish(client, 100)
+    await client.upload_storage(TOPIC)
+    found = await client.storage_histories([("/default/none", 0, 0, 10), (TOPIC, 0, 0, 100), (TOPIC, 7, 0, 10)])
+    assert [len(one.segments) for one in found] == [0, 1, 0]

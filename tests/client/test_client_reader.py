@@ -106,6 +106,26 @@ class TestReader:
         async with client.reader(TOPIC, partition=5, start="earliest", end="latest") as reader:
             assert [message async for message in reader] == []
 
+    async def test_of_a_topic_that_is_made_anew_does_not_go_on_in_the_other_one(self, client: Client) -> None:
+        await publish(client, 100)
+        async with client.reader(TOPIC, start="earliest", fetch_bytes=1) as reader:
+            assert (await reader.receive(timeout=10)).offset == 0
+            await until(lambda: reader.next_offset == 30)  # three batches of 10: it waits until there is room
+            await client.delete_topic(TOPIC)
+            await publish(client, 100)
+            assert [(await reader.receive(timeout=10)).offset for _ in range(29)] == list(range(1, 30))
+            with pytest.raises(NotFound, match="was deleted and made anew since"):
+                await reader.receive(timeout=10)
+
+    async def test_of_a_topic_that_somebody_made_anew_before_it_was_opened(self, url: str, client: Client) -> None:
+        """The client knows the former topic still."""
+        await publish(client, 5)
+        async with pydanube.connect(url) as other:
+            await other.delete_topic(TOPIC)
+            await publish(other, 3)
+        async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+            assert [message.offset async for message in reader] == [0, 1, 2]
+
     async def test_of_nothing_is_refused_by_name(self, client: Client) -> None:
         with pytest.raises(NotFound, match="nowhere"):
             async with client.reader("/default/nowhere"):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Unavailable
-from pydanube.model.storage import StorageCollected, StorageUpload, StorageVerified
+from pydanube.client.segments import open_segments
+from pydanube.client.storage import StorageAdmin
+from pydanube.codec.native import requests
+from pydanube.model.storage import SegmentDescription, StorageCollected, StorageUpload, StorageVerified
 from pydanube.runtime.objects import open_store
 
 TOPIC = "/default/orders"
@@ -55,6 +59,37 @@ async def test_what_waits_is_uploaded_counted_listed_and_verified(client: Client
     seen: list[StorageVerified] = []
     found = await client.verify_storage(progress=seen.append)
     assert (found.messages, found.damages, seen[-1]) == (2000, [], found)
+
+
+class MergedMeanwhile(StorageAdmin):
+    """Lists small segments on a first page. Before the second one is asked for, a larger one takes their place."""
+
+    def __init__(self, small: list[SegmentDescription], larger: SegmentDescription, topic_id: int) -> None:
+        super().__init__()
+        self._pages = {0: small, small[-1].end_offset: [larger]}
+        self._end = larger.end_offset
+        self._topic_id = topic_id
+
+    async def _storage(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
+        assert isinstance(request, requests.ListSegments)
+        page = self._pages[request.start.value]
+        reached = page[-1].end_offset
+        found = requests.Segments(page, -1 if reached == self._end else reached, topic_id=self._topic_id)
+        assert isinstance(found, answer)
+        return found
+
+
+async def test_segments_that_are_merged_while_they_are_listed_give_each_offset_once(client: Client, data: Path) -> None:
+    await publish(client, 300)
+    await client.upload_storage(TOPIC)
+    (whole,) = await client.storage_segments(TOPIC)
+    small = [replace(whole, first_offset=first, end_offset=first + 50) for first in (0, 50)]
+    listing = MergedMeanwhile(small, whole, (await client.describe_topic(TOPIC)).topic_id)
+    (history,) = await listing.storage_histories([(TOPIC, 0, 0, 300)])
+    assert [(one.first_offset, one.end_offset) for one in history.segments] == [(0, 50), (50, 100), (100, 300)]
+    async with open_segments((data / "objects").as_uri()) as segments:
+        read = [batch async for batch in segments.batches(history.segments, start=0, end=300)]
+    assert [int(offset) for batch in read for offset in batch.offsets] == list(range(300))
 
 
 async def test_a_verification_can_be_slowed_down(client: Client) -> None:

@@ -158,6 +158,18 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         69745f6d 73cd01f4
         """),
     ),
+    "FETCH, of one topic": (
+        frames.encode(
+            Kind.FETCH,
+            requests.encode(requests.Fetch("/default/orders", 0, requests.Start("offset", 1000), topic_id=3)),
+            12,
+        ),
+        unhex("""
+        58000000 28000000 0c000000 48000000 84a5746f 706963af 2f646566 61756c74
+        2f6f7264 657273a9 70617274 6974696f 6e00a573 74617274 82a46b69 6e64a66f
+        66667365 74a57661 6c7565cd 03e8a874 6f706963 5f696403
+        """),
+    ),
     "FETCHED": (
         frames.encode_front(Kind.FETCHED, frames.FETCHED.pack(1010, 0, 2000, 2), 64, 12) + BODY + bytes(48),
         unhex("""

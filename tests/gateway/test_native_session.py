@@ -12,6 +12,7 @@ from native_peer import TOPIC, Between, Peer, door, one_batch
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
+from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.native import requests as dispatch
 from pydanube.model.errors import (
     AlreadyExists,
@@ -25,6 +26,7 @@ from pydanube.model.errors import (
     Unavailable,
 )
 from pydanube.model.limits import FRAME_BYTES_MAX
+from pydanube.model.names import TopicName
 from pydanube.runtime.clock import ManualClock
 
 
@@ -170,7 +172,7 @@ async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> Non
         def publish(self, *_: object) -> object:
             raise RuntimeError("secret detail")
 
-        async def fetch(self, *_: object) -> object:
+        async def fetch(self, *_: object, **__: object) -> object:
             raise RuntimeError("secret detail")
 
     async with door(wrap=Broken) as there, await Peer.greet(there) as peer:
@@ -321,8 +323,8 @@ async def test_what_a_lost_client_held_is_free_for_the_next() -> None:
 # -- fetching ----------------------------------------------------------------------------------------------------------
 
 
-def fetch(start: requests.Start, wait_ms: int = 0, bytes_max: int = 1 << 20) -> bytes:
-    return requests.encode(requests.Fetch(TOPIC, 0, start, bytes_max, wait_ms))
+def fetch(start: requests.Start, wait_ms: int = 0, bytes_max: int = 1 << 20, topic_id: int = 0) -> bytes:
+    return requests.encode(requests.Fetch(TOPIC, 0, start, bytes_max, wait_ms, topic_id))
 
 
 async def test_a_fetch_returns_whole_batches_aligned_in_one_frame() -> None:
@@ -368,6 +370,41 @@ async def test_a_fetch_of_what_is_not_there_is_an_error_of_the_tree() -> None:
         assert isinstance(await peer.error(9), NotFound)
         peer.send(Kind.FETCH, b"\xc1", 10)
         assert isinstance(await peer.error(10), Invalid)
+
+
+async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_same_name() -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        meant = (await peer.request(requests.Lookup(topic=TOPIC), requests.Route)).topic_id
+        peer.send(Kind.FETCH, fetch(requests.Start("earliest"), topic_id=meant), 9)
+        await peer.receive(Kind.FETCHED)
+        await peer.request(requests.DeleteTopic(topic=TOPIC), requests.Done)
+        await peer.create_topic()
+        peer.send(Kind.FETCH, fetch(requests.Start("offset", 1000), topic_id=meant), 10)
+        error = await peer.error(10)
+        assert isinstance(error, NotFound), "not Invalid: that this one ends before offset 1000 means nothing"
+        assert f"topic {TOPIC} was deleted and made anew since: it had the id {meant}" in error.message
+        peer.send(Kind.FETCH, fetch(requests.Start("earliest")), 11)
+        assert (await peer.receive(Kind.FETCHED)).correlation == 11, "who means any topic gets this one"
+
+
+async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_with_a_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with door() as there, await Peer.greet(there) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        peer.publish(producer.handle, one_batch(producer))
+        await peer.receive(Kind.PUBLISHED)
+        partition = await there.broker._partitions.get(TopicName.parse(TOPIC), 0)
+
+        async def read(*_: object) -> list[memoryview]:
+            await there.broker.delete_topic(ANONYMOUS, TopicName.parse(TOPIC))
+            return []  # as from a log that has given back the files
+
+        monkeypatch.setattr(partition.stream, "read", read)
+        peer.send(Kind.FETCH, fetch(requests.Start("earliest")), 9)
+        assert isinstance(await peer.error(9), NotFound)
 
 
 async def test_more_waiting_fetches_than_allowed_are_refused() -> None:

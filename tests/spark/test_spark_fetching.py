@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,9 @@ import pyarrow as pa
 import pytest
 
 import pydanube
+from pydanube.client.answers import Fetched
+from pydanube.client.connection import Connection
+from pydanube.codec.native import requests
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.spark import connections, direct, fetching
 from pydanube.spark.options import ReadOptions
@@ -47,6 +52,12 @@ def publish(client: pydanube.BlockingClient, first: int, end: int, batch: int = 
         for start in range(first, end, batch):
             numbers = range(start, min(end, start + batch))
             producer.send_many([b"%d" % one for one in numbers], keys=[f"key-{one}" for one in numbers])
+
+
+def publish_payloads(client: pydanube.BlockingClient, payloads: list[bytes]) -> None:
+    """A batch for each."""
+    with client.producer(TOPIC, batch_messages=1) as producer:
+        producer.send_many(payloads)
 
 
 def planned(
@@ -298,8 +309,64 @@ def test_another_topic_of_the_same_name_is_not_mistaken_for_the_one_that_was_pla
         numbers(wanted, chosen)
     history.create_topic(TOPIC)
     publish(history, 0, 2000, 500)
-    with pytest.raises(Refused, match="was deleted, and another was made under its name"):
+    with pytest.raises(Refused, match="was deleted and made anew since"):
         numbers(wanted, chosen)
+
+
+def test_a_topic_that_is_made_anew_in_the_middle_of_a_task_is_lost_from_there_on(
+    client: pydanube.BlockingClient, broker: Broker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = b"old" * 20_000, b"new" * 20_000
+    publish_payloads(client, [old] * 200)
+    chosen = options(broker.servers, directRead="never", failOnDataLoss="false")
+    wanted = planned(client, chosen)
+    fetch, fetches = Connection.fetch, count(1)
+
+    def remake() -> None:
+        client.delete_topic(TOPIC)
+        publish_payloads(client, [new] * 200)
+
+    async def remade_before_the_third(connection: Connection, request: requests.Fetch) -> Fetched:
+        if next(fetches) == 3:
+            await asyncio.to_thread(remake)
+        return await fetch(connection, request)
+
+    monkeypatch.setattr(Connection, "fetch", remade_before_the_third)
+    read = [payload for batch in fetching.read([wanted], chosen) for payload in batch.column("payload").to_pylist()]
+    assert 0 < len(read) < 200 and set(read) == {old}
+    assert f"start={len(read)} end=200" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_topic_that_is_gone_with_its_objects_is_a_loss_like_any_other(
+    history: pydanube.BlockingClient, broker: Broker, made_anew: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = options(broker.servers, directRead="always")
+    wanted = planned(history, chosen)
+    history.delete_topic(TOPIC)
+    if made_anew:
+        publish(history, 0, 2000)
+    for path in (broker.directory / "objects").rglob("*.seg"):
+        path.unlink()
+    with pytest.raises(Refused, match=r"offsets 0\.\.1700 \(1700\): topic .* (does not exist|was deleted)"):
+        numbers(wanted, chosen)
+    assert numbers(wanted, replace(chosen, fail_on_data_loss=False)) == []
+    assert "spark.messages_lost" in capfd.readouterr().err
+
+
+def test_a_topic_that_is_gone_when_segments_are_located_leaves_the_other_topics_theirs(
+    history: pydanube.BlockingClient, broker: Broker
+) -> None:
+    other = "/default/returns"
+    publish(history, 0, 1000, topic=other)
+    history.upload_storage(other)
+    chosen = options(broker.servers, directRead="always")
+    ranges = [OffsetRange(name, history.describe_topic(name).topic_id, 0, 0, 1000) for name in (TOPIC, other)]
+    history.delete_topic(TOPIC)
+    gone, there = direct.located(ranges, chosen, history)
+    assert (len(gone.segments), len(there.segments)) == (0, 1)
+    with pytest.raises(Refused, match="1000 messages of 1 partition cannot be read any more"):
+        numbers(gone, chosen)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

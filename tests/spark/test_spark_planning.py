@@ -111,6 +111,15 @@ def test_times_are_asked_for_and_never_lie_behind_the_end() -> None:
     assert spread(placed(bounds, seen, 5_000_000, {asked[0]: 4, asked[1]: 25})) == [4, 20]
 
 
+@pytest.mark.parametrize("long_ago", ["1960-01-01", "0001-01-01T00:00:00Z", "-900 weeks"])
+def test_a_time_before_1970_is_asked_for_as_1970(long_ago: str) -> None:
+    bounds = Bounds.of_times(long_ago, "startingTimestamp")
+    seen = view((3, 10))
+    asked = questions(bounds, seen, now_us=5_000_000)
+    assert asked == [Question(TOPIC, 0, 0)]
+    assert spread(placed(bounds, seen, 5_000_000, {asked[0]: 3})) == [3]
+
+
 def test_offsets_and_partitions_that_do_not_exist_are_named() -> None:
     seen = view((0, 10))
     with pytest.raises(Invalid, match=r"names offset 11 of /default/orders\[0\], which ends at 10"):

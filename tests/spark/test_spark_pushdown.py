@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,14 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+import pydanube
+from pydanube.spark.batch_reader import DanubePushingReader
+from pydanube.spark.options import ReadOptions
+from pydanube.spark.planning import DanubePartition
 from pydanube.spark.pushdown import Pushed, Span, pushed
+
+if TYPE_CHECKING:
+    from spark_broker import Broker
 
 
 def one(filter_: Filter) -> tuple[Pushed, bool]:
@@ -82,6 +90,48 @@ def test_times_cut_and_are_looked_at_again() -> None:
     found, left = pushed([GreaterThanOrEqual(("append_time",), noon), LessThan(("append_time",), noon)], Pushed())
     assert found.append_times == Span(1_769_860_800_000_000, 1_769_860_800_000_000)
     assert found.by_time and len(left) == 2 and not Pushed().by_time
+
+
+LAST = datetime.max.replace(tzinfo=UTC)
+
+
+def offsets_left(broker: Broker, *filters: Filter, **options: str) -> int:
+    """How many offsets a batch plans to read."""
+    given = {"servers": broker.servers, "topic": "/default/orders", "timeout": "10", **options}
+    reader = DanubePushingReader(ReadOptions.parse(given))
+    list(reader.pushFilters(list(filters)))
+    return sum(one.size for one in reader.partitions() if isinstance(one, DanubePartition))
+
+
+def test_times_that_nothing_was_appended_at_rule_out_everything_or_nothing(
+    client: pydanube.BlockingClient, broker: Broker
+) -> None:
+    with client.producer("/default/orders") as producer:
+        producer.send_many([b"x"] * 10)
+    before_1970 = datetime(1960, 1, 1, tzinfo=UTC)
+    far_west = timezone(timedelta(hours=-12))  # the year 9999 ends half a day later there
+    for moment, older_left, younger_left in [
+        (before_1970, 0, 10),
+        (datetime(1970, 1, 1, tzinfo=UTC), 0, 10),
+        (datetime(2020, 1, 1, tzinfo=UTC), 0, 10),
+        (LAST, 10, 0),
+        (datetime.max.replace(tzinfo=far_west), 10, 0),
+    ]:
+        for older in (LessThan, LessThanOrEqual):
+            assert offsets_left(broker, older(("append_time",), moment)) == older_left, moment
+        for younger in (GreaterThan, GreaterThanOrEqual):
+            assert offsets_left(broker, younger(("append_time",), moment)) == younger_left, moment
+        assert offsets_left(broker, EqualTo(("append_time",), moment)) == 0
+    both = GreaterThanOrEqual(("append_time",), before_1970), LessThanOrEqual(("append_time",), LAST)
+    assert offsets_left(broker, *both) == 10
+
+
+def test_bounds_may_be_times_that_nothing_was_appended_at(client: pydanube.BlockingClient, broker: Broker) -> None:
+    with client.producer("/default/orders") as producer:
+        producer.send_many([b"x"] * 10)
+    for start, left in [("1960-01-01", 10), ("-50000 weeks", 10), ("9999-12-31T23:59:59Z", 0)]:
+        assert offsets_left(broker, startingTimestamp=start) == left
+        assert offsets_left(broker, endingTimestamp=start) == 10 - left
 
 
 def test_keys_and_publish_times_are_looked_at_row_by_row_where_they_are_read() -> None:

@@ -47,7 +47,9 @@ class Sink(Protocol):
 class Consumer:
     """One consumer's hold on a subscription of one partition."""
 
-    def __init__(self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int) -> None:
+    def __init__(
+        self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int, moves: int
+    ) -> None:
         self._subscription = subscription
         self._member = member
         self.subscription_id = subscription.subscription_id
@@ -56,6 +58,7 @@ class Consumer:
         self.ack_timeout_ms = subscription.core.failures.policy.ack_timeout_ms
         self.created = created
         self.owner_epoch = owner_epoch
+        self.moves = moves
 
     def credit(self, messages: int, size_bytes: int) -> None:
         """The consumer has room for this much more."""
@@ -77,7 +80,7 @@ class Consumer:
         may come as a table of two columns."""
         if isinstance(ranges, np.ndarray):
             ranges = RangeArray(ranges[:, 0], ranges[:, 1])
-        self._subscription.ack(self._member, ranges, cumulative, done)
+        self._subscription.ack(self._member, self.moves, ranges, cumulative, done)
 
     def nack(
         self,

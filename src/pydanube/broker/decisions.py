@@ -117,6 +117,11 @@ class Decisions:
     def of(self, number: int) -> list[Decision]:
         return list(self._of.get(number, {}).values())
 
+    def concern(self, topic_id: int) -> bool:
+        """Whether one that is not applied has something for the topic, or may have."""
+        pending = (one for known in self._of.values() for one in known.values() if not one.applied)
+        return any(topic_id in one.topics or not one.topics for one in pending)
+
     def unapplied(self, number: int) -> int:
         return sum(not one.applied for one in self.of(number))
 
@@ -247,7 +252,7 @@ class Decisions:
 
     def _let_go(self, decision: Decision, key: Key) -> None:
         """The partition need not remember the query for our sake."""
-        if self.applier.waits_for(key, decision.number):
+        if self.applier.waits_for(key, decision.number) or any(key in one.keys for one in self.of(decision.number)):
             return
         for partition in self._partitions.open_of(key[0]):
             if partition.index == key[1]:

@@ -6,6 +6,7 @@ or a subscription has been unused is counted in memory, and a restart begins tha
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
@@ -51,6 +52,8 @@ class _Care:
         if self.partition.quota.on:
             self.partition.quota.evict(self.partition.stream.end_offset)
         await self.retention.apply(now_us)
+        if self.partition.tier is not None:
+            await self.partition.tier.tidy()
 
     def _forget_producers(self, now_us: int) -> None:
         """Those that were silent for too long; looking through all of them is not done in every round."""
@@ -102,7 +105,7 @@ class Lifetimes:
                     continue
                 if record.reliable:
                     to_open -= await self._open_some(topic, record, to_open)
-                    await self._look(record.topic_id)
+                    await self._look(topic, record)
             except NotFound:
                 continue  # deleted meanwhile
             except DanubeError as error:
@@ -112,9 +115,13 @@ class Lifetimes:
 
     # -- partitions ----------------------------------------------------------------------------------------------------
 
-    async def _look(self, topic_id: int) -> None:
-        for partition in self._partitions.open_of(topic_id):
-            await self._care_of(topic_id, partition).look(self._clock.now_us())
+    async def _look(self, topic: TopicName, record: TopicRecord) -> None:
+        """At each of its partitions, whatever is wrong with another."""
+        for partition in self._partitions.open_of(record.topic_id):
+            try:
+                await self._care_of(record.topic_id, partition).look(self._clock.now_us())
+            except DanubeError as error:
+                _postponed(topic, partition.index, error)
 
     def _care_of(self, topic_id: int, partition: Partition) -> _Care:
         key = (topic_id, partition.index)
@@ -140,6 +147,10 @@ class Lifetimes:
                 await self._partitions.get(topic, index)
             except Corrupt:
                 self._refused.add((record.topic_id, index))
+            except NotFound:
+                raise
+            except DanubeError as error:
+                _postponed(topic, index, error)
         return opened
 
     def _forget_closed(self) -> None:
@@ -157,18 +168,19 @@ class Lifetimes:
         policies = partitions[0].policies if partitions else self._partitions.policies_of(topic)
         if policies.inactive_subscription_s:
             for name, subscription in list(self._registry.subscriptions(topic).items()):
-                if self._is_subscription_unused(record, name, subscription, policies):
-                    await self._subscriptions.remove(topic, name)
+                is_unused = partial(self._is_subscription_unused, record, name, policies)
+                if is_unused(subscription) and await self._subscriptions.remove_if(topic, name, is_unused):
                     log.info("subscription.ended_unused", topic=str(topic), subscription=name)
-        if not policies.inactive_topic_s or not self._is_topic_unused(topic, record, policies):
+        is_topic_unused = partial(self._is_topic_unused, topic, policies)
+        if not policies.inactive_topic_s or not is_topic_unused(record):
             return False
-        if not await self._removal.remove_if_idle(topic):
+        if not await self._removal.remove_if(topic, is_topic_unused):
             return False
         log.info("topic.ended_unused", topic=str(topic), after_s=policies.inactive_topic_s)
         return True
 
     def _is_subscription_unused(
-        self, record: TopicRecord, name: str, subscription: SubscriptionRecord, policies: Policies
+        self, record: TopicRecord, name: str, policies: Policies, subscription: SubscriptionRecord
     ) -> bool:
         assert policies.inactive_subscription_s is not None
         lives = [
@@ -181,7 +193,7 @@ class Lifetimes:
         used = max([self._started_us, subscription.created_at, *(live.last_active_us for live in lives)])
         return self._clock.now_us() - used >= policies.inactive_subscription_s * MICROSECONDS
 
-    def _is_topic_unused(self, topic: TopicName, record: TopicRecord, policies: Policies) -> bool:
+    def _is_topic_unused(self, topic: TopicName, policies: Policies, record: TopicRecord) -> bool:
         assert policies.inactive_topic_s is not None
         now, partitions = self._clock.now_us(), self._partitions.open_of(record.topic_id)
         if self._removal.in_use(topic):
@@ -194,3 +206,7 @@ class Lifetimes:
             *(one.traffic.last_us for one in partitions),
         )
         return now - used >= policies.inactive_topic_s * MICROSECONDS
+
+
+def _postponed(topic: TopicName, index: int, error: DanubeError) -> None:
+    log.warning("lifetimes.postponed", topic=str(topic), partition=index, error=error.message)

@@ -75,6 +75,8 @@ class Ownership:
         self._record = PartitionRecord(owner=owner)
         self._revision = 0
         self._writing = asyncio.Lock()  # a reservation changes the revision that every other write compares
+        self._in_doubt = False
+        """The last change of the record failed, and may have happened all the same."""
 
     @property
     def epoch(self) -> int:
@@ -149,20 +151,38 @@ class Ownership:
         """Change the catalog of what is uploaded; it counts once this returns. Raises StaleEpoch."""
         await self._write(list(writes))
 
+    async def remove_doubts(self) -> None:
+        """Learn what became of a change that failed. Raises StaleEpoch when somebody else has the partition."""
+        async with self._writing:
+            await self._look_again()
+
     async def _change(self, writes: Sequence[Put | Delete] = (), **fields: int) -> None:
         async with self._writing:
+            await self._look_again()
             record = msgspec.structs.replace(self._record, **fields)
             compare = Compare.mod_revision(self._key, self._revision)
+            self._in_doubt = True
             result = await self._store.transact([compare], [Put(self._key, pack(record)), *writes])
+            self._in_doubt = False
             if not result.succeeded:
                 raise self._fenced()
             self._record, self._revision = record, result.revision
 
     async def _write(self, writes: list[Put | Delete]) -> None:
         async with self._writing:
+            await self._look_again()
             result = await self._store.transact([Compare.mod_revision(self._key, self._revision)], writes)
             if not result.succeeded:
                 raise self._fenced()
+
+    async def _look_again(self) -> None:
+        if not self._in_doubt:
+            return
+        found = await self._store.get(self._key)
+        record = unpack(found.value, PartitionRecord) if found is not None else PartitionRecord()
+        if found is None or (record.epoch, record.owner) != (self._record.epoch, self._record.owner):
+            raise self._fenced()
+        self._record, self._revision, self._in_doubt = record, found.mod_revision, False
 
     def _fenced(self) -> StaleEpoch:
         return StaleEpoch(

@@ -83,6 +83,9 @@ class Tier(Protocol):
     async def forget_below(self, offset: int) -> None:
         """Nobody reads it any more."""
 
+    async def tidy(self) -> None:
+        """Forget what should have been forgotten before."""
+
 
 class PartitionSettings(NamedTuple):
     offset_block: int
@@ -139,7 +142,10 @@ class Partition:
         self._next_entry = 0
         self._waiting: deque[tuple[Batch, PublishDone]] = deque()
         self._preparing = False
-        self._closed: DanubeError | None = None
+        self.closed: DanubeError | None = None
+        """Why it is not served here any more."""
+        self._starts_soon_at = 0
+        """Nobody is sent below it any more: it is being given up."""
         self._wake_scheduled = False
         self._arrivals = Arrivals()
         self._batches_since_snapshot = 0
@@ -165,8 +171,8 @@ class Partition:
 
     def publish(self, batch: Batch, done: PublishDone) -> None:
         """Take one batch; `done` hears the outcome once the ack level is reached. Never blocks."""
-        if self._closed is not None:
-            done(self._closed)
+        if self.closed is not None:
+            done(self.closed)
         elif self._waiting or not self._ready(batch):
             # It may wait for long, and must not keep the chunk in memory that it arrived in.
             self._waiting.append((Batch.trust(memoryview(bytearray(batch.view))), done))
@@ -349,14 +355,14 @@ class Partition:
 
     async def resolve(self, position: Position) -> int:
         """The offset at a position. An offset past the end is refused; one below the start becomes the start."""
-        start, end = self.stream.start_offset, self.stream.end_offset
+        start, end = max(self.stream.start_offset, self._starts_soon_at), self.stream.end_offset
         match position.kind:
             case "earliest":
                 return start
             case "latest":
                 return end
             case "time":
-                return await self.stream.find_time(position.value)
+                return max(await self.stream.find_time(position.value), self._starts_soon_at)
             case _:
                 if position.value > end:
                     raise Invalid(f"offset {position.value} is past the end of {self.name}, which is {end}")
@@ -371,8 +377,8 @@ class Partition:
         offset = await self.resolve(position)
         self.traffic.last_us = self._clock.now_us()
         if offset >= self.stream.end_offset and wait_s > 0:
-            if self._closed is not None:
-                raise self._closed
+            if self.closed is not None:
+                raise self.closed
             await self._arrivals.wait(wait_s)
         end = self.stream.end_offset
         batches = await self.stream.read(offset, bytes_max) if offset < end else []
@@ -434,9 +440,11 @@ class Partition:
         offset = min(offset, self.stream.end_offset)
         if offset <= self.stream.start_offset:
             return
+        self._starts_soon_at = max(offset, self._starts_soon_at)
         if self.ack_level is not AckLevel.MEMORY:
             await self._ownership.move_start(offset)
         self.stream.trim(offset)
+        self.sizes.trim(offset)
         if self.tier is not None:
             await self.tier.forget_below(offset)
 
@@ -470,14 +478,11 @@ class Partition:
         """A clean end: the log finishes what is on its way; no offset stays reserved. Cancelled: a gap may stay."""
         self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
         if self.state.pending:
-            await self._state_kept()
+            kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.state.barrier(partial(settle, kept))
+            await kept
         if self.ack_level is not AckLevel.DURABLE and self._ownership.reserved_end > self._decide.next_offset:
             await self._ownership.reserve(self._decide.next_offset)
-
-    async def _state_kept(self) -> None:
-        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.state.barrier(partial(settle, kept))
-        await kept
 
     def deleted(self) -> list[int]:
         """The topic is gone. Returns the ledgers that nobody needs any more."""
@@ -487,7 +492,7 @@ class Partition:
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
 
     def _end(self, error: DanubeError) -> None:
-        self._closed = error
+        self.closed = error
         self._refuse_waiting(error)
         for subscription in self.subscriptions.values():
             subscription.close(error)

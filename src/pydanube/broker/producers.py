@@ -155,6 +155,8 @@ class Producers:
                     returning = ProducerRecord(producer_id, producer_epoch, opener=opener)
                     returning = await self._check_returning(topic, name, returning)
                 identity = await self._admit(circle, topic, name, returning, access == "exclusive", opener)
+                if owned.closed is not None:  # the topic may have been deleted meanwhile
+                    raise owned.closed
                 producer = Producer(str(topic), owned, identity, circle)
                 circle.add(producer)
                 if access == "exclusive":

@@ -8,6 +8,7 @@
 /subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
 /access/<topic id>                            AccessRecord        who last had the topic to itself
+/deleted/<topic id>                           nothing             a topic of which something may be left behind
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      where it stood, until the log says; after a restore
 /staged/queries/<query>                       QueryRecord         of core.staging: who writes by stages, and how far
 /staged/decisions/<number>/<batch id>         DecisionRecord      stages that count, until all of them are published
@@ -198,6 +199,18 @@ def producer_key(topic_id: int, name: str) -> str:
 
 def access_key(topic_id: int) -> str:
     return f"/access/{topic_id:016x}"
+
+
+DELETED = "/deleted/"
+
+
+def deleted_key(topic_id: int) -> str:
+    return f"{DELETED}{topic_id:016x}"
+
+
+def deleted_of_key(key: str) -> int:
+    """The topic's id."""
+    return int(key.removeprefix(DELETED), 16)
 
 
 def restored_of(topic_id: int, index: int | None = None) -> str:

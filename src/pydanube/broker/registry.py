@@ -2,26 +2,38 @@
 
 Reads are answered from memory; changes go to the store first, one at a time, and are compared so that nothing is
 created twice or deleted under somebody's feet. Names are compared whole.
+
+Invariants
+    what is in memory is in the store: a write that failed may have happened all the same, and is looked up
+    a topic that is being deleted is found by nobody; until the store has answered it may come back
+    what a deleted topic leaves behind is cleaned up, by the next start if need be
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
-from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.telemetry import get_logger
 
 from . import records
 from .ownership import Ids
 from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
+
+log = get_logger(__name__)
+
+DOUBT_S: Final = 1.0
+"""Between looks at metadata that failed."""
 
 
 class Registry:
@@ -37,6 +49,7 @@ class Registry:
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
+        self._leaving: set[int] = set()
 
     async def load(self) -> None:
         """Read everything; `default` exists from the first start on."""
@@ -54,20 +67,14 @@ class Registry:
             }
         if DEFAULT_NAMESPACE not in self._namespaces:
             await self.create_namespace(DEFAULT_NAMESPACE)
+        for key in [one.key async for one in list_all(self._store, records.DELETED)]:
+            await self.clean_up(records.deleted_of_key(key))
 
     async def needed_ledgers(self) -> set[int]:
-        """The ledgers of topics that exist; keys left behind by a deletion that was cut short are removed."""
+        """The ledgers of topics that exist."""
         live = {topic.topic_id for topic in self._topics.values()}
-        needed: set[int] = set()
-        orphans: list[str] = []
-        async for one in list_all(self._store, records.LEDGERS):
-            topic_id, ledger_id = records.ledger_of_key(one.key)
-            if topic_id in live:
-                needed.add(ledger_id)
-            else:
-                orphans.append(one.key)
-        await self._delete_keys(orphans)
-        return needed
+        found = [records.ledger_of_key(one.key) async for one in list_all(self._store, records.LEDGERS)]
+        return {ledger_id for topic_id, ledger_id in found if topic_id in live}
 
     async def ledgers_of(self, topic: TopicName) -> set[int]:
         prefix = records.ledgers_of(self.topic(topic).topic_id)
@@ -173,37 +180,48 @@ class Registry:
         await self._write([], [Put(records.topic_key(name), records.pack(record))])
         self._topics[name] = record
 
-    async def delete_topic(
-        self, name: TopicName, prepare: Callable[[TopicName, TopicRecord], None] | None = None
-    ) -> TopicRecord:
-        """The topic is gone once its key is; what hangs on it follows, now or at the next start.
+    async def delete_topic(self, name: TopicName, prepare: Callable[[TopicRecord], None] | None = None) -> TopicRecord:
+        """Gone on return, and not to be had back; what hangs on it is left to `clean_up`.
 
         `prepare` may raise to keep it; once it has returned, nobody finds the topic any more.
         """
         async with self._changing:
             record = self.topic(name)
             if prepare is not None:
-                prepare(name, record)
+                prepare(record)
             subscriptions = self._subscriptions.pop(record.topic_id)
             del self._topics[name]
+            self._leaving.add(record.topic_id)
             try:
-                await self._write([], [Delete(records.topic_key(name))])
+                await self._write([], [Delete(records.topic_key(name)), Put(records.deleted_key(record.topic_id), b"")])
             except BaseException:
                 self._topics[name], self._subscriptions[record.topic_id] = record, subscriptions
                 raise
-        topic_id = record.topic_id
+            finally:
+                self._leaving.discard(record.topic_id)
+            return record
+
+    def is_leaving(self, topic_id: int) -> bool:
+        """Whether the topic is being deleted, and may yet come back."""
+        return topic_id in self._leaving
+
+    async def clean_up(self, topic_id: int) -> None:
+        """What a deleted topic left behind. What cannot be removed now is at the next start."""
         prefixes = (
-            records.partitions_of,
+            records.partitions_of,  # the first: whoever still writes compares its record
             records.ledgers_of,
             records.subscriptions_of,
             records.producers_of,
             records.access_key,
             records.restored_of,
             records.pending_of,
+            records.deleted_key,
         )
-        for prefix in prefixes:
-            await self._delete_keys([one.key async for one in list_all(self._store, prefix(topic_id))])
-        return record
+        try:
+            for prefix in prefixes:
+                await self._delete_keys([one.key async for one in list_all(self._store, prefix(topic_id))])
+        except DanubeError as error:
+            log.warning("topic.not_cleaned_up", topic_id=topic_id, error=error.message)
 
     # -- subscriptions -------------------------------------------------------------------------------------------------
 
@@ -219,6 +237,7 @@ class Registry:
     async def create_subscription(
         self,
         topic: TopicName,
+        topic_id: int,
         name: str,
         subscription_type: SubscriptionType,
         starts: list[int],
@@ -230,10 +249,11 @@ class Registry:
         Raises Full when the topic has `subscriptions_max` already; 0 is no limit.
         """
         async with self._changing:
-            topic_record = self.topic(topic)
-            if (found := self._subscriptions[topic_record.topic_id].get(name)) is not None:
+            if self.topic(topic).topic_id != topic_id:
+                raise NotFound(f"topic {topic} was deleted meanwhile; another one has its name")
+            if (found := self._subscriptions[topic_id].get(name)) is not None:
                 return found, False
-            count = len(self._subscriptions[topic_record.topic_id])
+            count = len(self._subscriptions[topic_id])
             if subscriptions_max and count >= subscriptions_max:
                 raise Full(
                     f"topic {topic} has {count} subscriptions, and its policy subscriptions_max is "
@@ -247,9 +267,9 @@ class Registry:
                 self._clock.now_us(),
                 None if failure_policy == NATIVE else failure_policy,
             )
-            key = records.subscription_key(topic_record.topic_id, name)
+            key = records.subscription_key(topic_id, name)
             await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
-            self._subscriptions[topic_record.topic_id][name] = record
+            self._subscriptions[topic_id][name] = record
             return record, True
 
     async def set_failure_policy(self, topic: TopicName, name: str, policy: FailurePolicy) -> SubscriptionRecord:
@@ -260,12 +280,21 @@ class Registry:
             self._subscriptions[topic_id][name] = record
             return record
 
-    async def delete_subscription(self, topic: TopicName, name: str) -> SubscriptionRecord:
+    async def delete_subscription(
+        self, topic: TopicName, name: str, prepare: Callable[[SubscriptionRecord], None] | None = None
+    ) -> SubscriptionRecord:
+        """`prepare` may raise to keep it; once it has returned, nobody finds the subscription any more."""
         async with self._changing:
             record = self.subscription(topic, name)
             topic_id = self.topic(topic).topic_id
-            await self._write([], [Delete(records.subscription_key(topic_id, name))])
+            if prepare is not None:
+                prepare(record)
             del self._subscriptions[topic_id][name]
+            try:
+                await self._write([], [Delete(records.subscription_key(topic_id, name))])
+            except BaseException:
+                self._subscriptions[topic_id][name] = record
+                raise
             return record
 
     # -- producers -----------------------------------------------------------------------------------------------------
@@ -329,9 +358,27 @@ class Registry:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
-        result = await self._store.transact(compares, writes)
-        if not result.succeeded:
-            raise Unavailable("the metadata changed at the same moment: send the request again")
+        """Raises where it was not written. Cancelled: this broker is closing."""
+        try:
+            result = await self._store.transact(compares, writes)
+        except DanubeError:
+            if not await self._is_written(writes[0]):
+                raise
+        else:
+            if not result.succeeded:
+                raise Unavailable("the metadata changed at the same moment: send the request again")
+
+    async def _is_written(self, write: Put | Delete) -> bool:
+        """However long it takes to find out: nothing else is changed before that is known."""
+        while True:
+            try:
+                found = await self._store.get(write.key)
+            except DanubeError as error:
+                log.warning("metadata.in_doubt", key=write.key, error=error.message)
+                await self._clock.sleep(DOUBT_S)
+            else:
+                value = found.value if found is not None else None
+                return value == (write.value if isinstance(write, Put) else None)
 
     async def _delete_keys(self, keys: list[str]) -> None:
         for start in range(0, len(keys), METADATA_OPERATIONS_MAX):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydanube.model.errors import Refused
+from collections.abc import Callable
+from functools import partial
+
+from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.names import TopicName
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.wal import LogWriter
@@ -39,11 +42,11 @@ class Removal:
         record = await self._registry.delete_topic(topic)
         await self._end(topic, record, ledgers)
 
-    async def remove_if_idle(self, topic: TopicName) -> bool:
-        """Gone unless somebody uses it, or comes back to it meanwhile. Nothing that was acked is lost with it."""
+    async def remove_if(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool]) -> bool:
+        """Gone unless somebody uses it, or has come back to it meanwhile. Nothing that was acked is lost with it."""
         ledgers = await self._registry.ledgers_of(topic)
         try:
-            record = await self._registry.delete_topic(topic, self._close_idle)
+            record = await self._registry.delete_topic(topic, partial(self._close_unused, topic, is_unused))
         except Refused:
             return False
         await self._end(topic, record, ledgers)
@@ -55,9 +58,9 @@ class Removal:
         awaited = self._staging is not None and self._staging.is_awaited(self._registry.topic(topic).topic_id)
         return used or awaited or bool(self._registry.subscriptions(topic))
 
-    def _close_idle(self, topic: TopicName, record: TopicRecord) -> None:
+    def _close_unused(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool], record: TopicRecord) -> None:
         """Raises Refused where the topic is in use. From here on nothing is taken: what is acked is never deleted."""
-        if self.in_use(topic):
+        if self.in_use(topic) or not is_unused(record):
             raise Refused(f"topic {topic} is in use again")
         for partition in self._partitions.forget(record.topic_id):
             partition.deleted()
@@ -66,7 +69,11 @@ class Removal:
         for partition in self._partitions.forget(record.topic_id):
             ledgers.update(partition.deleted())
         self._writer.forget(ledgers)
+        await self._registry.clean_up(record.topic_id)
         if self._tiers is not None:
-            await self._tiers.forget_topic(record.topic_id)
+            try:
+                await self._tiers.forget_topic(record.topic_id)
+            except DanubeError as error:  # a collection does it later
+                log.warning("topic.not_cleaned_up", topic=str(topic), error=error.message)
         self._partitions.trim()
         log.info("topic.deleted", topic=str(topic), ledgers=len(ledgers))

@@ -166,10 +166,6 @@ class Applier:
             name = f"stages of query {decision.number} for partition {key[0]}/{key[1]}"
             self._tasks.spawn(self._run(key, decision.number), name)
 
-    def waits(self, topic_id: int) -> bool:
-        """Whether some partition of the topic has something to get."""
-        return any(key[0] == topic_id for key, _ in self._lanes)
-
     def waits_for(self, key: Key, number: int) -> bool:
         """Whether this partition has more of this query to get."""
         return bool(self._lanes.get((key, number)))
@@ -249,9 +245,10 @@ class Applier:
             self._held_bytes -= size
 
     def _is_gone(self, decision: Decision, key: Key) -> bool:
-        """Whether the topic was deleted; another one may have its name. Unknown until the plan is read: not yet."""
+        """Whether the topic was deleted; another one may have its name. Unknown until the plan is read, and while the
+        metadata has not answered: not yet."""
         topic = decision.topics.get(key[0])
-        if topic is None:
+        if topic is None or self._registry.is_leaving(key[0]):
             return False
         record = self._registry.find_topic(TopicName.parse(topic))
         return record is None or record.topic_id != key[0]

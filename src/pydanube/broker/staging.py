@@ -99,6 +99,7 @@ class Staging:
             tiers.objects, store, self._book, clock, tiers.settings.stage_keep_s, tiers.settings.staged_query_keep_s
         )
         self._tasks = Tasks()
+        self._deciding: set[Decision] = set()
         self._doubtful: dict[int, int] = {}
         """By number: a batch id whose decision was written, or not; the metadata failed just then, or whoever committed
         was cancelled."""
@@ -119,8 +120,9 @@ class Staging:
         await self.decisions.close()
 
     def is_awaited(self, topic_id: int) -> bool:
-        """Whether something is decided for the topic that is not in it yet."""
-        return self.decisions.applier.waits(topic_id)
+        """Whether something is decided for the topic, or just being so, that is not in it yet."""
+        deciding = any(topic_id in one.topics for one in self._deciding)
+        return deciding or bool(self._doubtful) or self.decisions.concern(topic_id)
 
     async def stage(self, principal: Principal, wish: StageWish, body: memoryview) -> str:
         return await self._intake.take(principal, wish, body)
@@ -158,8 +160,13 @@ class Staging:
                     return True, self.decisions.find(number, wish.batch_id)
                 continue
             decision = Decision(wish.query, number, wish.batch_id, list(wish.stages))
-            await self._check_stages(principal, decision)
-            if await self._write(known, after, decision):
+            self._deciding.add(decision)
+            try:
+                await self._check_stages(principal, decision)
+                written = await self._write(known, after, decision)
+            finally:
+                self._deciding.discard(decision)
+            if written:
                 return False, decision if decision.stages else None
         raise lost_comparisons(wish.query)
 

@@ -17,7 +17,7 @@ from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.failures import Exhausted
-from pydanube.core.dispatch.members import Dealt, Member
+from pydanube.core.dispatch.members import Dealt, Member, first_rows
 from pydanube.core.dispatch.pending import pending
 from pydanube.core.dispatch.ranges import RangeArray, RangeSet, merged
 from pydanube.core.dispatch.window import DUE_AT_ONCE, Window
@@ -83,7 +83,7 @@ class LiveSubscription:
         self._turn = Turn(self.pump)
         self._gathered = Gathered(self._acked)
         self._is_closed = False
-        self._was_moved = False
+        self._moves = 0
         self._dying: deque[Exhausted] = deque()
         self._bury_again_ms = 0
         """How long dead letters wait that could not be stored; 0 while they can."""
@@ -115,7 +115,7 @@ class LiveSubscription:
         if seat is not None:
             seat.sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
         self.pump()
-        return Consumer(self, member, created, self._place.epoch())
+        return Consumer(self, member, created, self._place.epoch(), self._moves)
 
     def detach(self, *members: Member) -> None:
         """These go, all at once: nothing of theirs is delivered to another of them."""
@@ -218,6 +218,9 @@ class LiveSubscription:
             few = 0 < self.core.wanted_again < FEW_AGAIN
             self._reading = self._place.tasks.spawn(self._read(offset, 0 if few else room), "catch-up read")
             return None
+        if not views:
+            self.core.skip_to(self._stream.end_offset)  # nothing is stored from here on
+            return None
         self._ahead, self._ahead_from = deque(views), offset
         return self._ahead[0]
 
@@ -295,7 +298,10 @@ class LiveSubscription:
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
-    def ack(self, member: Member, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None) -> None:
+    def ack(
+        self, member: Member, moves: int, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None
+    ) -> None:
+        """`moves`: how often the subscription had been moved when the member came."""
         if cumulative:
             try:
                 self.core.check_cumulative()
@@ -303,7 +309,7 @@ class LiveSubscription:
                 self._put_out(member, error, done)
                 return
             ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
-        if self._was_moved:
+        if moves != self._moves:
             ranges = self.core.held_by(member, merged(below(ranges, self._stream.end_offset)))
         if isinstance(ranges, RangeArray):
             self._gathered.add(ranges, done)
@@ -314,8 +320,7 @@ class LiveSubscription:
 
     def _acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
         settled = self.settle(ranges, done)
-        now_us = self._clock.now_us()
-        self.last_active_us = now_us
+        self.last_active_us = now_us = self._clock.now_us()
         self.counts.ack(now_us, settled)
         if self.cursor.gaps > ACKED_RANGES_REFUSED:
             self._turn_out(too_many_gaps())
@@ -351,8 +356,7 @@ class LiveSubscription:
 
     def nack(self, member: Member, ranges: Sequence[tuple[int, int]], delay_ms: int | None, reason: str) -> None:
         self._gathered.settle()
-        now_us = self._clock.now_us()
-        self.last_active_us = now_us
+        self.last_active_us = now_us = self._clock.now_us()
         self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member))
         self.pump()
 
@@ -415,8 +419,11 @@ class LiveSubscription:
     async def _bury_one(self, one: Exhausted) -> None:
         policy, failure = self.core.failures.policy, self.core.failures.at(one.offset)
         place = self._place
+        if failure is None:
+            return  # settled meanwhile
         if policy.poison is not Poison.DEAD_LETTER:  # changed meanwhile: it ends as the policy says now
             self.core.try_again(one.offset, self._clock.now_us())
+            self.pump()
             return
         try:
             await place.dead_letters.publish(place, self.name, one, policy)
@@ -441,7 +448,7 @@ class LiveSubscription:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
         self._gathered.settle()
         self.core.move(position)
-        self._was_moved = True  # acks of what was delivered before mean nothing from here on, whoever brings them
+        self._moves += 1  # acks of what was delivered before mean nothing from here on
         self._dying.clear()
         self.forget_ahead()
         self._place.state.change(CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)]), done)
@@ -466,13 +473,8 @@ class LiveSubscription:
 
     def unsettled(self, after: int, messages_max: int) -> list[tuple[int, int]]:
         """The first so many messages from `after` on that are not acked."""
-        ranges: list[tuple[int, int]] = []
-        for start, end in self.cursor.missing(max(after, self._stream.start_offset), self._stream.end_offset):
-            if messages_max <= 0:
-                break
-            ranges.append((start, min(end, start + messages_max)))
-            messages_max -= end - start
-        return ranges
+        missing = self.cursor.missing(max(after, self._stream.start_offset), self._stream.end_offset)
+        return first_rows(missing, max(0, messages_max))[0]
 
     def pending(self, after: int, messages_max: int) -> Pending:
         """The same, one by one, with what keeps each of them."""
@@ -480,13 +482,12 @@ class LiveSubscription:
         return Pending(self.type, messages, self._clock.now_us())
 
     def describe(self, index: int) -> SubscriptionPartition:
-        cursor = self.cursor
         active = [member.consumer for member in self._seats if self.core.policy.is_active(member)]
         return SubscriptionPartition(
             partition=index,
-            position=cursor.position,
+            position=self.cursor.position,
             lag=self.backlog,
-            acked_ahead=cursor.acked_ahead,
+            acked_ahead=self.cursor.acked_ahead,
             unacked=self.core.unacked,
             consumer=", ".join(sorted(active)),
         )

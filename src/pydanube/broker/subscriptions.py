@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -74,6 +74,8 @@ class Subscriptions:
             kind = SubscriptionType(record.type) if record is not None else SubscriptionType.EXCLUSIVE
         wish.check(kind)
         created = await self._ensure(topic, wish.subscription, kind, wish.start, wish.failure_policy)
+        if owned.closed is not None:
+            raise owned.closed
         live = self._live(topic, owned, wish.subscription)
         if wish.type not in (None, live.type):
             raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
@@ -109,6 +111,7 @@ class Subscriptions:
             self._check_policy(topic, failure_policy)
         if name in self._registry.subscriptions(topic):
             return False
+        topic_id = self._registry.topic(topic).topic_id
         partitions = await self._partitions.all_of(topic)
         _check_positions(topic, partitions, positions)
         starts = [
@@ -117,9 +120,9 @@ class Subscriptions:
         ]
         subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
         record, created = await self._registry.create_subscription(
-            topic, name, subscription_type, starts, failure_policy or NATIVE, subscriptions_max
+            topic, topic_id, name, subscription_type, starts, failure_policy or NATIVE, subscriptions_max
         )
-        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
+        for partition in self._partitions.open_of(topic_id):
             self._partitions.add_subscription(partition, name, record)
         if created:
             log.info("subscription.created", topic=str(topic), subscription=name, start=str(start))
@@ -159,13 +162,30 @@ class Subscriptions:
 
     async def delete(self, principal: Principal, topic: TopicName, subscription: str) -> None:
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        await self.remove(topic, subscription)
+        await self._remove(topic, subscription)
 
-    async def remove(self, topic: TopicName, subscription: str) -> None:
-        """For whoever has asked the authorizer, or is the broker itself."""
-        await self._registry.delete_subscription(topic, subscription)
+    async def remove_if(
+        self, topic: TopicName, subscription: str, is_unused: Callable[[SubscriptionRecord], bool]
+    ) -> bool:
+        """Gone unless somebody has come back to it meanwhile. For whoever is the broker itself."""
+
+        def check(record: SubscriptionRecord) -> None:
+            if not is_unused(record):
+                raise Refused(f"subscription {subscription!r} on {topic} is in use again")
+
+        try:
+            await self._remove(topic, subscription, check)
+        except Refused:
+            return False
+        return True
+
+    async def _remove(
+        self, topic: TopicName, subscription: str, prepare: Callable[[SubscriptionRecord], None] | None = None
+    ) -> None:
+        topic_id = self._registry.topic(topic).topic_id
+        await self._registry.delete_subscription(topic, subscription, prepare)
         gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
-        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
+        for partition in self._partitions.open_of(topic_id):
             live = partition.subscriptions.pop(subscription, None)
             if live is not None:
                 live.close(gone)

@@ -76,6 +76,8 @@ class TieredPartition:
         self._epochs: dict[int, int] = {}
         self._cataloguing = asyncio.Lock()
         """Held by whoever changes the partition's part of the catalog."""
+        self._is_tidy = False
+        """The catalog lists nothing that ends before the partition begins."""
 
     def waiting(self) -> Waiting | None:
         first, end = max(self._past.end, self._stream.start_offset), self._stream.end_offset
@@ -104,14 +106,18 @@ class TieredPartition:
 
     async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
         """Cancelled: it is in the catalog, or not."""
+        self._known = None  # until all of it is there; the last segment's footer knows it too
         async with self._cataloguing:
+            await self._ownership.remove_doubts()
+            if self._ownership.uploaded_end > self._past.end:  # a try that failed had been written all the same
+                self._uploaded(segments[0].first_offset, self._ownership.uploaded_end, self._stream.ledger_ids)
+                return
             await self._commit(segments)
             await self._forget_overtaken()
         self._known, self._oldest_us = producers, 0
         self._remember()
 
     async def _commit(self, segments: list[Segment]) -> None:
-        self._known = None  # until all of it is there; the last segment's footer knows it too
         total = await self._past.total()
         for one in segments:
             total = one.record.total = total + one.bytes
@@ -122,11 +128,14 @@ class TieredPartition:
             except StaleEpoch:
                 self._fenced = True  # nothing that this owner uploads counts any more
                 raise
-            if self._past.end == 0:
-                self._past.start = part[0].first_offset
-            self._past.end = part[-1].end_offset
-            for one in part:
-                self._writer.release(one.record.ledger_id, one.end_offset)
+            self._uploaded(part[0].first_offset, part[-1].end_offset, [one.record.ledger_id for one in part])
+
+    def _uploaded(self, first: int, end: int, ledger_ids: Sequence[int]) -> None:
+        if self._past.end == 0:
+            self._past.start = first
+        self._past.end = end
+        for ledger_id in ledger_ids:
+            self._writer.release(ledger_id, end)
 
     @property
     def segment_bytes(self) -> int:
@@ -143,14 +152,23 @@ class TieredPartition:
         """The partition begins at `offset` now: segments that end before it leave the catalog, and what never became
         one the log."""
         self.release_expired()
+        self._is_tidy = False
         async with self._cataloguing:
             await self._forget_below(offset)
 
+    async def tidy(self) -> None:
+        """What was not forgotten, because the metadata or this broker was away just then, is now."""
+        if not self._is_tidy:
+            async with self._cataloguing:
+                await self._forget_overtaken()
+
     async def _forget_overtaken(self) -> None:
         """Retention may have passed what was on its way into the catalog."""
+        self._is_tidy = False
         first, start = await self._catalog.find(self.topic_id, self.index, 0), self._stream.start_offset
         if first is not None and first.end_offset <= start:
             await self._forget_below(start)
+        self._is_tidy = True
 
     async def _forget_below(self, offset: int) -> None:
         gone: list[Segment] = []
@@ -161,6 +179,7 @@ class TieredPartition:
         if gone:
             await self._catalog.remove(gone, self._clock.now_us())
             self._past.start = max(self._past.start, gone[-1].end_offset)
+        self._is_tidy = True
 
     def _remember(self, done: Done = _nobody_waits) -> None:
         """What batches taught the partition goes with them when the log lets go: the state ledger keeps it, so that a

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
 from pydanube.codec.native import requests
-from pydanube.model.errors import NotFound
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.tasks import Tasks
 
@@ -24,8 +23,6 @@ from .routing import Brokers
 
 AHEAD: Final = 2
 FETCH_BYTES: Final = 4 * MIB
-ROUTE_SECONDS: Final = 5.0
-"""So long it is believed that a topic is still the same one."""
 
 _FETCH_BYTES_MIN: Final = 64 * KIB
 _MESSAGE_BYTES: Final = 1 * KIB
@@ -40,7 +37,7 @@ class Span(NamedTuple):
     start: int
     end: int
     topic_id: int = 0
-    """0: whichever topic has this name."""
+    """0: whichever topic has this name at each answer."""
 
 
 async def fetches(brokers: Brokers, span: Span, fetch_bytes: int = FETCH_BYTES) -> AsyncGenerator[Fetched, None]:
@@ -60,17 +57,16 @@ async def _fetch_all(
     brokers: Brokers, span: Span, fetch_bytes: int, answers: asyncio.Queue[Fetched | Exception | None]
 ) -> None:
     """Until the end or the first failure, which goes into the queue like everything else."""
-    topic, partition, place, end, _ = span
+    topic, partition, place, end, topic_id = span
     message_bytes = float(_MESSAGE_BYTES)
 
     async def fetch() -> Fetched:
         connection = await brokers.owner(topic, partition)
         bytes_max = min(fetch_bytes, max(_FETCH_BYTES_MIN, int((end - place) * message_bytes)))
-        return await connection.fetch(requests.Fetch(topic, partition, requests.Start("offset", place), bytes_max))
+        start = requests.Start("offset", place)
+        return await connection.fetch(requests.Fetch(topic, partition, start, bytes_max, topic_id=topic_id))
 
     try:
-        if span.topic_id:
-            await brokers.retrying(lambda: _check_same(brokers, span))
         while place < end:
             answer = await brokers.retrying(fetch, topic, partition)
             await answers.put(answer)
@@ -81,15 +77,6 @@ async def _fetch_all(
         await answers.put(None)
     except Exception as error:
         await answers.put(error)
-
-
-async def _check_same(brokers: Brokers, span: Span) -> None:
-    found = (await brokers.route(span.topic, age_max=ROUTE_SECONDS)).topic_id
-    if found != span.topic_id:
-        raise NotFound(
-            f"topic {span.topic} was deleted, and another was made under its name: it had the id {span.topic_id}, and "
-            f"has {found} now"
-        )
 
 
 def _told_by_the_queue(task: asyncio.Task[Any], error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 Invariants
     messages come in the order of their offsets, each once; after a lost connection it goes on at the next offset
+    all of them are of the topic that had the name when it was opened; NotFound once that one is gone
     at most READ_AHEAD_FETCHES answers are held that the user has not begun with
 """
 
@@ -56,6 +57,7 @@ class Reader(Stream):
         self.end_offset = -1
         """Where the partition ended at the last answer; -1 before it."""
         self._brokers = brokers
+        self._topic_id = 0
         self._start = wire_start(start)
         self._end_position = None if end is None else wire_start(end)
         self._stop_offset: int | None = None
@@ -71,11 +73,17 @@ class Reader(Stream):
     # -- reading ahead -----------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        await self._brokers.retrying(self._owner, self.topic, self.partition)  # NotFound, before anything is waited for
+        self._topic_id = await self._brokers.retrying(self._identify, self.topic, self.partition)
         if self._end_position is not None:
             self._stop_offset = await self._find(self._end_position)
         self.next_offset = await self._find(self._start)
         self._tasks.spawn(self._read_ahead(), f"read {self.topic}[{self.partition}]")
+
+    async def _identify(self) -> int:
+        """The id of the topic that has the name now. NotFound, before anything is waited for."""
+        route = await self._brokers.route(self.topic, age_max=0.0)
+        await self._owner()
+        return route.topic_id
 
     async def _owner(self) -> Connection:
         return await self._brokers.owner(self.topic, self.partition)
@@ -119,6 +127,7 @@ class Reader(Stream):
                 start=requests.Start("offset", self.next_offset),
                 bytes_max=self._fetch_bytes,
                 wait_ms=WAIT_MS,
+                topic_id=self._topic_id,
             )
         )
 

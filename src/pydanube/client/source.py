@@ -89,6 +89,7 @@ class Source:
         self._backoff = Backoff(brokers.random)
         self._connection: Connection | None = None
         self._handle = 0
+        self._epoch = self._moves = 0
         self._confirming = 0
         self._fruitless = False
         self._attaching: asyncio.Task[None] | None = None
@@ -114,6 +115,10 @@ class Source:
         connection.listen(opened.handle, self)
         self._connection, self._handle = connection, opened.handle
         self._confirming = 0
+        if self._epoch == opened.owner_epoch and self._moves != opened.moves:  # somebody sought meanwhile
+            self.forget_acks()
+            self._receiver.confirmed()
+        self._epoch, self._moves = opened.owner_epoch, opened.moves
         if opened.type:
             self.type = SubscriptionType.parse(opened.type)
         self.changed(opened.ack_timeout_ms)
@@ -177,6 +182,8 @@ class Source:
             if head.ranges and any(start >= end or end > opened.count for start, end in head.ranges):
                 raise Corrupt("a delivery selects rows that its batch does not have")
         except Corrupt as error:
+            if self._connection is not None:
+                self._connection.tell(requests.CloseConsumer(handle=self._handle))
             self.closed(
                 Corrupt(f"a batch of {self.topic}, partition {self.partition}, arrived damaged: {error.message}")
             )

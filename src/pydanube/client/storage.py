@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.codec.native import requests
-from pydanube.model.errors import Unavailable
+from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
@@ -99,13 +99,19 @@ class StorageAdmin(Openable):
             begin = requests.Start("offset", answer.next_offset)
 
     async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[History]:
-        """For each topic, partition, start and end: where those offsets are in object storage, as far as they are."""
+        """For each topic, partition, start and end: where those offsets are in object storage, as far as they are.
+
+        A topic or a partition that is not there has none; whoever reads it from the broker is told so.
+        """
         histories: list[History | None] = [None] * len(wanted)
         places = asyncio.Semaphore(HISTORIES_AT_ONCE)
 
         async def look(number: int, topic: str, partition: int, start: int, end: int) -> None:
             async with places:
-                histories[number] = await self._history(topic, partition, start, end)
+                try:
+                    histories[number] = await self._history(topic, partition, start, end)
+                except NotFound:
+                    histories[number] = History(store="", topic_id=0, segments=[])
 
         await run_together(look(number, *one) for number, one in enumerate(wanted))
         return [one for one in histories if one is not None]
@@ -118,7 +124,8 @@ class StorageAdmin(Openable):
             begin = requests.Start("offset", place)
             request = requests.ListSegments(topic=_name(topic), partition=partition, start=begin, count=SEGMENTS_A_STEP)
             answer = await self._storage(request, requests.Segments)
-            found += (_located(one, answer.topic_id) for one in answer.segments if one.first_offset < end)
+            reached = found[-1].end_offset if found else 0
+            found += (_located(one, answer.topic_id, reached) for one in answer.segments if one.first_offset < end)
             place = answer.next_offset
             if not start <= place < end:
                 return History(answer.store, answer.topic_id, found)
@@ -200,13 +207,14 @@ def _name(topic: str | None) -> str:
     return "" if topic is None else str(TopicName.parse(topic))
 
 
-def _located(segment: SegmentDescription, topic_id: int) -> SegmentInfo:
+def _located(segment: SegmentDescription, topic_id: int, reached: int) -> SegmentInfo:
+    """What it holds from `reached` on: segments that were listed before may have been merged into this one since."""
     return SegmentInfo(
         object=segment.object,
         section=segment.section,
         topic_id=topic_id,
         partition=segment.partition,
-        first_offset=segment.first_offset,
+        first_offset=max(segment.first_offset, reached),
         end_offset=segment.end_offset,
         ledger_id=segment.ledger_id,
         epoch=segment.epoch,

@@ -7,6 +7,7 @@ Invariants
     offsets and totals of the points rise
     there are at most POINTS_MAX points, and the memory is bounded with them
     what is counted over all offsets is exact; over a part it is off by less than one step at either end
+    what was trimmed is forgotten: the step follows what is kept, not what there ever was
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Sizes:
     def start_of_last(self, size_bytes: int, end: int) -> int:
         """The lowest offset from which to `end` there are about `size_bytes`, and no more."""
         wanted = self._total_at(end) - size_bytes
-        if wanted <= 0:
+        if wanted <= self._totals[0]:
             return self._offsets[0]
         if size_bytes <= 0:
             return end
@@ -62,10 +63,17 @@ class Sizes:
         step = (wanted - total) * (next_offset - offset) / (next_total - total)
         return min(end, offset + -int(-step // 1))
 
+    def trim(self, start: int) -> None:
+        """Nobody asks about what lies below `start` any more."""
+        index = max(0, bisect_right(self._offsets, start) - 1)
+        del self._offsets[:index], self._totals[:index]
+        while self._step > FIRST_STEP_BYTES and self._bytes - self._totals[0] < self._step * POINTS_MAX // 4:
+            self._step //= 2
+
     def _total_at(self, offset: int) -> float:
         index = bisect_right(self._offsets, offset) - 1
         if index < 0:
-            return 0.0
+            return self._totals[0]
         low, low_total = self._offsets[index], self._totals[index]
         high, high_total = self._point(index + 1)
         if offset >= high:

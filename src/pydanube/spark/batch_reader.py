@@ -69,16 +69,7 @@ class DanubeReader(DataSourceReader):
         ranges = [one for one in ranges if wanted.admits(one.topic, one.partition)]
         ranges = [_cut(one, wanted.offsets.low, wanted.offsets.high) for one in ranges]
         if wanted.by_time:
-            span = wanted.append_times
-            asked = [
-                [Question(one.topic, one.partition, time_us) for time_us in (span.low, span.high)] for one in ranges
-            ]
-            # One microsecond out of reach is no time that could be asked for, and rules nothing out.
-            answers = cluster.answers([one for pair in asked for one in pair if abs(one.time_us) < 1 << 60])
-            ranges = [
-                _cut(one, answers.get(pair[0], one.start), answers.get(pair[1], one.end))
-                for one, pair in zip(ranges, asked, strict=True)
-            ]
+            ranges = _appended_within(wanted.append_times, cluster, ranges)
         return [one for one in ranges if one.size]
 
 
@@ -108,6 +99,19 @@ def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
                 f"{topic}[{partition}] was to be read from offset {first} ({starts.option}) to {offset} "
                 f"({ends.option}): the end is before the start"
             )
+
+
+def _appended_within(span: pushdown.Span, cluster: Cluster, ranges: list[OffsetRange]) -> list[OffsetRange]:
+    """What of them was appended in a span of time. An end of it that rules nothing out is not asked about."""
+    if span.low >= span.high:
+        return []
+    asked = [[Question(one.topic, one.partition, time_us) for time_us in (span.low, span.high)] for one in ranges]
+    limits = (pushdown.ANY_TIME.low, pushdown.ANY_TIME.high)
+    answers = cluster.answers([one for pair in asked for one in pair if one.time_us not in limits])
+    return [
+        _cut(one, answers.get(first, one.start), answers.get(end, one.end))
+        for one, (first, end) in zip(ranges, asked, strict=True)
+    ]
 
 
 def _cut(one: OffsetRange, low: int, high: int) -> OffsetRange:

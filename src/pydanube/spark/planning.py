@@ -86,11 +86,12 @@ def questions(bounds: Bounds, view: View, now_us: int) -> list[Question]:
 
 
 def _time(bound: Bound, now_us: int) -> int | None:
+    """Not before 1970: nothing was appended then, and no broker can be asked about it."""
     match bound.kind:
         case "time":
-            return bound.value
+            return max(0, bound.value)
         case "ago":
-            return now_us - bound.value
+            return max(0, now_us - bound.value)
     return None
 
 

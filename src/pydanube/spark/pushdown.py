@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, TypeGuard
 
 import pyarrow as pa
@@ -159,7 +159,8 @@ class Span:
         return None
 
 
-ANY_TIME: Final = Span(-(1 << 62), 1 << 62)
+ANY_TIME: Final = Span(0, micros_from_datetime(datetime.max.replace(tzinfo=UTC)) + 1)
+"""From 1970 to the end of the year 9999: nothing was appended outside, and no broker can be asked about it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class ConsumerOpened(msgspec.Struct, omit_defaults=True):
     ack_timeout_ms: int = 0
     type: str = ""
     """Of the subscription."""
+    moves: int = 0
+    """How often it was moved under this owner epoch: acks of what was delivered before the last time are void."""
 
 
 class SubscriptionPlace(msgspec.Struct, omit_defaults=True):

@@ -61,6 +61,8 @@ class Fetch(msgspec.Struct, omit_defaults=True):
     start: Start
     bytes_max: int = 1 << 20
     wait_ms: int = 0
+    topic_id: int = 0
+    """Tells a topic from a later one of the same name; 0: whichever has it."""
 
 
 class Nack(msgspec.Struct, omit_defaults=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from pydanube.broker import Broker, Fetched
@@ -17,7 +18,7 @@ from pydanube.codec.native.frames import Kind
 from pydanube.codec.native.requests import Fetch
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError, Full, Unavailable
-from pydanube.model.limits import ALIGNMENT, FRAME_BYTES_MAX
+from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.runtime.network import Buffer, FramedConnection
@@ -28,6 +29,10 @@ from .settings import NativeSettings
 
 READS_AT_ONCE: Final = 2
 """One is read while the other is sent; each may hold an answer."""
+
+ANSWER_BYTES_MAX: Final = BATCH_BYTES_MAX // 4 * 3
+"""Of batches in one answer, if more than one, whatever the settings say: what pads them is at most a third of them, and
+the frame has room for both."""
 
 _ZEROS: Final = bytes(ALIGNMENT)
 
@@ -90,18 +95,19 @@ class Fetches:
     async def _fetch(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
         """Cancelled: no answer was sent."""
         topic, start = TopicName.parse(fetch.topic), position_of(fetch.start)
-        bytes_max = min(max(fetch.bytes_max, 1), self._settings.fetch_bytes_max)
+        bytes_max = min(max(fetch.bytes_max, 1), self._settings.fetch_bytes_max, ANSWER_BYTES_MAX)
         wait_ms = min(max(fetch.wait_ms, 0), self._settings.fetch_wait_ms_max)
+        read = partial(self._broker.fetch, principal, topic, fetch.partition, topic_id=fetch.topic_id)
         while True:
             async with self._places:
                 await self._writable.wait()
                 self._check_memory()
-                fetched = await self._broker.fetch(principal, topic, fetch.partition, start, bytes_max, 0)
+                fetched = await read(start, bytes_max, 0)
                 if fetched.batches or wait_ms == 0:
                     self._send(correlation, fetched)
                     return
             start = Position("offset", fetched.next_offset)
-            await self._broker.fetch(principal, topic, fetch.partition, start, 1, wait_ms)
+            await read(start, 1, wait_ms)
             wait_ms = 0
 
     def _check_memory(self) -> None:

@@ -212,6 +212,7 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
         consumer.owner_epoch,
         consumer.ack_timeout_ms,
         str(consumer.type),
+        consumer.moves,
     )
 
 
