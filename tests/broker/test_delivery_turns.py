@@ -212,10 +212,11 @@ def test_bytes_limit_rows_only_where_the_rest_is_not_sent_with_them(codec: Codec
 
 
 class Held:
-    """A stream whose next read finds nothing, and not before it is told to."""
+    """A stream whose reads wait until they are told to go on; the first of them may find nothing then."""
 
-    def __init__(self, stream) -> None:
+    def __init__(self, stream, finds_nothing: bool = False) -> None:
         self._stream = stream
+        self._finds_nothing = finds_nothing
         self.asked = asyncio.Event()
         self.answer = asyncio.Event()
 
@@ -226,11 +227,10 @@ class Held:
         return None
 
     async def read(self, offset: int, bytes_max: int):
-        if self.answer.is_set():
-            return await self._stream.read(offset, bytes_max)
+        is_first = not self.answer.is_set()
         self.asked.set()
         await self.answer.wait()
-        return []
+        return [] if is_first and self._finds_nothing else await self._stream.read(offset, bytes_max)
 
 
 async def test_a_read_that_finds_nothing_settles_nothing_that_got_ready_below_it(tmp_path: Path):
@@ -240,7 +240,7 @@ async def test_a_read_that_finds_nothing_settles_nothing_that_got_ready_below_it
         consumer = await door.subscribe(kind=SHARED, failure_policy=FailurePolicy(delay_ms=0))
         await published(door, numbered(5), batch=5)
         await consumer.wait_for(5)
-        held = live(broker)._stream = Held(live(broker)._stream)
+        held = live(broker)._stream = Held(live(broker)._stream, finds_nothing=True)
         await published(door, numbered(5), batch=5)
         await held.asked.wait()
         consumer.consumer.nack([(1, 2)], delay_ms=0)
@@ -249,3 +249,18 @@ async def test_a_read_that_finds_nothing_settles_nothing_that_got_ready_below_it
         await consumer.wait_for(11)
         assert offsets(consumer) == [0, 1, 2, 3, 4, 1, 5, 6, 7, 8, 9]
         assert live(broker).cursor.position == 0
+
+
+async def test_what_is_being_read_for_one_consumer_arrives_although_another_is_paused(tmp_path: Path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        await published(door, numbered(10), batch=5)
+        full = await door.subscribe(consumer="full", kind=SHARED, credit=0)
+        held = live(broker)._stream = Held(live(broker)._stream)
+        reading = await door.subscribe(consumer="reading", kind=SHARED)
+        await held.asked.wait()
+        full.consumer.pause()
+        held.answer.set()
+        await reading.wait_for(10)
+        assert offsets(reading) == list(range(10))

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import islice
 
@@ -30,9 +31,12 @@ from pydanube import (
     Reader,
     Receipt,
     Refused,
+    StaleEpoch,
     Unavailable,
     testing,
 )
+from pydanube.client.loop_thread import LoopThread
+from pydanube.runtime.clock import SystemClock
 
 TOPIC = "/default/orders"
 
@@ -169,6 +173,66 @@ for number in range(1_000):
     assert client.partitions(TOPIC)[0].end_offset == 1_000
 
 
+def in_a_thread(work: Callable[[], object]) -> Future[object]:
+    """Run it in one of its own, which nobody waits for: it may hang where something is broken."""
+    outcome: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome
+
+
+class Asleep(SystemClock):
+    """Whoever sleeps by it does so until somebody ends it, and it tells that somebody does."""
+
+    def __init__(self) -> None:
+        self.somebody_sleeps = threading.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.somebody_sleeps.set()
+        await asyncio.Event().wait()
+
+
+def test_a_call_that_waits_ends_when_another_thread_closes_the_client() -> None:
+    clock = Asleep()
+    with testing.broker_thread() as url:
+        client = BlockingClient(Client(url, clock=clock), LoopThread()).open()
+    calling = in_a_thread(client.list_topics)
+    assert clock.somebody_sleeps.wait(10), "before it tries again: the broker is gone"
+    client.close()
+    with pytest.raises(Refused, match="closed by another thread"):
+        calling.result(10)
+
+
+def test_two_threads_may_close_a_client_and_what_is_queued_is_published(url: str, client: BlockingClient) -> None:
+    client.create_topic(TOPIC)
+    client.create_subscription(TOPIC, "billing")
+    client.set_policies(TOPIC, backlog_messages_max=1)
+    closed = pydanube.connect_blocking(url).open()
+    producer = closed.producer(TOPIC).open()
+    producer.send(b"fits")
+    producer.send_nowait(b"has to wait")
+    first = in_a_thread(closed.close)
+    with pytest.raises(Refused, match="client is closed"):
+        make_producers(closed)
+    second = in_a_thread(closed.close)
+    assert wait([first, second], timeout=0.1).done == set(), "both wait for what is queued"
+    client.clear_backlog(TOPIC, "billing")
+    assert (first.result(10), second.result(10)) == (None, None)
+    assert client.partitions(TOPIC)[0].end_offset == 2
+
+
+def make_producers(client: BlockingClient) -> None:
+    """Until it is being closed."""
+    for _ in range(1_000_000):
+        client.producer(TOPIC)
+
+
 def test_closing_what_was_never_opened_does_nothing(client: BlockingClient) -> None:
     pydanube.connect_blocking("danube://127.0.0.1:1").close()
     client.producer(TOPIC).close()
@@ -241,3 +305,24 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_closing_tells_that_queued_messages_were_not_published() -> None:
+    with testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        client.create_topic(TOPIC)
+        client.create_subscription(TOPIC, "billing")
+        client.set_policies(TOPIC, backlog_messages_max=1)
+        producer = client.producer(TOPIC, timeout=0.5).open()
+        producer.send(b"fits")
+        producer.send_nowait(b"does not")
+        with pytest.raises(Full, match="1 queued messages were not published"):
+            producer.close()
+
+
+def test_closing_tells_that_a_producer_was_fenced() -> None:
+    with testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        former = client.producer(TOPIC, name="till-1").open()
+        with client.producer(TOPIC, name="till-1"):
+            former.send_nowait(b"never")
+            with pytest.raises(StaleEpoch, match="1 queued messages were not published"):
+                former.close()

@@ -7,13 +7,15 @@ import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from flaky_wire import until
 
 import pydanube
-from pydanube import Unavailable
+from pydanube import NotFound, Unavailable
 from pydanube.client.address import Address
 from pydanube.client.connection import CROWDED_FETCHES, CROWDED_WAIT_MS, FETCHES_MAX, Connection
+from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, Kind
 from pydanube.model.errors import DanubeError
@@ -152,6 +154,62 @@ async def test_giving_up_in_the_middle_of_an_attempt_tells_what_went_wrong_befor
     async with pydanube.connect(url, timeout=0.2) as client:
         with pytest.raises(Unavailable, match=r"gave up after 0\.2 s: the cable is cut"):
             await client._brokers.retrying(attempt)
+
+
+class TurnsOut:
+    """A broker whose first session of a consumer ends with its first ack: it is too late, and nothing comes of it."""
+
+    def __init__(self) -> None:
+        self.acked: list[tuple[int, list[tuple[int, int]]]] = []
+        """By session."""
+        self._sessions = 0
+
+    def __call__(self, frame: Frame) -> bytes:
+        match frame.kind:
+            case Kind.REQUEST:
+                answer = requests.encode(self._answer(requests.decode_request(frame.head)))
+                return frames.encode(Kind.RESPONSE, answer, frame.correlation)
+            case Kind.CREDIT if self._sessions == 1:
+                batch = Batch.trust(encode([b"0", b"1", b"2"], publish_times=0))
+                batch.stamp(0, 0, 1)
+                return frames.encode_deliver_front(1, 1, len(batch.view)) + bytes(batch.view)
+            case Kind.ACK:
+                return self._ack(frame)
+        return b""
+
+    def _answer(self, asked: requests.Request) -> msgspec.Struct:
+        match asked:
+            case requests.Lookup():
+                here = requests.PartitionRoute(0, "", 0)
+                return requests.Route(asked.topic, 1, False, True, "durable", [here])
+            case requests.Subscribe():
+                self._sessions += 1
+                return requests.ConsumerOpened(handle=self._sessions, subscription_id=1, position=0)
+        return requests.Done()
+
+    def _ack(self, frame: Frame) -> bytes:
+        session, ranges = frames.decode_ack_head(frame.head)
+        self.acked.append((session, list(ranges)))
+        if session > 1:
+            return frames.encode(Kind.RESPONSE, requests.encode(requests.Done()), frame.correlation)
+        ended = requests.Failure.of(Unavailable("the store is away"), handle=session)
+        unknown = requests.Failure.of(NotFound("there is no consumer 1 here"))
+        return frames.encode(Kind.CONSUMER_CLOSED, requests.encode(ended)) + frames.encode(
+            Kind.ERROR, requests.encode(unknown), frame.correlation
+        )
+
+
+async def test_acks_that_come_too_late_for_their_session_are_sent_through_the_next_one() -> None:
+    broker = TurnsOut()
+    async with (
+        broker_that(broker) as address,
+        pydanube.connect(f"danube://{address}") as client,
+        client.consumer("/default/orders", subscription="billing", ack_linger_ms=60_000) as consumer,
+    ):
+        await consumer.ack(await consumer.receive_batch(timeout=5))
+        async with asyncio.timeout(5):
+            await consumer.flush()
+        assert broker.acked == [(1, [(0, 3)]), (2, [(0, 3)])]
 
 
 class HeldFetches:

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from flaky_wire import until
 
-from pydanube import Client, Full, StaleEpoch, Unavailable
+from pydanube import Client, Full, Refused, StaleEpoch, Unavailable
 from pydanube.client.connection import Connection
 from pydanube.codec.native import requests
+from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/default/orders"
 
@@ -76,6 +77,26 @@ async def test_a_producer_that_a_rate_kept_waiting_for_too_long_hears_of_it(clie
             await producer.send(b"one too many")
 
 
+@pytest.mark.parametrize("claim", [{"name": "till-1"}, {"access": "exclusive"}])
+async def test_one_that_goes_on_under_a_new_epoch_is_not_fenced_by_it(url: str, claim: dict[str, str]) -> None:
+    """What it gave up still waits at the broker, which refuses it as what a fenced producer sent."""
+    clock = ManualClock()
+    async with Client(url, clock=clock) as client, client.producer(TOPIC, timeout=3, **claim) as producer:  # type: ignore[arg-type]
+        await client.set_policies(TOPIC, publish_messages_per_s=1)
+        await producer.send_many([b"%d" % one for one in range(100)])
+        given_up = asyncio.create_task(producer.send(b"has to wait"))
+        await until(lambda: bool(connection_of(client)._publishes))
+        clock.advance(3.1)
+        with pytest.raises(Unavailable, match=r"3 s.*publish_messages_per_s"):
+            await given_up
+        epoch = producer._publisher._identity.producer_epoch
+        under_the_next = asyncio.create_task(producer.send(b"has to wait, too"))
+        await until(lambda: under_the_next.done() or producer._publisher._identity.producer_epoch > epoch)
+        await client.set_policies(TOPIC, publish_messages_per_s=None)
+        assert (await under_the_next).offset == 100
+        assert (await producer.send(b"need not wait")).offset == 101
+
+
 async def test_a_producer_that_is_given_up_while_it_opens_leaves_nothing_behind(client: Client) -> None:
     await client.create_topic(TOPIC)
     await client.set_policies(TOPIC, producers_max=1)
@@ -106,6 +127,32 @@ async def test_a_consumer_that_is_given_up_while_it_attaches_leaves_nothing_behi
         return not (await client.describe_subscription(TOPIC, "billing")).partitions[0].consumer
 
     await until(nobody)
+
+
+async def test_a_producer_that_is_closed_while_it_opens_leaves_the_topic_to_others(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    producer = client.producer(TOPIC, access="exclusive")
+    opening = asyncio.create_task(producer.open())
+    await until_asked(client)
+    await producer.close()
+    with pytest.raises(Refused, match="this producer was closed while it was being opened"):
+        await opening
+    assert await producers(client) == [0]
+    async with client.producer(TOPIC) as another:
+        assert (await another.send(b"one")).offset == 0
+
+
+async def test_a_consumer_that_is_closed_while_it_attaches_leaves_the_subscription_to_others(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    consumer = client.consumer(TOPIC, subscription="billing")
+    opening = asyncio.create_task(consumer.open())
+    await until_asked(client)
+    await consumer.close()
+    with pytest.raises(Refused, match="this consumer was closed while it was being opened"):
+        await opening
+    async with client.consumer(TOPIC, subscription="billing") as another, client.producer(TOPIC) as producer:
+        await producer.send(b"one")
+        assert (await another.receive(timeout=5)).payload == b"one"
 
 
 def connection_of(client: Client) -> Connection:

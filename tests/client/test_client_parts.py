@@ -145,6 +145,25 @@ class TestRoom:
         assert (room.messages, room.bytes) == (0, 0)
         assert room.take_nowait(1, 1)
 
+    async def test_is_given_to_those_behind_one_who_is_cancelled_if_they_fit(self) -> None:
+        room = Room(10, 1_000)
+        assert room.take_nowait(9, 9)
+        large, small = [asyncio.create_task(room.take(count, 1)) for count in (5, 1)]
+        await asyncio.sleep(0)
+        large.cancel()
+        async with asyncio.timeout(5):
+            await small
+        assert (room.messages, room.bytes) == (10, 10)
+
+    async def test_does_not_keep_a_place_for_one_who_is_cancelled(self) -> None:
+        room = Room(10, 1_000)
+        assert room.take_nowait(9, 9)
+        waiting = asyncio.create_task(room.take(5, 5))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert room.take_nowait(1, 1)
+
     def test_lets_one_piece_larger_than_itself_pass_alone(self) -> None:
         room = Room(10, 100)
         assert room.take_nowait(50, 5_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -114,6 +115,22 @@ async def test_producers_and_consumers_notice_new_partitions(client: Client) -> 
         await consumer.ack(message)
     described = await client.describe_subscription(TOPIC, "billing")
     assert [one.position for one in described.partitions] == [0, 0, 1]
+
+
+async def test_a_flush_hurries_only_the_partitions_that_were_there_when_it_began(client: Client) -> None:
+    await client.create_topic(TOPIC, partitions=1)
+    await client.create_subscription(TOPIC, "billing")
+    await client.set_policies(TOPIC, backlog_messages_max=1)
+    async with client.producer(TOPIC, refresh_seconds=0.02) as producer:
+        await producer.send(b"fits")
+        producer.send_nowait(b"has to wait")
+        flushing = asyncio.create_task(producer.flush())
+        await client.grow_topic(TOPIC, 2)
+        await until(lambda: producer._partitioner.count == 2)
+        assert not flushing.done()
+        await client.clear_backlog(TOPIC, "billing")
+        await flushing
+        assert [lane.hurried for lane in producer._publisher.lanes] == [0, 0], "messages linger in both, as usual"
 
 
 async def test_more_partitions_under_a_pattern_are_noticed_too(client: Client) -> None:

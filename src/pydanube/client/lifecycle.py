@@ -16,7 +16,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pydanube.model.errors import Refused
+from pydanube.model.errors import DanubeError, Refused
 
 CANCELLED_SECONDS: Final = 5.0
 """Who cancels wants to go: finishing what is under way gets this long, then it is dropped."""
@@ -41,13 +41,18 @@ class Openable:
         self._opened = True
         try:
             await self._begin()
-            if self._closed:
-                raise Refused(f"this {self._what} was closed while it was being opened")
-        except BaseException:
-            self._closed = True
-            await self._released()
+            self._check_open()
+        except BaseException as error:
+            await self._gave_up(error)
             raise
         return self
+
+    async def _gave_up(self, error: BaseException) -> None:
+        """Raises what is to be said instead."""
+        was_closed, self._closed = self._closed, True
+        await self._released()
+        if was_closed and isinstance(error, DanubeError):  # whatever it says comes of that
+            raise Refused(f"this {self._what} was closed while it was being opened") from error
 
     async def close(self) -> None:
         """End in good order. Cancelled, what was not finished is dropped and nothing is left behind. Whoever closes it

@@ -92,6 +92,10 @@ class LoopThread:
             self.running_loop().call_soon_threadsafe(callback)
 
     @property
+    def is_running(self) -> bool:
+        return self._loop is not None
+
+    @property
     def elsewhere(self) -> bool:
         """It runs in the process that this one was forked from."""
         return self._process not in (0, os.getpid())
@@ -164,8 +168,8 @@ class Blocking(Generic[OpenableT]):
         try:
             self._hand_over()
             self._thread.call(self._inner.close())
-        except Refused:
-            if not self._inner._has_ended:  # or another thread has just closed it
+        except Refused as error:
+            if type(error) is not Refused or self._thread.is_running:  # or another thread has just closed it
                 raise
 
     def __enter__(self) -> Self:

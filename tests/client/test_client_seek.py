@@ -1,0 +1,123 @@
+"""Acks of what was received before a seek mean nothing after it, whoever moved the subscription and whatever else went
+on at that moment; those of what was received after it count."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from flaky_wire import Wire, until
+
+import pydanube
+from pydanube import Client, Consumer, Invalid
+from pydanube.client.message import Message
+from pydanube.codec.native import requests
+
+TOPIC = "/default/orders"
+LATER_MS = 60_000
+"""Acks are sent when somebody flushes, not by themselves."""
+
+
+async def publish(client: Client, count: int, topic: str = TOPIC) -> None:
+    async with client.producer(topic) as producer:
+        await producer.send_many([b"%d" % number for number in range(count)])
+
+
+async def position(client: Client, topic: str = TOPIC) -> int:
+    return (await client.describe_subscription(topic, "billing")).partitions[0].position
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    return [await consumer.receive(timeout=10) for _ in range(count)]
+
+
+class HeldSeek:
+    """A client's next seek, which is not sent before it is told to be."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self._call = client._brokers.call
+        monkeypatch.setattr(client._brokers, "call", self._hold)
+
+    async def _hold(self, request: requests.Request, *how: Any) -> Any:
+        if isinstance(request, requests.Seek):
+            self.begun.set()
+            await self.go_on.wait()
+        return await self._call(request, *how)
+
+
+async def test_a_flush_does_not_wait_for_acks_that_a_seek_has_made_void(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(client, 3)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        message = await consumer.receive(timeout=10)
+        held = HeldSeek(client, monkeypatch)
+        seeking = asyncio.create_task(consumer.seek("earliest"))
+        await held.begun.wait()
+        await consumer.ack(message)
+        flushing = asyncio.create_task(consumer.flush())
+        await asyncio.sleep(0)  # it waits
+        held.go_on.set()
+        async with asyncio.timeout(5):
+            await asyncio.gather(seeking, flushing)
+        assert [again.offset for again in await take(consumer, 3)] == [0, 1, 2]
+        assert await position(client) == 0
+
+
+async def test_a_seek_that_one_of_its_topics_refuses_counts_for_those_before_it(client: Client) -> None:
+    first, second = "/default/orders-1", "/default/orders-2"
+    await publish(client, 3, first)
+    await publish(client, 1, second)
+    async with client.consumer(
+        [first, second], subscription="billing", start="earliest", ack_linger_ms=LATER_MS
+    ) as consumer:
+        old = {(message.topic, message.offset): message for message in await take(consumer, 4)}
+        with pytest.raises(Invalid, match="offset 2 is past the end of partition 0 of /default/orders-2"):
+            await consumer.seek(2)
+        again = {(message.topic, message.offset) for message in await take(consumer, 2)}
+        assert again == {(first, 2), (second, 0)}
+        for message in old.values():
+            await consumer.ack(message)
+        await consumer.flush()
+        assert await position(client, first) == 2, "it was moved, and what was received before does not count"
+        assert await position(client, second) == 1, "it was not"
+
+
+async def test_a_seek_while_the_consumer_is_away_is_not_undone_by_the_acks_that_it_comes_back_with(wire: Wire) -> None:
+    async with (
+        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
+        pydanube.connect(wire.url) as client,
+    ):
+        await publish(client, 10)
+        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+            messages = await take(consumer, 10)
+            wire.open_for_new = False
+            wire.cut()
+            await until(lambda: nobody_is_attached(operator))
+            for message in messages[:6]:
+                await consumer.ack(message)
+            assert await operator.seek(TOPIC, "billing", "earliest") == {0: 0}
+            wire.open_for_new = True
+            assert [message.offset for message in await take(consumer, 10)] == list(range(10))
+            await consumer.flush()
+            assert await position(operator) == 0
+
+
+async def test_acks_of_what_was_received_after_a_seek_count_through_the_next_session_too(wire: Wire) -> None:
+    async with pydanube.connect(wire.url) as client:
+        await publish(client, 10)
+        async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_linger_ms=LATER_MS) as consumer:
+            await consumer.seek("earliest")
+            messages = await take(consumer, 10)
+            wire.cut()
+            for message in messages:
+                await consumer.ack(message)
+            await consumer.flush()
+            assert await position(client) == 10
+
+
+async def nobody_is_attached(operator: Client) -> bool:
+    return not (await operator.describe_subscription(TOPIC, "billing")).partitions[0].consumer
