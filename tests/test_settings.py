@@ -194,9 +194,14 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(file: Path) -> Non
     file.write_text("[xyzzy]\n")
     assert "xyzzy is not a known section: there are server, log," in refusal(file)
     assert refusal(environ={"DANUBE_SERVER_PROT": "1"}) == (
-        "environment: DANUBE_SERVER_PROT='1' is not a known setting: did you mean DANUBE_SERVER_PORT?"
+        "environment: DANUBE_SERVER_PROT is not a known setting: did you mean DANUBE_SERVER_PORT?"
     )
     assert "did you mean topics.auto_create?" in refusal(topics__autocreate=True)
+
+
+def test_a_variable_of_another_command_is_passed_over_and_values_that_may_be_secrets_are_not_told() -> None:
+    assert Settings.load(None, {"DANUBE_STORAGE_TOKEN": "a-long-random-word"}, {}) == Settings()
+    assert "a-long-random-word" not in refusal(environ={"DANUBE_STORAGE_TOKENS": "a-long-random-word"})
 
 
 def test_everything_that_is_wrong_is_said_at_once(file: Path) -> None:

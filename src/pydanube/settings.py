@@ -396,6 +396,8 @@ _NOT_LARGER: Final = (
 """Relations between settings: the first is at most the second."""
 
 _ENVIRONMENT_PREFIX: Final = "DANUBE_"
+_NO_SETTINGS: Final = {"DANUBE_STORAGE_TOKEN"}
+"""Named like one, and read by a command itself: `danube storage serve`."""
 _SECTIONS: Final[tuple[type[Section], ...]] = (
     ServerSettings,
     LogSettings,
@@ -467,10 +469,10 @@ def _from_environ(environ: Mapping[str, str], problems: list[str]) -> Iterator[t
     for variable in sorted(name for name, value in environ.items() if value != ""):
         if variable in _BY_ENVIRONMENT:
             yield _BY_ENVIRONMENT[variable], environ[variable], f"environment {variable}"
-        elif variable.startswith(ours):
+        elif variable.startswith(ours) and variable not in _NO_SETTINGS:
             near = difflib.get_close_matches(variable, _BY_ENVIRONMENT, n=1)
             hint = f"did you mean {near[0]}?" if near else "`danube config show` lists them all"
-            problems.append(f"environment: {variable}={environ[variable]!r} is not a known setting: {hint}")
+            problems.append(f"environment: {variable} is not a known setting: {hint}")  # its value may be a secret
 
 
 def _from_overrides(overrides: Mapping[str, Any]) -> Iterator[tuple[str, object, str]]:

@@ -37,6 +37,22 @@ def test_any_text_is_a_value_or_invalid(text: str):
             parse(text)
 
 
+@given(st.integers(1, 10**6), st.sampled_from(["m", "h", "d", "w"]))
+def test_durations_are_exact_in_every_unit(hundredths: int, unit: str):
+    seconds, left = divmod(hundredths * {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}[unit], 100)
+    text = f"ttl_s={hundredths // 100}.{hundredths % 100:02}{unit}"
+    if left:
+        with pytest.raises(Invalid, match="whole seconds"):
+            values.policy(text)
+    else:
+        assert values.policy(text) == ("ttl_s", seconds)
+
+
+def test_a_number_of_redeliveries_that_is_too_long_is_none():
+    with pytest.raises(Invalid, match="use 0 to 65535"):
+        values.redeliveries("9" * 5_000)
+
+
 @pytest.mark.parametrize("text", ["-10m", "now-10m"])
 def test_a_position_may_be_told_as_how_long_ago(text: str):
     found = values.position(text)
@@ -68,6 +84,10 @@ def test_a_place_is_partition_and_offset():
         ("backlog_action=evict", ("backlog_action", BacklogAction.EVICT)),
         ("publish_bytes_per_s=1MiB", ("publish_bytes_per_s", 1 << 20)),
         ("producers_max=0", ("producers_max", 0)),
+        ("ttl_s=0.14h", ("ttl_s", 504)),
+        ("ttl_s=0.55m", ("ttl_s", 33)),
+        ("retention_s=1.1d", ("retention_s", 95_040)),
+        ("ttl_s=2000ms", ("ttl_s", 2)),
     ],
 )
 def test_policies_take_units(text: str, change: tuple[str, int]):
@@ -81,6 +101,9 @@ def test_policies_take_units(text: str, change: tuple[str, int]):
         ("ttl_s", "NAME=VALUE"),
         ("ttl_s=", "NAME=VALUE"),
         ("ttl_s=1500ms", "whole seconds"),
+        ("ttl_s=0.140001h", "whole seconds"),
+        ("ttl_s=999999999999.999999s", "whole seconds"),
+        (f"producers_max={'9' * 5_000}", "a whole number"),
         ("producers_max=many", "a whole number"),
         ("producers_max=1MiB", "a whole number"),
         ("publish_messages_per_s=10m", "a whole number"),

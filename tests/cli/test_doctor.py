@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from pydanube.cli import checks, store_check
 from pydanube.cli.app import cli
+from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.spark import java
 
@@ -104,6 +106,24 @@ def test_a_store_that_is_not_there_fails_with_a_remedy(monkeypatch: pytest.Monke
     finding = next(finding for finding in report["findings"] if finding["check"] == "object store")
     assert (code, finding["status"]) == (1, "fail")
     assert finding["remedy"]
+
+
+class HangingGet(MemoryStore):
+    async def get(self, *_: object) -> bytes:
+        return await asyncio.Event().wait()
+
+
+class HangingList(MemoryStore):
+    async def list(self, _: str) -> AsyncIterator[ObjectInfo]:
+        await asyncio.Event().wait()
+        yield
+
+
+@pytest.mark.parametrize("kind", [HangingGet, HangingList])
+def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, kind: type[MemoryStore]):
+    monkeypatch.setattr(store_check, "STEP_SECONDS", 0.05)
+    (finding,) = asyncio.run(asyncio.wait_for(store_check.checked(kind()), timeout=20))
+    assert (finding.status, finding.detail) == ("fail", "memory://: no answer within 0.05 s")
 
 
 def test_a_store_that_replaces_what_it_should_not_is_wrong():

@@ -91,3 +91,15 @@ async def test_a_rate_is_not_exceeded():
     begin = loop.time()
     assert len(await flat(feed.at_rate(feed.texts(["x"], 300), 1_000))) == 300
     assert loop.time() - begin >= 0.28
+
+
+async def test_a_pause_of_the_source_is_not_made_up_for_by_a_burst():
+    async def pausing() -> AsyncIterator[list[bytes]]:
+        yield [b"before"]
+        await asyncio.sleep(0.3)  # in which 30 might have been sent
+        yield [b"after"] * 20
+
+    loop = asyncio.get_running_loop()
+    times = [loop.time() async for _ in feed.at_rate(pausing(), 100)]
+    assert len(times) == 21
+    assert times[-1] - times[1] >= 0.18

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 import pydanube
-from pydanube import Client, DeadLetter, Invalid, NotFound, Redriven
+from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Receipt, Redriven
 from pydanube.client import dead_letters as module
-from pydanube.client.dead_letters import LETTER_ATTRIBUTES, REDRIVE, parse_place
+from pydanube.client.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _Run, parse_place
 from pydanube.client.producer import Producer
 from pydanube.client.settings import ProducerSettings
+from pydanube.runtime.clock import ManualClock
 
 TOPIC = "/default/orders"
 LETTERS = "/default/orders-dlq"
@@ -178,6 +180,106 @@ async def test_what_cannot_go_back_stays_and_says_why(client: Client) -> None:
     assert "x-original-topic" in state.stayed["0:1"]
     assert await left(client) == ["0:0", "0:1"]
     assert "/default/gone" not in await client.list_topics()
+
+
+async def test_one_that_is_refused_stays_alone_and_the_others_go_back_once(client: Client) -> None:
+    """It shares a batch with others, and a batch is refused whole."""
+    await client.create_topic(TOPIC)
+    await client.set_policies(TOPIC, message_bytes_max=100)
+    contents = [b"0", b"1", b"x" * 101, b"3", b"4"]
+    async with client.producer(LETTERS) as producer:
+        await producer.send_many(contents, attributes=[letter_of(number) for number in range(5)])
+    letters = client.dead_letters(LETTERS)
+    first = await letters.redrive()
+    assert (first.done, list(first.stayed)) == (4, ["0:2"])
+    assert "101 bytes" in first.stayed["0:2"]
+    again = await letters.redrive()
+    assert (again.done, list(again.stayed)) == (0, ["0:2"])
+    assert sorted(await payloads(client)) == [b"0", b"1", b"3", b"4"]
+    assert await left(client) == ["0:2"]
+
+
+async def test_what_was_sent_is_settled_when_others_have_to_wait(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.create_topic(TOPIC)
+    await bury(client, 3)
+    send = Producer.send
+
+    async def send_into_a_full_topic(self: Producer, payload: bytes, **more: Any) -> Receipt:
+        if payload == b"1":
+            raise Full("the backlog is full")
+        return await send(self, payload, **more)
+
+    letters = client.dead_letters(LETTERS)
+    with monkeypatch.context() as patched:
+        patched.setattr(Producer, "send", send_into_a_full_topic)
+        with pytest.raises(Full):
+            await letters.redrive()
+    assert await left(client) == ["0:1"]
+    assert (await letters.redrive()).done == 1
+    assert await payloads(client) == [b"0", b"2", b"1"]
+
+
+async def test_an_obstacle_ends_what_is_sent_one_by_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await client.create_topic(TOPIC)
+    await client.set_policies(TOPIC, message_bytes_max=100)
+    async with client.producer(LETTERS) as producer:
+        await producer.send_many([b"x" * 101] * 3, attributes=[letter_of(number) for number in range(3)])
+    send, tries = Producer.send, 0
+
+    async def send_until_it_is_full(self: Producer, payload: bytes, **more: Any) -> Receipt:
+        nonlocal tries
+        tries += 1
+        if tries > 3:
+            raise Full("the backlog is full")
+        return await send(self, payload, **more)
+
+    monkeypatch.setattr(Producer, "send", send_until_it_is_full)
+    with pytest.raises(Full):
+        await client.dead_letters(LETTERS).redrive()
+    assert tries == 4
+
+
+async def test_numbers_that_are_too_long_are_none(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await bury(client, 1, returns="9" * 5_000)
+    async with client.producer(LETTERS) as producer:
+        await producer.send(b"1", attributes=letter_of(1) | {"x-dead-letter-id": f"{TOPIC}/{'9' * 5_000}/billing/1"})
+    letters = client.dead_letters(LETTERS)
+    assert [letter.original_partition for letter in await letters.first(2)] == [0, None]
+    assert (await letters.redrive()).done == 2
+    async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        assert [message.attributes["x-redriven"] async for message in reader] == ["1", "1"]
+
+
+class ImpatientClock(ManualClock):
+    """Whoever sleeps is there at once; how long is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 3))
+        self.advance(seconds)
+
+
+async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
+    await bury(client, 6)
+    letters = client.dead_letters(LETTERS)
+    waiting = await letters.first(6)
+    assert await letters._remembering(None)
+    clock = client._brokers.clock = ImpatientClock()
+    async with AsyncExitStack() as producers:
+        run = _Run(letters, Redriven(6), 10, None, producers, None, None)
+        for letter in waiting[:3]:
+            await run.add(letter)
+        clock.advance(60)  # to read the next ones took that long
+        for letter in waiting[3:]:
+            await run.add(letter)
+    assert clock.slept == [0, 0.1, 0.1, 0, 0.1, 0.1]
+    assert run.state.done == 6
 
 
 async def test_a_schema_goes_back_too(client: Client) -> None:

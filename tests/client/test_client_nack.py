@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from flaky_wire import Wire, until
 from hypothesis import given
@@ -122,6 +124,22 @@ async def test_a_long_reason_is_cut(client: Client) -> None:
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         await consumer.nack(await consumer.receive(timeout=5), delay=0, reason="x" * 10_000)
         assert (await consumer.receive(timeout=5)).failure_reason == "x" * 500
+
+
+async def test_a_reason_that_is_no_text_is_told_as_far_as_it_is_one(client: Client) -> None:
+    await publish(client, b"0", b"1")
+    async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
+        first, second = await take(consumer, 2)
+        await consumer.nack(first, delay=0, reason="cannot open \udcff.txt")
+        await consumer.nack(second, delay=0, reason="plain")
+        again = {one.offset: one.failure_reason for one in await take(consumer, 2)}
+        assert again == {0: r"cannot open \udcff.txt", 1: "plain"}
+
+
+@pytest.mark.parametrize("wrong", [{"name": "\udcff"}, {"name": b"bytes"}, {"key_filters": ["eu-\udcff*"]}])
+async def test_names_that_cannot_be_sent_are_refused_at_the_call(client: Client, wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        client.consumer(TOPIC, subscription="billing", type="key-shared", **wrong)
 
 
 async def test_nacks_leave_before_the_consumer_does(client: Client) -> None:

@@ -10,7 +10,8 @@ import pytest
 from flaky_wire import Wire, until
 
 import pydanube
-from pydanube import Client, Consumer, Invalid
+from pydanube import Client, Consumer, Corrupt, Invalid
+from pydanube.client import source
 from pydanube.client.message import Message
 from pydanube.codec.native import requests
 
@@ -106,6 +107,31 @@ async def test_a_seek_while_the_consumer_is_away_is_not_undone_by_the_acks_that_
             assert await position(operator) == 0
 
 
+@pytest.mark.parametrize("was_sought", [False, True])
+async def test_a_consumer_during_whose_absence_nobody_sought_comes_back_with_its_acks(
+    wire: Wire, was_sought: bool
+) -> None:
+    async with (
+        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
+        pydanube.connect(wire.url) as client,
+    ):
+        await publish(client, 10)
+        await operator.create_subscription(TOPIC, "billing", start="earliest")
+        if was_sought:
+            await operator.seek(TOPIC, "billing", "earliest")
+        async with client.consumer(TOPIC, subscription="billing") as consumer:
+            messages = await take(consumer, 10)
+            wire.open_for_new = False
+            wire.cut()
+            await until(lambda: nobody_is_attached(operator))
+            for message in messages[:6]:
+                await consumer.ack(message)
+            wire.open_for_new = True
+            assert [message.offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
+            await consumer.flush()
+            assert await position(operator) == 6
+
+
 async def test_acks_of_what_was_received_after_a_seek_count_through_the_next_session_too(wire: Wire) -> None:
     async with pydanube.connect(wire.url) as client:
         await publish(client, 10)
@@ -121,3 +147,29 @@ async def test_acks_of_what_was_received_after_a_seek_count_through_the_next_ses
 
 async def nobody_is_attached(operator: Client) -> bool:
     return not (await operator.describe_subscription(TOPIC, "billing")).partitions[0].consumer
+
+
+# -- letting go ----------------------------------------------------------------------------------------------------------
+
+
+class Damaging:
+    """A batch that cannot be opened."""
+
+    @staticmethod
+    def open(*_: object, **__: object) -> None:
+        raise Corrupt("a bit fell over")
+
+
+async def test_a_consumer_whose_delivery_arrived_damaged_leaves_its_place_to_another(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(client, 1)
+    with monkeypatch.context() as damage:
+        damage.setattr(source, "Batch", Damaging)
+        consumer = await client.consumer(TOPIC, subscription="billing", start="earliest")
+        with pytest.raises(Corrupt, match="arrived damaged: a bit fell over"):
+            await consumer.receive(timeout=10)
+    await until(lambda: nobody_is_attached(client))
+    async with client.consumer(TOPIC, subscription="billing") as another:
+        assert [message.offset for message in await take(another, 1)] == [0]
+    await consumer.close()

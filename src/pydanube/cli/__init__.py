@@ -12,5 +12,7 @@ from __future__ import annotations
 def main() -> None:
     """The ``danube`` command."""
     from .app import run
+    from .streams import forgive_stderr
 
+    forgive_stderr()
     run()

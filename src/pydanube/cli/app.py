@@ -4,14 +4,13 @@ Commands are imported when they are called, so that ``danube --version`` and ``-
 summaries are therefore written here and checked against the commands by a test.
 
 Exit codes: 0 done, 1 failed (one clear line on stderr), 2 wrong usage, 130 interrupted. For `consume`, `top` and
-`serve`, which go on until they are told to stop, Ctrl-C is the usual end: 0.
+`serve`, which go on until they are told to stop, Ctrl-C is the usual end: 0; a second one interrupts that end.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from typing import Final, NoReturn
 
@@ -19,6 +18,8 @@ import click
 
 from pydanube.model.errors import DanubeError
 from pydanube.version import __version__
+
+from .streams import silence_stdout
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("serve:serve", "Start a broker."),
@@ -112,7 +113,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
         _show(error)
         sys.exit(error.exit_code)
     except (OutputClosed, BrokenPipeError):
-        _close_stdout()
+        silence_stdout()
         sys.exit(0)
     except DanubeError as error:
         _leave(EXIT_FAILED, error.message)
@@ -133,10 +134,3 @@ def _show(error: click.ClickException) -> None:
 def _leave(status: int, message: str) -> NoReturn:
     click.echo(f"danube: {' '.join(message.split())}", err=True)
     sys.exit(status)
-
-
-def _close_stdout() -> None:
-    """What is still buffered goes nowhere, quietly, also at interpreter exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)

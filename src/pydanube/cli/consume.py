@@ -23,6 +23,7 @@ from .options import DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed
 from .output import fail, note, payload_json, payload_text
 from .reading import AllPartitions, is_pattern, topics_of
 from .session import Stop, with_client
+from .streams import is_terminal, need_stdout
 
 if TYPE_CHECKING:
     from pydanube.client import Client, Consumer, ReceivedBatch
@@ -144,12 +145,16 @@ def consume(url: str, **wishes: Any) -> None:
     """
     wanted = Wanted(**wishes)
     wanted.check()
-    received = with_client(url, lambda client: _consume(client, wanted))
-    if wanted.count is not None and received < wanted.count and wanted.timeout is not None:
+    need_stdout()
+    received, was_told_to_stop = with_client(url, lambda client: _consume(client, wanted))
+    if was_told_to_stop or wanted.count is None or wanted.timeout is None:
+        return
+    if received < wanted.count:
         fail(f"received {received} of {wanted.count} messages: nothing more came for {wanted.timeout:g} s")
 
 
-async def _consume(client: Client, wanted: Wanted) -> int:
+async def _consume(client: Client, wanted: Wanted) -> tuple[int, bool]:
+    """How many came, and whether that was all because it was told to stop."""
     stop = Stop()
     printer = Printer(wanted)
     async with _source(client, wanted, await _existing(client, wanted)) as source:
@@ -161,7 +166,7 @@ async def _consume(client: Client, wanted: Wanted) -> int:
             if isinstance(source, AllPartitions) or wanted.no_ack:
                 continue
             await (source.nack(printed, reason=wanted.reason or "") if wanted.nack else source.ack(printed))
-    return printer.printed
+    return printer.printed, stop.asked
 
 
 async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: float | None) -> ReceivedBatch | None:
@@ -187,7 +192,7 @@ def _source(client: Client, wanted: Wanted, existing: SubscriptionDescription | 
     if existing is not None and wanted.start is not None:
         how = f"'danube subscriptions seek {existing.topic} {wanted.subscription} {wanted.start}' moves it"
         note(f"--from is ignored because the subscription {wanted.subscription} exists; {how}")
-    elif wanted.start is None and existing is None and sys.stderr.isatty():
+    elif wanted.start is None and existing is None and is_terminal(sys.stderr):
         note("waiting for new messages; --from earliest shows what is stored; Ctrl-C ends")
     start = wanted.start or LATEST
     if wanted.subscription is None:
@@ -212,7 +217,7 @@ class Printer:
 
     def __init__(self, wanted: Wanted) -> None:
         self._left = wanted.count
-        self._terminal = sys.stdout.isatty()
+        self._terminal = is_terminal(sys.stdout)
         self._lines = self._as_json if wanted.as_json else self._as_text
         self._encode = msgspec.json.Encoder().encode
         self.printed = 0

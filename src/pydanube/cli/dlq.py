@@ -16,6 +16,7 @@ from . import messages
 from .options import PLACE, SUBSCRIPTION, TOPIC, confirm, examples, json_option, url_option, yes_option
 from .output import emit_json, fail, note, plural, table
 from .session import LEAVE_SECONDS, Stop, with_client
+from .streams import is_terminal
 
 if TYPE_CHECKING:
     from pydanube.client import Client, DeadLetter, DeadLetters, Redriven
@@ -152,7 +153,7 @@ async def _nothing(client: Client, topic: str, where: Filter) -> str:
 def _table(letters: Sequence[DeadLetter]) -> None:
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
+    terminal = is_terminal(sys.stdout)
     wide = not terminal or Console(file=sys.stdout).width >= WIDE_COLUMNS
     columns: dict[str, Callable[[DeadLetter], object]] = {
         "letter": lambda letter: letter.place,
@@ -175,17 +176,9 @@ def _table(letters: Sequence[DeadLetter]) -> None:
     )
 
 
-def original_partition(letter: DeadLetter) -> int | None:
-    """From its own attribute; from its id, where an older broker wrote it."""
-    if letter.original_partition is not None:
-        return letter.original_partition
-    told = letter.id.removeprefix(f"{letter.original_topic}/").partition("/")[0]
-    return int(told) if told.isdecimal() else None
-
-
 def _origin(letter: DeadLetter) -> str:
     """The place of the message it was: PARTITION:OFFSET, as far as that is known."""
-    partition, offset = original_partition(letter), letter.original_offset
+    partition, offset = letter.original_partition, letter.original_offset
     if offset is None:
         return ""
     return str(offset) if partition is None else f"{partition}:{offset}"
@@ -196,7 +189,7 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
         "letter": letter.place,
         "id": letter.id,
         "original_topic": letter.original_topic,
-        "original_partition": original_partition(letter),
+        "original_partition": letter.original_partition,
         "original_subscription": letter.original_subscription,
         "original_offset": letter.original_offset,
         "attempts": letter.attempts,
@@ -373,13 +366,15 @@ async def _run(client: Client, topic: str, start: Start, verb: str) -> tuple[Red
                 raise _Enough
 
         work = asyncio.get_running_loop().create_task(start(client.dead_letters(topic), progress))
-        await stop.first(_ended(work))
-        if not work.done():
-            await asyncio.wait({work}, timeout=LEAVE_SECONDS)  # what was sent is settled before it ends
-            work.cancel()
         try:
+            await stop.first(_ended(work))
+            if not work.done():
+                await asyncio.wait({work}, timeout=LEAVE_SECONDS)  # what was sent is settled before it ends
+                work.cancel()
             return await work, True
-        except (_Enough, asyncio.CancelledError):
+        except (_Enough, asyncio.CancelledError):  # told to stop, perhaps twice
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
             return state, False
 
 

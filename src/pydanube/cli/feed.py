@@ -85,14 +85,12 @@ async def whole_file(path: Path, count: int | None) -> AsyncIterator[list[bytes]
 
 async def at_rate(source: AsyncIterator[list[bytes]], rate: float) -> AsyncIterator[list[bytes]]:
     """The same messages, no faster than `rate` a second."""
-    loop = asyncio.get_running_loop()
+    from pydanube.client.throttle import Throttle
+
+    loop, throttle = asyncio.get_running_loop(), Throttle(rate)
     step = max(1, int(rate / STEPS_PER_SECOND))
-    begin, sent = loop.time(), 0
     async for some in source:
         for at in range(0, len(some), step):
-            delay = begin + sent / rate - loop.time()
-            if delay > 0:
-                await asyncio.sleep(delay)
             piece = some[at : at + step]
-            sent += len(piece)
+            await asyncio.sleep(throttle.admit(len(piece), loop.time()))
             yield piece

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from .output import fields, payload_json, payload_text, printable, size, table
+from .streams import is_terminal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -68,7 +69,7 @@ def state_of(message: PeekedMessage) -> str:
 
 def show_all(messages: Iterable[PeekedMessage]) -> None:
     """A table with what keeps them, and the beginnings of their payloads."""
-    times = "%m-%d %H:%M:%S" if sys.stdout.isatty() else "%Y-%m-%d %H:%M:%S.%f%z"
+    times = "%m-%d %H:%M:%S" if is_terminal(sys.stdout) else "%Y-%m-%d %H:%M:%S.%f%z"
     table(
         ["message", "published", "key", "bytes", "state", "payload"],
         [
@@ -103,7 +104,7 @@ def show(message: Message, more: Iterable[tuple[str, object]] = ()) -> None:
         ]
     )
     click.echo()
-    terminal = sys.stdout.isatty()
+    terminal = is_terminal(sys.stdout)
     shown = message.payload[:CARD_BYTES] if terminal else message.payload
     click.echo(payload_text(shown, terminal=True))
     if len(shown) < len(message.payload):

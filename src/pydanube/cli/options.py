@@ -13,6 +13,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 
 from . import values
+from .streams import is_terminal
 
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 
@@ -113,7 +114,7 @@ def confirm(question: str, yes: bool, *, verb: str = "delete", not_done: str = "
     """Ask before something is lost; without a terminal only --yes will do."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise click.UsageError(f"refusing to {verb} without being asked: add --yes")
     if not click.confirm(question, err=True):
         raise click.ClickException(not_done)

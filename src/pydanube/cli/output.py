@@ -14,6 +14,8 @@ from typing import Any, Literal, NoReturn
 
 import click
 
+from .streams import is_terminal
+
 Align = Literal["left", "right"]
 
 
@@ -55,7 +57,7 @@ def table(
     from rich.text import Text
 
     numbers = set(right)
-    terminal = sys.stdout.isatty()
+    terminal = is_terminal(sys.stdout)
     if title:
         click.secho(title, bold=True)
     view = Table(box=box.SIMPLE_HEAD if terminal else None)

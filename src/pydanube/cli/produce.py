@@ -20,6 +20,7 @@ from . import feed
 from .options import ACK_LEVEL, ATTRIBUTE, COMPRESSION, DURATION, MOMENT, TOPIC, examples, json_option, url_option
 from .output import emit_json, note, number, size
 from .session import with_client
+from .streams import is_terminal
 
 if TYPE_CHECKING:
     from pydanube.client import Client, Producer
@@ -148,7 +149,9 @@ def _source(messages: tuple[str, ...], file: Path | None, whole: bool, count: in
     if messages:
         return feed.texts(messages, count)
     if file is None:
-        if sys.stdin.isatty():
+        if sys.stdin is None:
+            raise click.UsageError("stdin is closed: give messages with -m, or a file with --file")
+        if is_terminal(sys.stdin):
             note("one message a line; end with Ctrl-D")
         return feed.lines(sys.stdin.fileno(), count)
     if whole:
@@ -275,7 +278,7 @@ class Tally:
 
 def _progress() -> AbstractContextManager[Any]:
     """A line that counts, where somebody watches: a callable that takes the count, or None."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         return nullcontext(None)
     from .progress import Counting
 

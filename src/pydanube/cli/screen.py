@@ -14,6 +14,7 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
+from .streams import is_terminal
 from .top_view import Snapshot, View
 
 
@@ -40,7 +41,7 @@ class Screen:
 @contextmanager
 def on_key(key: bytes, pressed: Callable[[], None]) -> Iterator[None]:
     """Calls `pressed` when somebody presses the key; nothing that is typed shows. Without a keyboard, nothing."""
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         yield
         return
     keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()

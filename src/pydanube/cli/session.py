@@ -7,6 +7,8 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import click
+
 if TYPE_CHECKING:
     from pydanube.client import Client
 
@@ -20,7 +22,8 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seconds: float = ANSWER_SECONDS) -> T:
-    """Connect, do the work, close; its result. Ctrl-C cancels it and leaves with 130.
+    """Connect, do the work, close; its result. Ctrl-C cancels it and leaves with 130; where there is a `Stop`, the
+    second one does.
 
     With more `answer_seconds`, a broker that is there may take longer for an answer; one that is not is not waited for.
     """
@@ -33,7 +36,10 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
         async with connect(url, timeout=answer_seconds) as client:
             return await work(client)
 
-    return asyncio.run(connected())
+    try:
+        return asyncio.run(connected())
+    except asyncio.CancelledError:
+        raise click.Abort from None
 
 
 class Stop:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from pydanube.model.errors import AlreadyExists, DanubeError, NotFound
 from pydanube.runtime.objects import ObjectStore, open_store
@@ -23,6 +23,8 @@ PROBE_BYTES: Final = 4 * 1024 * 1024
 STEP_SECONDS: Final = 20.0
 SLOW_BYTES_PER_S: Final = 5 * 1024 * 1024
 SLOW_FIRST_S: Final = 1.0
+
+T = TypeVar("T")
 
 
 class _Wrong(Exception):
@@ -55,7 +57,7 @@ async def checked(store: ObjectStore) -> list[Finding]:
         return [Finding(CHECK, "fail", f"{store.url}: {error}", remedy)]
 
 
-async def _within(work: Awaitable[object]) -> object:
+async def _within(work: Awaitable[T]) -> T:
     async with asyncio.timeout(STEP_SECONDS):
         return await work
 
@@ -71,9 +73,9 @@ async def _correct(store: ObjectStore) -> Finding:
             pass
         else:
             raise _Wrong("it lets a create-only put replace an object")
-        if bytes(memoryview(await store.get(key, 1, 4))) != b"anu":
+        if bytes(memoryview(await _within(store.get(key, 1, 4)))) != b"anu":
             raise _Wrong("a range read gives other bytes")
-        if key not in [info.key async for info in store.list(PREFIX)]:
+        if key not in await _within(_listed(store)):
             raise _Wrong("what was put is not in the listing")
     finally:
         await _within(store.delete([key]))
@@ -84,6 +86,10 @@ async def _correct(store: ObjectStore) -> Finding:
             return Finding(CHECK, "warn", f"{store.url}: works, in memory only", "history ends with the process")
         return Finding(CHECK, "ok", f"{store.url}: puts, create-only, ranges, listing and deleting work")
     raise _Wrong("what was deleted is still there")
+
+
+async def _listed(store: ObjectStore) -> list[str]:
+    return [info.key async for info in store.list(PREFIX)]
 
 
 async def _speed(store: ObjectStore) -> Finding:

@@ -18,6 +18,7 @@ from .figures import Figures, added_up, as_dict
 from .options import DURATION, TOPIC, examples, json_option, url_option
 from .output import emit_json, span, table
 from .session import Stop, with_client
+from .streams import is_terminal, need_stdout
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -55,8 +56,9 @@ def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, 
     """
     if interval < INTERVAL_SECONDS_MIN:
         raise click.BadParameter(f"use {INTERVAL_SECONDS_MIN:g} seconds or more", param_hint="--interval")
+    need_stdout()
     names = [str(topic) for topic in topics]
-    live = sys.stdout.isatty() and not once and not as_json
+    live = is_terminal(sys.stdout) and not once and not as_json
     with_client(
         url, lambda client: _watch(client, names, interval, order, live, as_json, once or not (live or as_json))
     )
@@ -140,7 +142,7 @@ def _text(order: str) -> Callable[[Snapshot], None]:
     from .top_view import COLUMNS, View, rows_of, totals
 
     def show(snapshot: Snapshot) -> None:
-        if sys.stdout.isatty():
+        if is_terminal(sys.stdout):
             Console(file=sys.stdout, highlight=False).print(View(snapshot, order))
             return
         click.echo(totals(snapshot).plain)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Final
 
 import click
@@ -15,18 +16,26 @@ from pydanube.model.errors import Invalid
 from pydanube.model.policies import FIELDS, BacklogAction
 from pydanube.model.positions import OFFSET_END, Position
 
-_UNITS: Final = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_UNITS: Final[dict[str, int | Decimal]] = {
+    "ms": Decimal("0.001"), "": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800,
+}  # fmt: skip
 _DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(ms|[smhdw]?)")
 _AGO: Final = re.compile(r"(?:now)?-([0-9.]+(?:ms|[smhdw]))")
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
 
 
 def duration(text: str) -> float:
     """Seconds."""
+    return float(_seconds(text))
+
+
+def _seconds(text: str) -> Decimal:
+    """Exact: 0.14h is 504 seconds, and no fraction more."""
     matched = _DURATION.fullmatch(text.strip())
     if matched is None:
         raise Invalid(f"{text!r} is not a duration: use seconds, or a unit as in 500ms, 30s, 10m, 2h, 7d")
-    return float(matched[1]) * _UNITS[matched[2]]
+    return Decimal(matched[1]) * _UNITS[matched[2]]
 
 
 def position(text: str) -> Position:
@@ -66,7 +75,7 @@ def redeliveries(text: str) -> int:
     """How many, or UNLIMITED."""
     if text == "unlimited":
         return UNLIMITED
-    if not text.isdecimal():
+    if not _NUMBER.fullmatch(text):
         raise Invalid(f"{text!r} is not a number of redeliveries: use 0 to 65535, or unlimited")
     return int(text)
 
@@ -92,7 +101,7 @@ def _policy_value(name: str, value: str) -> int:
         return BacklogAction.parse(value)
     if value == "-1" and name.startswith("retention_"):
         return -1
-    if value.isdecimal():
+    if _NUMBER.fullmatch(value):
         return int(value)
     if name.endswith("_s") and not name.endswith("_per_s"):
         return _whole(name, value)
@@ -102,8 +111,8 @@ def _policy_value(name: str, value: str) -> int:
 
 
 def _whole(name: str, value: str) -> int:
-    seconds = duration(value)
-    if seconds != int(seconds):
+    seconds = _seconds(value)
+    if seconds % 1:
         raise Invalid(f"policy {name} takes whole seconds, not {value!r}")
     return int(seconds)
 

@@ -27,7 +27,7 @@ from pydanube.runtime.randomness import identity
 from .acks import Acks
 from .message import Message, ReceivedBatch
 from .routing import Brokers
-from .settings import ConsumerSettings, check_count, check_number
+from .settings import ConsumerSettings, check_count, check_number, is_utf8
 from .sources import Sources, Wish, is_pattern
 from .stream import Stream
 from .wire import AnyPosition, wire_start
@@ -63,7 +63,7 @@ class Consumer(Stream):
         super().__init__(brokers.clock)
         self.subscription = parse_subscription(wanted.subscription)
         self._type = None if wanted.type is None else SubscriptionType.parse(wanted.type)
-        self.name = wanted.name or identity()
+        self.name = _checked_name(wanted.name) or identity()
         names, patterns = _split_topics(topics)
         self._sources = Sources(brokers, self._wish(names, patterns, wanted), settings, self._queue)
 
@@ -198,7 +198,8 @@ def checked_nack(delay: float | None, reason: str) -> tuple[int, str]:
         check_number("delay", delay, 0, DELAY_MS_MAX / 1_000)
     if not isinstance(reason, str):
         raise Invalid(f"reason {reason!r} is not text")
-    return -1 if delay is None else round(delay * 1_000), reason[:REASON_CHARACTERS_MAX]
+    written = reason.encode("utf-8", "backslashreplace").decode()  # an OSError may quote a file name that is no text
+    return -1 if delay is None else round(delay * 1_000), written[:REASON_CHARACTERS_MAX]
 
 
 def acks_of(received: Message | ReceivedBatch) -> tuple[Acks, list[tuple[int, int]]]:
@@ -217,12 +218,18 @@ def acks_of(received: Message | ReceivedBatch) -> tuple[Acks, list[tuple[int, in
     return acks, ranges
 
 
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and not is_utf8(name):
+        raise Invalid(f"consumer name {name!r} is not text that can be written as UTF-8")
+    return name
+
+
 def _filters(given: Iterable[str], kind: SubscriptionType | None) -> Sequence[str]:
     filters = [given] if isinstance(given, str) else list(given)
     if filters and kind not in (None, SubscriptionType.KEY_SHARED):
         raise Invalid(f"key_filters belong to key-shared subscriptions, this one is {kind}")
     for one in filters:
-        if not isinstance(one, str) or not one:
+        if not one or not is_utf8(one):
             raise Invalid(f"key filter {one!r} is not a glob such as 'user-*'")
     return filters
 

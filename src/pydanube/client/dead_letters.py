@@ -16,7 +16,8 @@ not settled is left.
 Invariants
     a letter is settled only after its original topic has the message, at that topic's ack level
     a redrive that is interrupted, or two at the same time, may send a letter twice; none is lost
-    a letter that cannot go back (its topic is gone) stays, and so does what is no letter
+    a letter that cannot go back (its topic is gone, it is too large) stays, and so does what is no letter; the others
+    go back all the same
     where no letter is found, nothing is left behind on the topic
 """
 
@@ -27,7 +28,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pydanube.model.errors import AlreadyExists, Invalid, NotFound
+from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import PartitionDescription
@@ -37,6 +38,7 @@ from .message import Message
 from .peeking import unsettled_messages
 from .producer import Producer
 from .settings import ProducerSettings, check_number
+from .throttle import Throttle
 
 if TYPE_CHECKING:
     from .client import Client
@@ -73,8 +75,17 @@ BYTES_AT_ONCE: Final = 8 * 1024 * 1024
 STEPS_PER_SECOND: Final = 10
 """With a rate, so many times a second some are sent."""
 
+CANNOT_GO_BACK: Final = (NotFound, Invalid)
+"""Failures that the next redrive would meet again; others may heal."""
+
+DIGITS_MAX: Final = 18
+"""Longer numbers in attributes, which anybody may write, are none."""
+
 Place = tuple[int, int]
 """Partition and offset in the dead letter topic."""
+
+Way = tuple[str, int, int]
+"""Where letters go together: topic ("" for nowhere), schema id and schema version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,9 @@ class DeadLetter:
 
     @property
     def original_partition(self) -> int | None:
-        return _number(self._told("x-original-partition"))
+        """From its own attribute; from its id, where an older broker wrote it."""
+        told = _number(self._told("x-original-partition"))
+        return told if told is not None else _number(self.id.removeprefix(f"{self.original_topic}/").partition("/")[0])
 
     @property
     def original_offset(self) -> int | None:
@@ -332,13 +345,11 @@ class _Run:
         """To which topic a letter goes; None: nowhere."""
         self._letters = letters
         self._clock = letters._client._brokers.clock
-        self._rate = rate
+        self._throttle = None if rate is None else Throttle(rate)
         self._at_once = LETTERS_AT_ONCE if rate is None else max(1, min(LETTERS_AT_ONCE, int(rate / STEPS_PER_SECOND)))
-        self._begin = self._clock.monotonic()
-        self._sent = 0
         self._progress = progress
         self._stack = producers
-        self._producers: dict[tuple[str, int, int], Producer] = {}
+        self._producers: dict[Way, Producer] = {}
         self._held: list[DeadLetter] = []
         self._held_bytes = 0
 
@@ -356,10 +367,9 @@ class _Run:
     async def send(self) -> None:
         """Everything held: first to where it came from, then settled."""
         held, self._held, self._held_bytes = self._held, [], 0
-        if self._rate is not None and held:
-            await self._clock.sleep(max(0.0, self._begin + self._sent / self._rate - self._clock.monotonic()))
-            self._sent += len(held)
-        groups: dict[tuple[str, int, int], list[DeadLetter]] = {}
+        if self._throttle is not None and held:
+            await self._clock.sleep(self._throttle.admit(len(held), self._clock.monotonic()))
+        groups: dict[Way, list[DeadLetter]] = {}
         for letter in held:
             way = (
                 "" if self._way is None else self._way(letter),
@@ -368,32 +378,36 @@ class _Run:
             )
             groups.setdefault(way, []).append(letter)
         for way, letters in groups.items():
-            try:
-                await self._send_back(way, letters)
-            except (NotFound, Invalid) as error:
-                for letter in letters:
-                    self.state.stayed[letter.place] = error.message
-            else:
-                await self._settle(letters)
-                self.state.done += len(letters)
-            if self._progress is not None:
-                self._progress(self.state)
+            await self._conclude(letters, await self._send_back(way, letters))
 
-    async def _send_back(self, way: tuple[str, int, int], letters: list[DeadLetter]) -> None:
+    async def _send_back(self, way: Way, letters: list[DeadLetter]) -> list[DanubeError | None]:
+        """Why each of them failed; None: its topic has it (or it was dropped, which goes nowhere)."""
         if not way[0]:
-            return  # dropped
-        producer = await self._producer(way)
-        await run_together(
-            producer.send(
-                letter.message.payload,
-                key=letter.message.key,
-                attributes=letter.original_attributes | {REDRIVEN: str(letter.redriven + 1)},
-                publish_time=letter.message.publish_time,
-            )
-            for letter in letters
-        )
+            return [None] * len(letters)
+        try:
+            producer = await self._producer(way)
+        except CANNOT_GO_BACK as error:
+            return [error] * len(letters)
+        failures = await run_together(_send(producer, letter) for letter in letters)
+        if len(letters) > 1:
+            await _send_one_by_one(producer, letters, failures)
+        return failures
 
-    async def _producer(self, way: tuple[str, int, int]) -> Producer:
+    async def _conclude(self, letters: list[DeadLetter], failures: list[DanubeError | None]) -> None:
+        """Settle what was sent and note what stays; then raise what may succeed later."""
+        outcomes = list(zip(letters, failures, strict=True))
+        sent = [letter for letter, failure in outcomes if failure is None]
+        await self._settle(sent)
+        self.state.done += len(sent)
+        self.state.stayed |= {
+            letter.place: failure.message for letter, failure in outcomes if isinstance(failure, CANNOT_GO_BACK)
+        }
+        if self._progress is not None:
+            self._progress(self.state)
+        if (obstacle := _obstacle(failures)) is not None:
+            raise obstacle
+
+    async def _producer(self, way: Way) -> Producer:
         producer = self._producers.get(way)
         if producer is None:
             topic, schema_id, schema_version = way
@@ -411,6 +425,37 @@ class _Run:
             await self._letters._client.skip(self._letters.topic, REDRIVE, partition, ones)
 
 
+async def _send_one_by_one(producer: Producer, letters: list[DeadLetter], failures: list[DanubeError | None]) -> None:
+    """Those that were refused, again: perhaps it was not they who were wrong, but one that shared a batch with them.
+
+    What is in the way of one is in the way of those behind it.
+    """
+    obstacle = _obstacle(failures)
+    for place, failure in enumerate(failures):
+        if isinstance(failure, Invalid):
+            failures[place] = obstacle or await _send(producer, letters[place])
+            obstacle = _obstacle([failures[place]])
+
+
+def _obstacle(failures: Iterable[DanubeError | None]) -> DanubeError | None:
+    """The first that may be gone the next time, if there is one."""
+    return next((one for one in failures if one is not None and not isinstance(one, CANNOT_GO_BACK)), None)
+
+
+async def _send(producer: Producer, letter: DeadLetter) -> DanubeError | None:
+    """Why it failed, if it did."""
+    try:
+        await producer.send(
+            letter.message.payload,
+            key=letter.message.key,
+            attributes=letter.original_attributes | {REDRIVEN: str(letter.redriven + 1)},
+            publish_time=letter.message.publish_time,
+        )
+    except DanubeError as failure:
+        return failure
+    return None
+
+
 def parse_place(text: str | Place) -> Place:
     """PARTITION:OFFSET, as a text or as two numbers; or Invalid."""
     parts = text.split(":") if isinstance(text, str) else list(text)
@@ -426,4 +471,4 @@ def parse_place(text: str | Place) -> Place:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdecimal() else None

@@ -20,6 +20,17 @@ BATCH_BYTES_HIGHEST: Final = BATCH_BYTES_MAX // 2
 """Sizes are estimated while a batch is filled; half of the hard limit leaves room for any error."""
 
 
+def is_utf8(value: object) -> bool:
+    """Whether it is text that can be sent: a lone surrogate, as in names of files that are none, cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_number(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise Invalid(f"{name}={value!r} is out of range: use {low:g} to {high:g}")
@@ -54,7 +65,7 @@ class ProducerSettings:
         if self.access not in ("shared", "exclusive"):
             raise Invalid(f"access {self.access!r} is unknown: use shared or exclusive")
         check_number("refresh_seconds", self.refresh_seconds, 0.01, 1e6)
-        if not isinstance(self.name, str) or len(self.name.encode(errors="replace")) > PRODUCER_NAME_BYTES_MAX:
+        if not is_utf8(self.name) or len(self.name.encode()) > PRODUCER_NAME_BYTES_MAX:
             raise Invalid(f"producer name {self.name!r} is not text of at most {PRODUCER_NAME_BYTES_MAX} bytes")
         check_count("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_HIGHEST)
         check_count("batch_messages", self.batch_messages, 1, BATCH_MESSAGES_MAX)

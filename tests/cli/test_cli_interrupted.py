@@ -1,0 +1,91 @@
+"""Ctrl-C: commands that go on until they are told end in order; whoever presses it again does not wait for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pydanube import connect_blocking
+
+pytestmark = pytest.mark.process
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(served) -> Iterator[Start]:
+    """Starts a command; none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pydanube.cli", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"DANUBE_URL": served.url},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def told_twice(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it still says when the second signal comes before it could do anything about the first."""
+    process.send_signal(signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # two of the same kind might be delivered as one
+    process.send_signal(signal.SIGCONT)
+    return process.communicate(timeout=30)
+
+
+def test_a_count_that_was_not_reached_is_no_failure_where_ctrl_c_ended_it(danube, start, topic):
+    danube("produce", topic, "-m", "hello")
+    process = start("consume", topic, "--from", "earliest", "--count", "5", "--timeout", "60")
+    assert process.stdout.readline() == "hello\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 0
+
+
+def test_a_second_signal_interrupts_consume(danube, start, topic):
+    danube("produce", topic, "-m", "hello")
+    process = start("consume", topic, "-s", "work", "--from", "earliest")
+    assert process.stdout.readline() == "hello\n"
+    assert told_twice(process) == ("", "danube: interrupted\n")
+    assert process.returncode == 130
+
+
+def test_a_second_signal_interrupts_top(start):
+    process = start("top", "--json", "--interval", "1h")
+    assert json.loads(process.stdout.readline())["topics"] is not None
+    assert told_twice(process) == ("", "danube: interrupted\n")
+    assert process.returncode == 130
+
+
+def test_a_second_signal_interrupts_a_redrive_which_says_how_far_it_got(danube, served, start, topic):
+    dead = f"{topic}-dlq"
+    danube("topics", "create", topic)
+    danube("produce", dead, "-a", f"x-original-topic={topic}", stdin="x\n" * 20)
+    process = start("dlq", "redrive", dead, "--all", "--yes", "--rate", "2", "--json")
+    with connect_blocking(served.url) as client:
+        deadline = time.monotonic() + 20
+        while len(client.dead_letters(dead).first(20)) > 18:  # with the second one gone, the first was told of
+            assert time.monotonic() < deadline
+    output, errors = told_twice(process)
+    assert process.returncode == 130, errors
+    told = json.loads(output)
+    assert told["interrupted"]
+    assert errors == f"interrupted: {told['redriven']} of 20 letters sent back; the same command does the rest\n"
