@@ -9,7 +9,8 @@ import pytest
 from flaky_wire import until
 
 import pydanube
-from pydanube import AlreadyExists, Client, Consumer, Invalid, NotFound, Reader, Refused
+from pydanube import AlreadyExists, Client, Consumer, Invalid, NotFound, Reader, Refused, testing
+from pydanube.model.limits import MIB
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
 TOPIC = "/default/orders"
@@ -259,3 +260,11 @@ class TestAdministration:
         for use in uses:
             with pytest.raises(Refused, match="closed"):
                 use(TOPIC)
+
+
+async def test_what_a_frame_cannot_hold_comes_in_several_whatever_the_limits_say() -> None:
+    async with testing.broker(limits_fetch_bytes_max="64MiB") as url, pydanube.connect(url) as client:
+        async with client.producer(TOPIC, batch_messages=1) as producer:
+            await producer.send_many([b"x" * MIB] * 40)
+        async with client.reader(TOPIC, start="earliest", end="latest", fetch_bytes=32 * MIB) as reader:
+            assert [message.offset async for message in reader] == list(range(40))
