@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from metadata_harness import FaultyStore
+
 from pydanube.broker import Attachment, Broker, BrokerSettings, Published
 from pydanube.broker.registry import Registry
 from pydanube.broker.tiers import TieringSettings
@@ -64,13 +66,17 @@ async def open_broker(
     authorizer: Authorizer | None = None,
     objects: ObjectStore | None = None,
     tiering: TieringSettings | None = None,
+    metadata: FaultyStore | None = None,
     **changes,
 ):
-    """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves."""
+    """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves. `metadata` stands
+    before the real store, and fails where it is told to."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as parts:
         store = await EmbeddedStore.open(directory / "metadata.db", clock)
         parts.push_async_callback(store.close)
+        if metadata is not None:
+            store = metadata.before(store)
         registry = Registry(store, clock)
         await registry.load()
         writer = await LogWriter.open(

@@ -16,6 +16,22 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
 
 
+class HeldSearch:
+    """A stream's next search by time, which has found something and does not say so yet."""
+
+    def __init__(self, stream) -> None:
+        self.has_found = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self._find_time = stream.find_time
+        stream.find_time = self._find
+
+    async def _find(self, time_us: int) -> int:
+        found = await self._find_time(time_us)
+        self.has_found.set()
+        await self.go_on.wait()
+        return found
+
+
 class Hourglass(Door):
     """A door to a broker on a clock that stands still."""
 

@@ -1,10 +1,15 @@
 """Retention moves the start of a partition, durably and never back."""
 
-import pytest
-from broker_harness import open_broker
-from lifetimes_harness import Hourglass
+import asyncio
 
+import pytest
+from broker_harness import TOPIC, open_broker
+from lifetimes_harness import Hourglass
+from metadata_harness import FaultyStore, puts
+
+from pydanube.broker.records import partition_key
 from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import Corrupt
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import ManualClock
@@ -103,6 +108,21 @@ async def test_retention_by_size_keeps_about_so_much_of_what_is_acked(tmp_path, 
         assert 500 <= start <= 530  # 300 kB below 800, and all that is not acked
 
 
+async def test_what_was_given_up_is_not_counted_any_more(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(retention_s=60)
+        await door.subscription()
+        await door.fill(await door.producer(), 10, every_s=10, size=10_000)  # 100 kB at 0, 10, ... 90 s
+        await door.settle((0, 100))
+        await door.pass_time(0)
+        await broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, 0, 100)
+        counted = await door.counted()
+        assert (counted.position, counted.backlog) == (0, 60)
+        assert counted.backlog_bytes == pytest.approx(600_000, rel=0.01)
+
+
 async def test_retention_bytes_of_zero_deletes_what_is_consumed(tmp_path, clock):
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Hourglass(broker, clock)
@@ -188,3 +208,69 @@ async def test_with_much_to_keep_the_start_does_not_move_at_every_look(tmp_path,
         assert await door.start() == 0
         await door.pass_time(606)
         assert await door.start() == 30
+
+
+async def test_a_subscription_that_began_below_what_a_memory_topic_gave_up_goes_on_behind_it(tmp_path, clock):
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(ack_level=AckLevel.MEMORY)
+        await door.policies(retention_s=60)
+        producer = await door.producer()
+        await door.fill(producer, 1)
+        creating = metadata.hold(puts("/subscriptions/"))
+        subscribing = asyncio.create_task(door.subscribe())
+        await creating.asked.wait()
+        await door.pass_time(100)
+        assert await door.start() == 10
+        creating.go_on()
+        consumer = await subscribing
+        await door.publish(producer, [b"on"])
+        assert await consumer.wait_for(1) == [(10, b"on")]
+        assert (await door.counted()).position == 10
+
+
+# -- partitions beside each other --------------------------------------------------------------------------------------
+
+
+def starts(broker) -> dict[int, int]:
+    return {one.index: one.stream.start_offset for one in broker._partitions}
+
+
+async def test_a_partition_that_cannot_be_read_does_not_keep_what_is_old_in_the_others(tmp_path, clock, monkeypatch):
+    async def damaged(*_):
+        raise Corrupt("a record is damaged")
+
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(partitions=3)
+        await door.policies(retention_s=60, ttl_s=60)
+        await door.subscription()
+        for partition in range(3):
+            await door.fill(await door.producer(partition=partition), 1)
+        bad = await broker._partitions.get(TOPIC, 1)
+        with monkeypatch.context() as damage:
+            damage.setattr(bad.stream, "read", damaged)
+            await door.pass_time(100)
+            assert starts(broker) == {0: 10, 1: 0, 2: 10}
+            assert [(await door.counted(partition=index)).backlog for index in (0, 2)] == [0, 0]
+        await door.pass_time(1)
+        assert starts(broker) == {0: 10, 1: 10, 2: 10}
+
+
+async def test_a_partition_that_cannot_be_opened_now_does_not_keep_what_is_old_in_the_others(tmp_path, clock):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(partitions=3)
+        for partition in range(3):
+            await door.fill(await door.producer(partition=partition), 1)
+        topic_id = broker._registry.topic(TOPIC).topic_id
+    clock.advance(8 * DAY)
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        not_now = metadata.refuse_all(puts(partition_key(topic_id, 1)))
+        await broker.lifetimes.round()
+        assert starts(broker) == {0: 10, 2: 10}
+        not_now.end()
+        await broker.lifetimes.round()
+        assert starts(broker) == {0: 10, 1: 10, 2: 10}

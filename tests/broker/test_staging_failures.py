@@ -4,15 +4,22 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC
+from lifetimes_harness import Hourglass
+from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
 from tiering_harness import Moody
 
+from pydanube.broker import stage_applying
+from pydanube.broker.decisions import WRITES_AT_ONCE
+from pydanube.broker.records import DECISIONS, PENDING, topic_key
 from pydanube.broker.stage_applying import LANES_AT_ONCE
+from pydanube.broker.staging import DOUBT_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import UNAPPLIED_MAX
 from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
+from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.objects.memory import MemoryStore
 
@@ -188,3 +195,99 @@ async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
         await Query(broker).commit(0, stage, wait_ms=0)
         assert broker._removal.in_use(TOPIC)
         objects.mood = "fine"
+
+
+async def test_what_was_decided_waits_while_a_deletion_is_in_doubt_and_arrives_when_the_topic_is_back(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(stage_applying, "RETRY_S", (0.01,))
+    monkeypatch.setattr(stage_applying, "LOST_RETRY_S", 0.01)
+    objects, metadata = Moody(), FaultyStore()
+    async with staging_broker(tmp_path, objects, metadata=metadata) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        query = Query(broker)
+        stage = await query.stage(0, {0: [b"1", b"2"]})
+        objects.mood = "unreadable"
+        assert await query.commit(0, stage, wait_ms=0) == (False, False)
+        in_doubt = metadata.hold_refusal(deletes(topic_key(TOPIC)))
+        deleting = asyncio.create_task(broker.delete_topic(ANONYMOUS, TOPIC))
+        await in_doubt.asked.wait()
+        objects.mood = "fine"
+
+        async def has_missed_its_topic() -> bool:
+            return str(TOPIC) in await obstacle(broker)
+
+        await until(has_missed_its_topic)
+        in_doubt.go_on()
+        with pytest.raises(Unavailable):
+            await deleting
+        assert await query.commit(0, stage) == (True, True)
+        assert await payloads(broker) == [b"1", b"2"]
+        assert broker.staging.decisions.applier.dropped == 0
+
+
+# -- topics that nobody uses ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def metadata() -> FaultyStore:
+    return FaultyStore()
+
+
+@pytest.fixture
+async def unused(tmp_path, metadata):
+    """A topic that goes in the next round, unless something is on its way into it."""
+    clock = ManualClock()
+    objects = MemoryStore(clock=clock)
+    async with staging_broker(tmp_path, objects, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create(partitions=WRITES_AT_ONCE + 1)
+        await door.policies(inactive_topic_s=3600)
+        clock.advance(3600)
+        yield door
+
+
+async def is_kept(door: Hourglass) -> bool:
+    await door.broker.lifetimes.round()
+    return str(TOPIC) in await door.broker.list_topics(ANONYMOUS)
+
+
+async def test_an_unused_topic_stays_while_what_was_decided_for_it_is_being_spread(unused, metadata):
+    query = Query(unused.broker)
+    stage = await query.stage(0, {index: [b"1"] for index in range(WRITES_AT_ONCE + 1)})
+    spreading = metadata.hold(puts(PENDING))
+    assert await query.commit(0, stage, wait_ms=0) == (False, False)
+    await spreading.asked.wait()
+    assert await is_kept(unused)
+    spreading.go_on()
+    assert await query.commit(0, stage) == (True, True)
+    assert await payloads(unused.broker, WRITES_AT_ONCE) == [b"1"]
+
+
+async def test_an_unused_topic_stays_while_something_is_being_decided_for_it(unused, metadata):
+    query = Query(unused.broker)
+    stage = await query.stage(0, {0: [b"1"]})
+    deciding = metadata.hold(puts(DECISIONS))
+    committing = asyncio.create_task(query.commit(0, stage))
+    await deciding.asked.wait()
+    assert await is_kept(unused)
+    deciding.go_on()
+    assert await committing == (False, True)
+    assert await payloads(unused.broker) == [b"1"]
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_an_unused_topic_stays_for_as_long_as_something_may_have_been_decided_for_it(unused, metadata, written):
+    broker = unused.broker
+    stage = await Query(broker).stage(0, {0: [b"1"]})
+    doubt = metadata.lose_answer if written else metadata.refuse
+    doubt(puts(DECISIONS))
+    with pytest.raises(Unavailable):
+        await Query(broker).commit(0, stage)
+    assert await is_kept(unused)
+    unused.clock.advance(DOUBT_S)
+    await until(lambda: not broker.staging._doubtful)
+    await quiet(broker)
+    assert await payloads(broker) == [b"1"] * written
+    unused.clock.advance(3600)
+    assert not await is_kept(unused)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC
+from metadata_harness import FaultyStore, puts
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
-from test_staging_restart import Doubtful, Hiding
+from test_staging_restart import Hiding
 from tiering_harness import keys, upload_all
 
-from pydanube.broker.records import query_key
+from pydanube.broker.records import DECISIONS, query_key
 from pydanube.broker.restoring import rebuild
 from pydanube.broker.stage_reading import LOOKS_AT_ONCE
 from pydanube.core.access import ANONYMOUS
@@ -70,31 +71,11 @@ async def test_a_commit_looks_for_many_stages_at_once_and_not_for_all_of_them(tm
 # -- commits that were cancelled -----------------------------------------------------------------------------------
 
 
-class Hanging:
-    """A store that does not answer whoever decides: it has written, or not yet."""
-
-    def __init__(self, store, written: bool) -> None:
-        self._store = store
-        self._written = written
-        self.hangs = asyncio.Event()
-
-    def __getattr__(self, name: str):
-        return getattr(self._store, name)
-
-    async def transact(self, compares, writes):
-        if self.hangs.is_set() or not any("/decisions/" in one.key for one in writes):
-            return await self._store.transact(compares, writes)
-        if self._written:
-            await self._store.transact(compares, writes)
-        self.hangs.set()
-        return await asyncio.Event().wait()
-
-
-async def cancelled_commit(broker, written: bool) -> str:
+async def cancelled_commit(broker, metadata: FaultyStore, written: bool) -> str:
     stage = await Query(broker).stage(0, {0: [b"1"]})
-    store = broker.staging._book._store = Hanging(broker.staging._book._store, written)
+    hanging = metadata.hold_answer(puts(DECISIONS)) if written else metadata.hold(puts(DECISIONS))
     commit = asyncio.create_task(Query(broker).commit(0, stage))
-    await store.hangs.wait()
+    await hanging.asked.wait()
     commit.cancel()
     with pytest.raises(asyncio.CancelledError):
         await commit
@@ -103,18 +84,20 @@ async def cancelled_commit(broker, written: bool) -> str:
 
 @pytest.mark.parametrize("written", [False, True])
 async def test_a_commit_that_was_cancelled_can_be_repeated(tmp_path, written):
-    async with staging_broker(tmp_path, MemoryStore()) as broker:
+    metadata = FaultyStore()
+    async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        stage = await cancelled_commit(broker, written)
+        stage = await cancelled_commit(broker, metadata, written)
         assert await Query(broker).commit(0, stage) == (written, True)
         await Query(broker).write(1, {0: [b"2"]})
         assert await payloads(broker) == [b"1", b"2"]
 
 
 async def test_a_commit_that_was_cancelled_and_happened_is_published_without_being_asked_for(tmp_path):
-    async with staging_broker(tmp_path, MemoryStore()) as broker:
+    metadata = FaultyStore()
+    async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await cancelled_commit(broker, written=True)
+        await cancelled_commit(broker, metadata, written=True)
 
         async def is_there() -> bool:
             return await payloads(broker) == [b"1"]
@@ -123,26 +106,26 @@ async def test_a_commit_that_was_cancelled_and_happened_is_published_without_bei
 
 
 async def test_a_commit_that_is_cancelled_while_the_broker_closes_is_only_cancelled(tmp_path):
-    objects = MemoryStore()
-    async with staging_broker(tmp_path, objects) as broker:
+    objects, metadata = MemoryStore(), FaultyStore()
+    async with staging_broker(tmp_path, objects, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         await broker.staging._tasks.close()
-        await cancelled_commit(broker, written=True)
+        await cancelled_commit(broker, metadata, written=True)
     async with staging_broker(tmp_path, objects) as broker:
         await quiet(broker)
         assert await payloads(broker) == [b"1"]
 
 
 async def test_what_may_have_been_decided_is_forgotten_with_its_query(tmp_path):
-    async with staging_broker(tmp_path, MemoryStore()) as broker:
+    metadata = FaultyStore()
+    async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
-        store = broker.staging._book._store = Doubtful(broker.staging._book._store, True)
-        store.fails = True
+        metadata.lose_answer(puts(DECISIONS))
         with pytest.raises(Unavailable, match="hiccuped"):
             await Query(broker).commit(0, stage)
         await broker.staging.forget(ANONYMOUS, "query")
-        assert await store.list("/staged/decisions/") == []
+        assert await metadata.list(DECISIONS) == []
         await Query(broker).write(0, {0: [b"anew"]})
         assert await payloads(broker) == [b"anew"]
 

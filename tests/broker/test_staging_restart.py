@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, Door
+from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import Moody, upload_all
 
 from pydanube.broker import stage_applying
-from pydanube.broker.records import PENDING
+from pydanube.broker.records import DECISIONS, PENDING
 from pydanube.broker.restoring import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.store import Delete
 from pydanube.model.errors import Unavailable
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
@@ -109,16 +109,10 @@ async def others(broker, payload: bytes) -> None:
 
 async def test_what_was_published_is_remembered_though_the_disk_refused_what_came_next(tmp_path, monkeypatch):
     """The first batch's key stays, the second batch does not reach the log, and somebody else begins a new ledger."""
-    objects, disk, transact = MemoryStore(), FailingDisk(), EmbeddedStore.transact
-
-    async def keeps_pending_keys(store, compares, writes):
-        if any(isinstance(one, Delete) and one.key.startswith(PENDING) for one in writes):
-            raise Unavailable("the disk is full")
-        return await transact(store, compares, writes)
-
+    objects, disk, metadata = MemoryStore(), FailingDisk(), FaultyStore()
+    metadata.refuse_all(deletes(PENDING))
     monkeypatch.setattr(stage_applying, "RETRY_S", (60.0,))
-    monkeypatch.setattr(EmbeddedStore, "transact", keeps_pending_keys)
-    async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE) as broker:
+    async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query, door = Query(broker), Door(broker)
         assert (await query.write(0, {0: [b"1", b"2"]})).applied
@@ -148,6 +142,24 @@ async def test_a_query_is_not_kept_in_mind_longer_than_it_has_something_to_get(t
         (partition,) = broker._partitions
         assert partition.remembered.kept == set()
         assert any(one.producer_id & STAGED_PRODUCER for one in partition.remembered.entries())
+
+
+async def test_a_query_is_kept_in_mind_while_one_of_its_later_batches_has_a_pending_key(tmp_path):
+    objects, metadata, remembered = MemoryStore(), FaultyStore(), {"remembered_max": 1}
+    first, later = metadata.hold(deletes(PENDING)), metadata.hold(deletes(PENDING))
+    async with staging_broker(tmp_path, objects, crash=True, metadata=metadata, **remembered) as broker:
+        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        for batch_id in range(2):
+            assert (await Query(broker).write(batch_id, {0: [b"%d" % batch_id]})).applied
+        first.go_on()
+        await later.asked.wait()
+        await others(broker, b"other")
+        consumer = await Door(broker).subscribe()
+        await consumer.wait_for(7)
+        await consumer.ack((0, 7))  # is stored with a snapshot of what is remembered
+    async with staging_broker(tmp_path, objects, **remembered) as broker:
+        await quiet(broker)
+        assert [one for one in await payloads(broker) if one.isdigit()] == [b"0", b"1"]
 
 
 async def test_later_batches_wait_for_earlier_ones_also_after_a_restart(tmp_path):
@@ -198,35 +210,16 @@ async def test_a_topic_that_is_gone_after_the_restart_gets_nothing(tmp_path):
 # -- metadata that fails -------------------------------------------------------------------------------------------
 
 
-class Doubtful:
-    """A store whose next transaction on decisions fails: before it is written, or after."""
-
-    def __init__(self, store, written: bool) -> None:
-        self._store = store
-        self._written = written
-        self.fails = False
-
-    def __getattr__(self, name: str):
-        return getattr(self._store, name)
-
-    async def transact(self, compares, writes):
-        if not self.fails or not any("/decisions/" in one.key for one in writes):
-            return await self._store.transact(compares, writes)
-        self.fails = False
-        if self._written:
-            await self._store.transact(compares, writes)
-        raise Unavailable("the metadata's disk hiccuped")
-
-
 @pytest.mark.parametrize("partitions", [1, 120])
 @pytest.mark.parametrize("written", [False, True])
 async def test_a_commit_of_which_nobody_knows_whether_it_happened_can_be_repeated(tmp_path, written, partitions):
-    async with staging_broker(tmp_path, MemoryStore()) as broker:
+    metadata = FaultyStore()
+    async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=partitions))
         query = Query(broker)
         stage = await query.stage(0, {index: [b"1"] for index in range(partitions)})
-        store = broker.staging._book._store = Doubtful(broker.staging._book._store, written)
-        store.fails = True
+        doubt = metadata.lose_answer if written else metadata.refuse
+        doubt(puts(DECISIONS))
         with pytest.raises(Unavailable, match="hiccuped"):
             await query.commit(0, stage)
         assert await query.commit(0, stage) == (written, True)
@@ -235,11 +228,11 @@ async def test_a_commit_of_which_nobody_knows_whether_it_happened_can_be_repeate
 
 
 async def test_a_commit_that_happened_unnoticed_is_published_without_being_asked_for(tmp_path):
-    async with staging_broker(tmp_path, MemoryStore()) as broker:
+    metadata = FaultyStore()
+    async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
-        store = broker.staging._book._store = Doubtful(broker.staging._book._store, True)
-        store.fails = True
+        metadata.lose_answer(puts(DECISIONS))
         with pytest.raises(Unavailable, match="hiccuped"):
             await Query(broker).commit(0, stage)
         await until(lambda: has(broker, 1))

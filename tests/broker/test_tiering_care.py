@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, Door, open_broker
+from lifetimes_harness import Hourglass
+from metadata_harness import FaultyStore, deletes
 from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
 
 from pydanube.core.access import ANONYMOUS
@@ -180,3 +182,34 @@ async def test_collections_leave_objects_of_others_under_the_same_prefix_alone(t
         assert set(others) < set(left)
         assert not [key for key in left if "orphan" in key]
         assert await everything(door) == list(range(500))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_objects_past_retention_go_although_the_metadata_failed_when_they_were_to_be_forgotten(
+    tmp_path: Path, restarts: bool
+):
+    clock, metadata = ManualClock(), FaultyStore()
+    settings = {"wal": WAL, "tiering": SMALL, "clock": clock, "objects": MemoryStore(clock=clock)}
+    async with open_broker(tmp_path, metadata=metadata, crash=restarts, **settings) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(retention_s=60)
+        await filled(door, 5)
+        await upload_all(broker)
+        metadata.refuse(deletes("/segments/"))
+        await door.pass_time(100)
+        assert await door.start() == 500
+        if not restarts:
+            await assert_nothing_is_left(broker, clock, settings["objects"])
+    if restarts:
+        async with open_broker(tmp_path, **settings) as broker:
+            await assert_nothing_is_left(broker, clock, settings["objects"])
+
+
+async def assert_nothing_is_left(broker, clock: ManualClock, objects: MemoryStore) -> None:
+    """Once a round has looked at it, and the grace is over."""
+    assert len(await keys(objects)) == 1
+    await broker.lifetimes.round()
+    clock.advance(SMALL.grace_s)
+    await broker.tiers._collect(orphans=False)
+    assert await keys(objects) == []

@@ -4,18 +4,29 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC, open_broker
-from lifetimes_harness import Hourglass
+from lifetimes_harness import HeldSearch, Hourglass
+from metadata_harness import FaultyStore, deletes, puts
 
+from pydanube.broker.records import LEDGERS, topic_key
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.positions import Position
+from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import ManualClock
 
 HOUR = 3600
+OTHER = TopicName.parse("/default/other")
 
 
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+def metadata() -> FaultyStore:
+    return FaultyStore()
 
 
 async def exists(broker) -> bool:
@@ -127,34 +138,64 @@ async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothi
                 await published
 
 
-async def test_a_topic_whose_deletion_fails_is_found_again_with_all_that_is_in_it(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
+async def test_a_topic_that_was_published_to_while_it_was_about_to_be_deleted_stays(tmp_path, clock, metadata):
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        await door.fetch()
+        clock.advance(HOUR)
+        found_unused = metadata.hold_read(LEDGERS)
+        round_ = asyncio.create_task(broker.lifetimes.round())
+        await found_unused.asked.wait()
+        producer = await door.producer()
+        await door.publish(producer, [b"acked"])
+        producer.close()
+        found_unused.go_on()
+        await round_
+        assert await exists(broker)
+        assert await door.read_all() == [(0, b"acked")]
+
+
+async def test_a_topic_whose_deletion_fails_is_found_again_with_all_that_is_in_it(tmp_path, clock, metadata):
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
         door = Hourglass(broker, clock)
         await door.create()
         await door.policies(inactive_topic_s=HOUR)
         producer = await door.producer()
         await door.fill(producer, 2)
         producer.close()
-        store = broker._registry._store
-        broker._registry._store = Refusing(store)
+        metadata.refuse(deletes(topic_key(TOPIC)))
         await door.pass_time(HOUR)
-        broker._registry._store = store
         assert await exists(broker)
         assert len(await door.read_all()) == 20
         assert (await door.publish(await door.producer(), [b"on"])).base_offset == 20
 
 
-class Refusing:
-    """A store that can be read and not written."""
-
-    def __init__(self, store) -> None:
-        self._store = store
-
-    def __getattr__(self, name):
-        return getattr(self._store, name)
-
-    async def transact(self, compares, writes):
-        raise Unavailable("the disk is full")
+async def test_a_consumer_is_not_left_with_a_partition_that_was_closed_for_a_deletion_that_failed(
+    tmp_path, clock, metadata
+):
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        await door.fetch()
+        clock.advance(HOUR)
+        deleting = metadata.hold_refusal(deletes(topic_key(TOPIC)))
+        (partition,) = broker._partitions
+        search = HeldSearch(partition.stream)
+        coming = asyncio.create_task(door.subscribe(start=Position("time", 1)))
+        await search.has_found.wait()
+        round_ = asyncio.create_task(broker.lifetimes.round())
+        await deleting.asked.wait()
+        deleting.go_on()
+        await round_
+        search.go_on.set()
+        with pytest.raises((NotFound, Unavailable)):
+            await coming
+        consumer = await door.subscribe()
+        await door.publish(await door.producer(), [b"arrives"])
+        assert await consumer.wait_for(1) == [(0, b"arrives")]
 
 
 # -- subscriptions -----------------------------------------------------------------------------------------------------
@@ -199,6 +240,52 @@ async def test_progress_without_a_consumer_keeps_a_subscription(tmp_path, clock)
         for offset in range(5):
             await door.pass_time(HOUR - 1)
             await broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, offset + 1, offset)
+        assert await subscriptions(broker) == ["billing"]
+
+
+async def test_a_subscription_whose_consumer_came_back_while_it_was_about_to_be_deleted_stays(
+    tmp_path, clock, metadata
+):
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_subscription_s=HOUR)
+        await door.subscription()
+        await door.fill(await door.producer(), 1)
+        clock.advance(HOUR)
+        another_change = metadata.hold(puts(topic_key(OTHER)))
+        creating = asyncio.create_task(broker.create_topic(ANONYMOUS, OTHER, TopicConfig()))
+        await another_change.asked.wait()
+        round_ = asyncio.create_task(broker.lifetimes.round())
+        await asyncio.sleep(0)  # it has found the subscription unused, and waits for its turn to change something
+        consumer = await door.subscribe()
+        another_change.go_on()
+        await asyncio.gather(creating, round_)
+        await consumer.wait_for(10)
+        assert consumer.error is None
+        assert await subscriptions(broker) == ["billing"]
+
+
+async def test_a_consumer_that_comes_while_its_subscription_is_being_deleted_gets_a_new_one(tmp_path, clock, metadata):
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_subscription_s=HOUR)
+        await door.subscription()
+        await door.fill(await door.producer(), 1)
+        clock.advance(HOUR)
+        deleting = metadata.hold(deletes("/subscriptions/"))
+        round_ = asyncio.create_task(broker.lifetimes.round())
+        await deleting.asked.wait()
+        coming = asyncio.create_task(door.subscribe())
+        await asyncio.sleep(0)  # it waits for the end of the deletion
+        deleting.go_on()
+        await round_
+        consumer = await coming
+        await consumer.wait_for(10)
+        assert consumer.consumer.created and consumer.error is None
+        assert await subscriptions(broker) == ["billing"]
+    async with open_broker(tmp_path, clock=clock) as broker:
         assert await subscriptions(broker) == ["billing"]
 
 

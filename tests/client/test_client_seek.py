@@ -149,7 +149,7 @@ async def nobody_is_attached(operator: Client) -> bool:
     return not (await operator.describe_subscription(TOPIC, "billing")).partitions[0].consumer
 
 
-# -- letting go ----------------------------------------------------------------------------------------------------------
+# -- letting go ------------------------------------------------------------------------------------------------------
 
 
 class Damaging:

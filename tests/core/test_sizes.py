@@ -1,8 +1,14 @@
+import random
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydanube.core import sizes as sizes_module
 from pydanube.core.sizes import FIRST_STEP_BYTES, POINTS_MAX, Sizes
+
+MB = 1_000_000
 
 BATCHES = st.lists(
     st.tuples(st.integers(0, 5), st.integers(1, 1_000), st.integers(1, 200_000)), min_size=1, max_size=60
@@ -72,3 +78,101 @@ def test_an_empty_partition_has_no_bytes():
     sizes = Sizes(500)
     assert sizes.between(0, 1_000) == 0
     assert sizes.start_of_last(10, 500) == 500
+
+
+# -- trimming ----------------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """The batches of a partition, one by one, and what `Sizes` makes of them."""
+
+    def __init__(self) -> None:
+        self.sizes = Sizes(0)
+        self.batches: list[tuple[int, int, int]] = []
+        self.start = self.end = 0
+
+    def add(self, messages: int, size: int, skipped: int = 0) -> None:
+        base = self.end + skipped
+        self.end = base + messages
+        self.batches.append((base, self.end, size))
+        self.sizes.add(base, self.end, size)
+
+    def trim(self, start: int) -> None:
+        self.start = max(self.start, start)
+        self.batches = [one for one in self.batches if one[1] > self.start]
+        self.sizes.trim(self.start)
+
+    def bytes_from(self, offset: int) -> int:
+        """Exact, where a batch begins at the offset."""
+        return sum(size for base, _, size in self.batches if base >= offset)
+
+    def error_from(self, offset: int) -> int:
+        return abs(self.sizes.between(offset, self.end) - self.bytes_from(offset))
+
+
+def test_after_a_terabyte_of_which_little_is_kept_estimates_are_good_again():
+    kept = Kept()
+    for _ in range(10_000):
+        kept.add(messages=1_000, size=100 * MB)
+    kept.trim(kept.end - 1_000)
+    for messages, size in ((1, 1 * MB), (1_000, MB // 10), (1, 1 * MB)):
+        kept.add(1, 1)
+        mark = kept.end
+        for _ in range(1_000):
+            kept.add(messages, size)
+        assert kept.sizes.between(mark, kept.end) == pytest.approx(kept.bytes_from(mark), rel=0.02)
+    found = kept.sizes.start_of_last(200 * MB, kept.end)
+    assert kept.bytes_from(found) == pytest.approx(200 * MB, rel=0.02)
+    assert kept.sizes.start_of_last(500_000 * MB, kept.end) <= kept.start, "more than is kept, less than there ever was"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_while_about_as_much_is_kept_all_the_time_estimates_stay_as_good(seed: int):
+    chance, kept, limit, largest = random.Random(seed), Kept(), 64 << 20, 256 << 10
+    step = 8 * limit // POINTS_MAX
+    for _ in range(200):
+        messages, size = chance.choice([1, 10, 1_000]), chance.randint(1, largest)
+        for _ in range(chance.randint(1, 200)):
+            kept.add(messages, size)
+        kept.trim(kept.sizes.start_of_last(limit, kept.end))
+        offsets = [base for base, _, _ in kept.batches if base >= kept.start]
+        assert max(map(kept.error_from, chance.choices(offsets, k=10))) <= 4 * (step + largest)
+        assert len(kept.sizes._offsets) <= POINTS_MAX
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 3), st.integers(1, 100), st.integers(1, 5_000)),
+        st.tuples(st.just("trim"), st.floats(0, 1)),
+    ),
+    max_size=150,
+)
+
+
+@given(STEPS, st.data())
+def test_whatever_comes_and_goes_points_stay_few_and_exact_and_errors_smaller_than_the_bytes_between_two(steps, data):
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(sizes_module, "POINTS_MAX", 16)
+        small.setattr(sizes_module, "FIRST_STEP_BYTES", 1_000)
+        kept = Kept()
+        for step in steps:
+            match step:
+                case ("add", skipped, messages, size):
+                    kept.add(messages, size, skipped)
+                case ("trim", part):
+                    kept.trim(kept.start + round((kept.end - kept.start) * part))
+        sizes = kept.sizes
+        points = [*zip(sizes._offsets, sizes._totals, strict=True), (sizes._end, sizes._bytes)]
+        assert len(points) <= 17 and points == sorted(points)
+        assert points[0][0] <= kept.start or not kept.batches
+        widest = max((high - low for (_, low), (_, high) in pairwise(points)), default=0)
+        for base, _, _ in kept.batches:
+            if base >= kept.start:
+                assert kept.error_from(base) <= widest
+        for offset, total in points:
+            if offset >= kept.start:
+                assert sizes._bytes - total == kept.bytes_from(offset)
+        wanted = data.draw(st.integers(1, 100_000))
+        start = sizes.start_of_last(wanted, kept.end)
+        assert points[0][0] <= start <= kept.end and sizes.between(start, kept.end) <= wanted + 1
+        assert start == points[0][0] or sizes.between(start - 1, kept.end) >= wanted - 1
