@@ -291,3 +291,14 @@ async def test_an_unused_topic_stays_for_as_long_as_something_may_have_been_deci
     assert await payloads(broker) == [b"1"] * written
     unused.clock.advance(3600)
     assert not await is_kept(unused)
+
+
+async def test_an_unused_topic_goes_although_keys_of_what_it_has_got_are_still_there(unused, metadata):
+    sweeping = metadata.hold(deletes(PENDING))
+    assert (await Query(unused.broker).write(0, {0: [b"1"]})).applied
+    await sweeping.asked.wait()
+    unused.clock.advance(3600)
+    assert not await is_kept(unused)
+    sweeping.go_on()
+    await quiet(unused.broker)
+    assert await staged_keys(unused.broker) == []

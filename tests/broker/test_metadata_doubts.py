@@ -1,0 +1,372 @@
+"""Metadata that fails, and has done what was asked, or half of it, all the same: what the broker takes for true is what
+is there, and it goes on from that."""
+
+import asyncio
+
+import msgspec
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+from lifetimes_harness import Hourglass
+from metadata_harness import FaultyStore, deletes, puts
+from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
+
+from pydanube.broker import records
+from pydanube.broker.registry import DOUBT_S
+from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.store import Put, list_all
+from pydanube.model.errors import AlreadyExists, NotFound, Unavailable
+from pydanube.model.positions import EARLIEST
+from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
+from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects.memory import MemoryStore
+
+TIERED = {"wal": WAL, "tiering": SMALL, "tail_bytes": 1}
+
+
+@pytest.fixture
+def metadata() -> FaultyStore:
+    return FaultyStore()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+async def exists(broker) -> bool:
+    return str(TOPIC) in await broker.list_topics(ANONYMOUS)
+
+
+async def delete(broker) -> None:
+    await broker.delete_topic(ANONYMOUS, TOPIC)
+
+
+# -- topics that are deleted -------------------------------------------------------------------------------------------
+
+
+async def left_of(topic_id: int, store) -> list[str]:
+    """Every key that tells of a topic by its id."""
+    prefixes = (
+        records.partitions_of,
+        records.ledgers_of,
+        records.subscriptions_of,
+        records.producers_of,
+        records.access_key,
+        records.deleted_key,
+    )
+    return [one.key for prefix in prefixes async for one in list_all(store, prefix(topic_id))]
+
+
+async def a_used_topic(broker) -> tuple[Door, int]:
+    """One with all that can hang on a topic, and its id."""
+    door = Door(broker)
+    await door.create(partitions=2)
+    for partition in range(2):
+        await door.publish(await door.producer("meter", partition), [b"1"])
+    (await door.producer("keeper", access="exclusive")).close()
+    return door, broker._registry.topic(TOPIC).topic_id
+
+
+@pytest.mark.parametrize("where", ["partitions", "ledgers", "subscriptions", "producers", "access", "deleted"])
+async def test_a_topic_whose_deletion_is_cut_short_is_gone_and_the_next_start_removes_the_rest(
+    tmp_path, metadata, where
+):
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door, topic_id = await a_used_topic(broker)
+        producer, consumer = await door.producer(), await door.subscribe()
+        await consumer.wait_for(1)
+        await consumer.ack((0, 1))
+        metadata.refuse_all(deletes(f"/{where}/"))
+        await delete(broker)
+        assert await left_of(topic_id, metadata), "cut short"
+        assert not await exists(broker)
+        with pytest.raises(NotFound, match="deleted with its topic"):
+            await door.publish(producer, [b"2"])
+        assert isinstance(consumer.error, NotFound)
+        await door.create()
+        assert await door.read_all() == []
+        await door.publish(await door.producer(), [b"anew"])
+    async with open_broker(tmp_path) as broker:
+        assert await left_of(topic_id, broker._registry._store) == []
+        assert await Door(broker).read_all() == [(0, b"anew")]
+
+
+async def test_a_topic_that_is_deleted_undisturbed_leaves_nothing_behind(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        _, topic_id = await a_used_topic(broker)
+        await delete(broker)
+        assert await left_of(topic_id, broker._registry._store) == []
+
+
+async def test_a_topic_whose_objects_could_not_be_forgotten_is_gone_and_they_go_later(tmp_path, metadata, clock):
+    objects = MemoryStore(clock=clock)
+    async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 2)
+        await upload_all(broker)
+        metadata.refuse(deletes("/segments/"))
+        await delete(broker)
+        assert not await exists(broker)
+        assert len(await keys(objects)) == 1
+        await broker.tiers.forget_deleted_topics()
+        clock.advance(SMALL.grace_s)
+        await broker.tiers._collect(orphans=False)
+        assert await keys(objects) == []
+
+
+async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, metadata):
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door = Door(broker)
+        await door.create()
+        producer, consumer = await door.producer(), await door.subscribe()
+        metadata.lose_answer(deletes(records.topic_key(TOPIC)))
+        await delete(broker)
+        assert not await exists(broker)
+        with pytest.raises(NotFound, match="deleted with its topic"):
+            await door.publish(producer, [b"2"])
+        assert isinstance(consumer.error, NotFound)
+    async with open_broker(tmp_path) as broker:
+        assert not await exists(broker)
+
+
+async def test_a_topic_whose_deletion_failed_is_there_and_works(tmp_path, metadata):
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door = Door(broker)
+        await door.create()
+        producer, consumer = await door.producer(), await door.subscribe()
+        metadata.refuse(deletes(records.topic_key(TOPIC)))
+        with pytest.raises(Unavailable):
+            await delete(broker)
+        assert await exists(broker)
+        await door.publish(producer, [b"1"])
+        assert await consumer.wait_for(1) == [(0, b"1")]
+        await consumer.ack((0, 1))
+    async with open_broker(tmp_path) as broker:
+        described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
+        assert described.partitions[0].position == 1
+
+
+@pytest.mark.parametrize("happens", [False, True])
+async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it(tmp_path, metadata, clock, happens):
+    async with open_broker(tmp_path, metadata=metadata, clock=clock) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        the_topic = deletes(records.topic_key(TOPIC))
+        in_doubt = metadata.hold_answer(the_topic, fails=True) if happens else metadata.hold_refusal(the_topic)
+        deleting = asyncio.create_task(delete(broker))
+        await in_doubt.asked.wait()
+        unreadable = metadata.refuse_reads()
+        in_doubt.go_on()
+        for _ in range(3):
+            await unreadable.asked.wait()
+            unreadable.asked.clear()
+            assert not await exists(broker) and not deleting.done()
+            clock.advance(DOUBT_S)
+        unreadable.end()
+        if happens:
+            await deleting
+            with pytest.raises(NotFound):
+                await door.publish(producer, [b"1"])
+        else:
+            with pytest.raises(Unavailable):
+                await deleting
+            await door.publish(producer, [b"1"])
+        assert await exists(broker) is not happens
+
+
+# -- what is created, changed and removed ------------------------------------------------------------------------------
+
+
+async def create(broker, what: str) -> None:
+    match what:
+        case "namespace":
+            await broker.create_namespace(ANONYMOUS, "sales")
+        case "topic":
+            await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        case "subscription":
+            await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
+
+
+async def created(broker) -> list[str]:
+    """All there is, in the order in which it can be created."""
+    namespaces = await broker.list_namespaces(ANONYMOUS)
+    topics = await broker.list_topics(ANONYMOUS)
+    subscriptions = await broker.subscriptions.names(ANONYMOUS, TOPIC) if topics else []
+    return ["namespace"] * ("sales" in namespaces) + ["topic"] * len(topics) + ["subscription"] * len(subscriptions)
+
+
+@pytest.mark.parametrize("happens", [False, True])
+async def test_what_is_created_although_the_metadata_failed_is_there_and_what_is_not_can_be_created(
+    tmp_path, metadata, happens
+):
+    kinds = ["namespace", "topic", "subscription"]
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        for what in kinds:
+            if happens:
+                metadata.lose_answer(puts(f"/{what}s/"))
+                await create(broker, what)
+            else:
+                metadata.refuse(puts(f"/{what}s/"))
+                with pytest.raises(Unavailable):
+                    await create(broker, what)
+                assert what not in await created(broker)
+                await create(broker, what)
+            with pytest.raises(AlreadyExists):
+                await create(broker, what)
+        door = Door(broker)
+        await door.publish(await door.producer(), [b"1"])
+        assert await (await door.subscribe()).wait_for(1) == [(0, b"1")]
+    async with open_broker(tmp_path) as broker:
+        assert await created(broker) == kinds
+
+
+@pytest.mark.parametrize("happens", [False, True])
+async def test_a_subscription_is_deleted_if_the_metadata_says_so_whatever_it_said_before(tmp_path, metadata, happens):
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        if happens:
+            metadata.lose_answer(deletes("/subscriptions/"))
+            await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
+            assert isinstance(consumer.error, NotFound)
+        else:
+            metadata.refuse(deletes("/subscriptions/"))
+            with pytest.raises(Unavailable):
+                await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
+            await door.publish(await door.producer(), [b"1"])
+            assert await consumer.wait_for(1) == [(0, b"1")]
+        left = await broker.subscriptions.names(ANONYMOUS, TOPIC)
+        assert left == ([] if happens else ["billing"])
+    async with open_broker(tmp_path) as broker:
+        assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == left
+
+
+async def test_a_policy_that_was_set_although_the_metadata_failed_counts_at_once(tmp_path, metadata):
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        metadata.lose_answer(puts(records.topic_key(TOPIC)))
+        await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 7})
+        await door.publish(producer, [b"1"])
+        (partition,) = broker._partitions
+        assert partition.policies.backlog_messages_max == 7
+
+
+# -- partitions --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_partition_goes_on_after_offsets_were_reserved_although_the_metadata_failed(tmp_path, metadata):
+    async with open_broker(tmp_path, metadata=metadata, offset_block=10) as broker:
+        door = Door(broker)
+        await door.create(ack_level=AckLevel.WRITTEN)
+        producer = await door.producer()
+        for base in (0, 10, 20):
+            metadata.lose_answer(puts("/partitions/"))
+            with pytest.raises(Unavailable):
+                await door.publish(producer, [b"x"] * 10)
+            assert (await door.publish(producer, [b"x"] * 10)).base_offset == base
+
+
+async def test_retention_goes_on_after_the_start_was_moved_although_the_metadata_failed(tmp_path, metadata, clock):
+    async with open_broker(tmp_path, metadata=metadata, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(retention_s=60)
+        producer = await door.producer()
+        await door.fill(producer, 1)
+        metadata.lose_answer(puts("/partitions/"))
+        await door.pass_time(100)
+        assert await door.start() == 0
+        (partition,) = broker._partitions
+        partition.abandoned(set(partition.stream.ledger_ids), Unavailable("the log gave up a file"))
+        assert (await door.publish(producer, [b"in a new ledger"])).base_offset == 10
+        await door.pass_time(1)
+        assert await door.start() == 10
+
+
+async def test_a_partition_that_another_took_meanwhile_is_not_taken_back_by_a_look(tmp_path, metadata, clock):
+    async with open_broker(tmp_path, metadata=metadata, clock=clock) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(retention_s=60)
+        await door.fill(await door.producer(), 1)
+        metadata.lose_answer(puts("/partitions/"))
+        await door.pass_time(100)
+        key = records.partition_key(broker._registry.topic(TOPIC).topic_id, 0)
+        record = records.unpack((await metadata.get(key)).value, records.PartitionRecord)
+        taken = records.pack(msgspec.structs.replace(record, epoch=record.epoch + 1, owner="another"))
+        await metadata.transact([], [Put(key, taken)])
+        await door.pass_time(1)
+        assert await door.start() == 0
+        assert (await metadata.get(key)).value == taken
+
+
+# -- uploads -----------------------------------------------------------------------------------------------------------
+
+
+async def listed(broker) -> list:
+    """The topic's segments, as the catalog has them."""
+    return await broker.tiers.catalog.after(broker._registry.topic(TOPIC).topic_id, 0, 0, 1000)
+
+
+@pytest.mark.parametrize("more", [0, 5])
+async def test_an_upload_that_is_listed_although_the_metadata_failed_counts_and_uploads_go_on_behind_it(
+    tmp_path, metadata, clock, more
+):
+    objects = MemoryStore(clock=clock)
+    async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 2, size=1000)
+        metadata.lose_answer(puts("/segments/"))
+        await upload_all(broker)
+        assert broker.tiers.uploader.failure is not None
+        assert len(await listed(broker)) == len(await keys(objects)) == 1
+        await filled(door, more, first=2, size=1000)
+        await upload_all(broker)
+        assert broker.tiers.uploader.failure is None
+        await filled(door, 3, first=2 + more, size=1000)
+        await upload_all(broker)
+        segments = await listed(broker)
+        edges = [one.end_offset for one in segments]
+        assert [one.first_offset for one in segments] == [0, *edges[:-1]] and edges[-1] == (5 + more) * 100
+        assert await everything(door) == list(range((5 + more) * 100))
+        assert len(await keys(objects)) == len(segments) + 1, "what was uploaded twice"
+        clock.advance(SMALL.grace_s)
+        await broker.tiers._collect(orphans=True)
+        assert set(await keys(objects)) == {one.record.object for one in segments}
+    async with open_broker(tmp_path, objects=objects, clock=clock, **TIERED) as broker:
+        assert await everything(Door(broker)) == list(range((5 + more) * 100))
+
+
+async def test_what_is_listed_unnoticed_is_counted_in_what_later_objects_know_of_producers(tmp_path, metadata):
+    async with open_broker(tmp_path, metadata=metadata, objects=MemoryStore(), **TIERED) as broker:
+        door = Door(broker)
+        await door.create()
+        producers = [await door.producer(), await door.producer()]
+        await door.publish(producers[0], [b"unnoticed"], sequence=0)
+        metadata.lose_answer(puts("/segments/"))
+        await upload_all(broker)
+        await upload_all(broker)
+        await door.publish(producers[1], [b"behind it"], sequence=0)
+        await upload_all(broker)
+        known = await broker.tiers.history.producers((await listed(broker))[-1])
+        assert [one.producer_id for one in known] == [one.producer_id for one in producers]
+
+
+async def test_an_upload_that_is_not_listed_because_the_metadata_failed_is_made_again(tmp_path, metadata, clock):
+    objects = MemoryStore(clock=clock)
+    async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 2, size=1000)
+        metadata.refuse(puts("/segments/"))
+        await upload_all(broker)
+        assert await listed(broker) == []
+        await upload_all(broker)
+        assert [(one.first_offset, one.end_offset) for one in await listed(broker)] == [(0, 200)]
+        assert await everything(door) == list(range(200))

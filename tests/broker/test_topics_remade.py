@@ -1,0 +1,60 @@
+"""Whoever is on the way to a topic while it is deleted, and another one made in its name, is told so."""
+
+import asyncio
+
+import pytest
+from broker_harness import TOPIC, Door, open_broker
+from lifetimes_harness import HeldSearch
+from metadata_harness import FaultyStore
+
+from pydanube.broker.records import access_key
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.errors import NotFound
+from pydanube.model.positions import Position
+
+
+async def make_anew(door: Door) -> None:
+    await door.broker.delete_topic(ANONYMOUS, TOPIC)
+    await door.create()
+
+
+async def position(door: Door) -> int:
+    return (await door.broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0].position
+
+
+async def test_a_subscription_whose_start_was_found_in_the_former_topic_is_not_created_in_the_new_one(tmp_path):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.publish(await door.producer(), [b"old"] * 100)
+        (partition,) = broker._partitions
+        search = HeldSearch(partition.stream)
+        subscribing = asyncio.create_task(door.subscribe(start=Position("time", 1 << 60)))
+        await search.has_found.wait()
+        await make_anew(door)
+        search.go_on.set()
+        with pytest.raises(NotFound, match="another one has its name"):
+            await subscribing
+        assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == []
+        await door.publish(await door.producer(), [b"new"])
+        consumer = await door.subscribe()
+        assert await consumer.wait_for(1) == [(0, b"new")]
+        assert await position(door) == 0
+
+
+@pytest.mark.parametrize("name", ["", "meter"])
+async def test_a_producer_that_is_being_opened_meanwhile_is_not_opened(tmp_path, name):
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.fetch()
+        asked_who_holds_it = metadata.hold_read(access_key(broker._registry.topic(TOPIC).topic_id))
+        opening = asyncio.create_task(door.producer(name))
+        await asked_who_holds_it.asked.wait()
+        await make_anew(door)
+        asked_who_holds_it.go_on()
+        with pytest.raises(NotFound, match="deleted with its topic"):
+            await opening
+        assert (await door.publish(await door.producer(name), [b"new"])).base_offset == 0
+        assert not broker.producers.count(1)
