@@ -15,6 +15,7 @@ from pydanube.broker.registry import DOUBT_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import AlreadyExists, NotFound, Unavailable
+from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import ManualClock
@@ -370,3 +371,48 @@ async def test_an_upload_that_is_not_listed_because_the_metadata_failed_is_made_
         await upload_all(broker)
         assert [(one.first_offset, one.end_offset) for one in await listed(broker)] == [(0, 200)]
         assert await everything(door) == list(range(200))
+
+
+async def test_a_subscription_that_could_not_be_deleted_stands_where_it_stood(tmp_path, metadata):
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        await door.publish(await door.producer(), [b"x"] * 10)
+        await consumer.wait_for(10)
+        await consumer.ack((0, 10))
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        refused = metadata.hold_refusal(deletes("/subscriptions/"))
+        deleting = asyncio.create_task(broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing"))
+        await refused.asked.wait()
+        await Door(broker).fetch()  # which opens the partition
+        refused.go_on()
+        with pytest.raises(Unavailable):
+            await deleting
+        described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
+        assert described.partitions[0].position == 10
+
+
+async def test_a_start_that_could_not_be_moved_hides_nothing(tmp_path, clock, metadata):
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(retention_s=60)
+        await door.fill(await door.producer(), 10, every_s=10)
+        metadata.refuse(puts("/partitions/"))
+        await broker.lifetimes.round()
+        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) == 0
+        await broker.lifetimes.round()
+        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) > 0
+
+
+async def test_partitions_that_cannot_be_opened_leave_others_their_turn(tmp_path, clock, metadata):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        door = Door(broker)
+        await door.create(partitions=20)
+        topic_id = broker._registry.topic(TOPIC).topic_id
+        await broker.create_topic(ANONYMOUS, TopicName.parse("/default/other"), TopicConfig())
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        metadata.refuse_all(puts(records.partitions_of(topic_id)))
+        await broker.lifetimes.round()
+        assert [partition.name for partition in broker._partitions] == ["/default/other"]

@@ -54,7 +54,25 @@ async def test_a_producer_that_is_being_opened_meanwhile_is_not_opened(tmp_path,
         await asked_who_holds_it.asked.wait()
         await make_anew(door)
         asked_who_holds_it.go_on()
-        with pytest.raises(NotFound, match="deleted with its topic"):
+        with pytest.raises(NotFound, match="deleted"):
             await opening
         assert (await door.publish(await door.producer(name), [b"new"])).base_offset == 0
         assert not broker.producers.count(1)
+
+
+async def test_an_exclusive_producer_on_its_way_to_the_former_topic_takes_nothing_of_the_new_one(tmp_path):
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door = Door(broker)
+        await door.create()
+        await door.fetch()
+        asked_who_holds_it = metadata.hold_read(access_key(broker._registry.topic(TOPIC).topic_id))
+        opening = asyncio.create_task(door.producer("meter", access="exclusive"))
+        await asked_who_holds_it.asked.wait()
+        await make_anew(door)
+        live = await door.producer("live")
+        asked_who_holds_it.go_on()
+        with pytest.raises(NotFound, match="another one has its name"):
+            await opening
+        again = await door.come_back(live, "live")
+        assert (await door.publish(again, [b"new"])).base_offset == 0

@@ -277,11 +277,11 @@ async def test_a_consumer_that_comes_while_its_subscription_is_being_deleted_get
         deleting = metadata.hold(deletes("/subscriptions/"))
         round_ = asyncio.create_task(broker.lifetimes.round())
         await deleting.asked.wait()
-        coming = asyncio.create_task(door.subscribe())
-        await asyncio.sleep(0)  # it waits for the end of the deletion
+        with pytest.raises(Unavailable, match="being deleted: try again"):
+            await door.subscribe()
         deleting.go_on()
         await round_
-        consumer = await coming
+        consumer = await door.subscribe()
         await consumer.wait_for(10)
         assert consumer.consumer.created and consumer.error is None
         assert await subscriptions(broker) == ["billing"]
@@ -385,3 +385,22 @@ async def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_waitin
         await broker.lifetimes.round()
         await broker.lifetimes.round()
         assert [(one.index, one.stream.start_offset) for one in broker._partitions] == [(1, 10)]
+
+
+async def test_a_topic_that_is_to_be_kept_from_now_on_is_kept_although_its_end_was_near(tmp_path, clock, metadata):
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        door = Hourglass(broker, clock)
+        await door.create()
+        await door.policies(inactive_topic_s=HOUR)
+        clock.advance(HOUR)
+        setting = metadata.hold(puts(topic_key(TOPIC)))
+        kept = asyncio.create_task(door.policies(inactive_topic_s=0))
+        await setting.asked.wait()
+        listing = metadata.hold_read(LEDGERS)
+        round_ = asyncio.create_task(broker.lifetimes.round())
+        await listing.asked.wait()  # it was found unused, by the policy of before
+        setting.go_on()
+        await kept
+        listing.go_on()
+        await round_
+        assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]

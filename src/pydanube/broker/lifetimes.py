@@ -30,6 +30,9 @@ OPENED_PER_ROUND: Final = 16
 """Partitions that nobody has asked for since the start are opened a few at a time, so that what is in them ends too."""
 
 
+FAILED_PER_TOPIC: Final = 3
+"""Of one topic that cannot be opened now; the rest is tried in the next round."""
+
 FORGOTTEN_LATE: Final = 100
 """A silent producer is remembered for longer than the policy says by at most this part of it, and a round."""
 
@@ -136,9 +139,9 @@ class Lifetimes:
         is_open = {one.index for one in self._partitions.open_of(record.topic_id)}
         if len(is_open) == config.partition_count:
             return 0
-        opened = 0
+        opened = failed = 0
         for index in range(config.partition_count):
-            if opened >= most:
+            if opened >= most or failed >= FAILED_PER_TOPIC:
                 break
             if index in is_open or (record.topic_id, index) in self._refused:
                 continue
@@ -151,6 +154,7 @@ class Lifetimes:
                 raise
             except DanubeError as error:
                 _postponed(topic, index, error)
+                opened, failed = opened - 1, failed + 1  # those of other topics may be better off
         return opened
 
     def _forget_closed(self) -> None:
@@ -163,26 +167,28 @@ class Lifetimes:
 
     async def _ended_unused(self, topic: TopicName, record: TopicRecord) -> bool:
         """Whether the topic is gone; subscriptions that nobody uses go before."""
-        partitions = self._partitions.open_of(record.topic_id)
-        # An open partition has them at hand; working out what is inherited for every topic in every round adds up.
-        policies = partitions[0].policies if partitions else self._partitions.policies_of(topic)
-        if policies.inactive_subscription_s:
+        if self._policies(topic, record).inactive_subscription_s:
             for name, subscription in list(self._registry.subscriptions(topic).items()):
-                is_unused = partial(self._is_subscription_unused, record, name, policies)
+                is_unused = partial(self._is_subscription_unused, topic, record, name)
                 if is_unused(subscription) and await self._subscriptions.remove_if(topic, name, is_unused):
                     log.info("subscription.ended_unused", topic=str(topic), subscription=name)
-        is_topic_unused = partial(self._is_topic_unused, topic, policies)
-        if not policies.inactive_topic_s or not is_topic_unused(record):
+        is_topic_unused = partial(self._is_topic_unused, topic)
+        if not is_topic_unused(record) or not await self._removal.remove_if(topic, is_topic_unused):
             return False
-        if not await self._removal.remove_if(topic, is_topic_unused):
-            return False
-        log.info("topic.ended_unused", topic=str(topic), after_s=policies.inactive_topic_s)
+        log.info("topic.ended_unused", topic=str(topic))
         return True
 
+    def _policies(self, topic: TopicName, record: TopicRecord) -> Policies:
+        """An open partition has them at hand; working out what is inherited for every topic in every round adds up."""
+        partitions = self._partitions.open_of(record.topic_id)
+        return partitions[0].policies if partitions else self._partitions.policies_of(topic)
+
     def _is_subscription_unused(
-        self, record: TopicRecord, name: str, policies: Policies, subscription: SubscriptionRecord
+        self, topic: TopicName, record: TopicRecord, name: str, subscription: SubscriptionRecord
     ) -> bool:
-        assert policies.inactive_subscription_s is not None
+        after_s = self._policies(topic, record).inactive_subscription_s
+        if not after_s:
+            return False
         lives = [
             live
             for partition in self._partitions.open_of(record.topic_id)
@@ -191,10 +197,12 @@ class Lifetimes:
         if any(live.consumers for live in lives):
             return False
         used = max([self._started_us, subscription.created_at, *(live.last_active_us for live in lives)])
-        return self._clock.now_us() - used >= policies.inactive_subscription_s * MICROSECONDS
+        return self._clock.now_us() - used >= after_s * MICROSECONDS
 
-    def _is_topic_unused(self, topic: TopicName, policies: Policies, record: TopicRecord) -> bool:
-        assert policies.inactive_topic_s is not None
+    def _is_topic_unused(self, topic: TopicName, record: TopicRecord) -> bool:
+        after_s = self._policies(topic, record).inactive_topic_s
+        if not after_s:
+            return False
         now, partitions = self._clock.now_us(), self._partitions.open_of(record.topic_id)
         if self._removal.in_use(topic):
             self._used_us[record.topic_id] = now
@@ -205,7 +213,7 @@ class Lifetimes:
             self._used_us.get(record.topic_id, 0),
             *(one.traffic.last_us for one in partitions),
         )
-        return now - used >= policies.inactive_topic_s * MICROSECONDS
+        return now - used >= after_s * MICROSECONDS
 
 
 def _postponed(topic: TopicName, index: int, error: DanubeError) -> None:

@@ -142,10 +142,8 @@ class Partition:
         self._next_entry = 0
         self._waiting: deque[tuple[Batch, PublishDone]] = deque()
         self._preparing = False
-        self.closed: DanubeError | None = None
-        """Why it is not served here any more."""
-        self._starts_soon_at = 0
-        """Nobody is sent below it any more: it is being given up."""
+        self.closed: DanubeError | None = None  # why it is not served here any more
+        self._starts_soon_at = 0  # nobody is sent below it: that is being given up
         self._wake_scheduled = False
         self._arrivals = Arrivals()
         self._batches_since_snapshot = 0
@@ -440,9 +438,12 @@ class Partition:
         offset = min(offset, self.stream.end_offset)
         if offset <= self.stream.start_offset:
             return
-        self._starts_soon_at = max(offset, self._starts_soon_at)
-        if self.ack_level is not AckLevel.MEMORY:
-            await self._ownership.move_start(offset)
+        self._starts_soon_at = offset
+        try:
+            if self.ack_level is not AckLevel.MEMORY:
+                await self._ownership.move_start(offset)
+        finally:
+            self._starts_soon_at = 0
         self.stream.trim(offset)
         self.sizes.trim(offset)
         if self.tier is not None:

@@ -126,6 +126,15 @@ class Partitions:
             some = closed[start : start + OPENED_AT_ONCE]
             await asyncio.gather(*(self.get(name, index) for index in some), return_exceptions=True)
 
+    def check_served(self, name: TopicName, topic_id: int, partition: Partition) -> None:
+        """For whoever has waited since it got the partition. Raises why it has to come back, or need not."""
+        if partition.closed is None:
+            return
+        current = self._registry.find_topic(name)
+        if current is None or current.topic_id != topic_id:
+            raise partition.closed
+        raise Unavailable(f"{partition.name} was closed meanwhile: try again")
+
     def open_of(self, topic_id: int) -> list[Partition]:
         return list(self._open.get(topic_id, {}).values())
 

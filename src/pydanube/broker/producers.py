@@ -52,7 +52,8 @@ class Producer:
 class Circle:
     """The live producers of one topic."""
 
-    def __init__(self, on_empty: Callable[[], object]) -> None:
+    def __init__(self, topic_id: int, on_empty: Callable[[], object]) -> None:
+        self.topic_id = topic_id
         self.changing = asyncio.Lock()  # one opens at a time: each must see whom the other fenced
         self._on_empty = on_empty
         self._coming = 0
@@ -147,7 +148,7 @@ class Producers:
             raise Invalid(f"a producer's name has at most {PRODUCER_NAME_BYTES_MAX} bytes")
         owned = await self._partitions.get(topic, partition)
         topic_id = self._registry.topic(topic).topic_id
-        circle = self._circles.setdefault(topic_id, Circle(partial(self._circles.pop, topic_id, None)))
+        circle = self._circles.setdefault(topic_id, Circle(topic_id, partial(self._circles.pop, topic_id, None)))
         with circle.coming():
             async with circle.changing:
                 returning: ProducerRecord | None = None
@@ -155,8 +156,7 @@ class Producers:
                     returning = ProducerRecord(producer_id, producer_epoch, opener=opener)
                     returning = await self._check_returning(topic, name, returning)
                 identity = await self._admit(circle, topic, name, returning, access == "exclusive", opener)
-                if owned.closed is not None:  # the topic may have been deleted meanwhile
-                    raise owned.closed
+                self._partitions.check_served(topic, topic_id, owned)
                 producer = Producer(str(topic), owned, identity, circle)
                 circle.add(producer)
                 if access == "exclusive":
@@ -180,11 +180,11 @@ class Producers:
         epoch = access.epoch + exclusive
         identity = returning
         if identity is None and name:
-            identity = await self._registry.resume_producer(topic, name, epoch, opener)
+            identity = await self._registry.resume_producer(topic, circle.topic_id, name, epoch, opener)
         elif identity is None:
             identity = await self._registry.new_producer(epoch)
         if exclusive and not (circle.holder == identity.producer_id and access.is_held_by(identity)):
-            await self._registry.take_access(topic, identity, opener)
+            await self._registry.take_access(topic, circle.topic_id, identity, opener)
             why = f"another producer has taken topic {topic} under a higher epoch: this one is fenced"
             self._fence(circle, topic, list(circle), partial(_is_another, identity), why)
         elif returning is None and name:

@@ -50,6 +50,7 @@ class Registry:
         self._topics: dict[TopicName, TopicRecord] = {}
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
         self._leaving: set[int] = set()
+        self._ending: set[int] = set()
 
     async def load(self) -> None:
         """Read everything; `default` exists from the first start on."""
@@ -249,8 +250,7 @@ class Registry:
         Raises Full when the topic has `subscriptions_max` already; 0 is no limit.
         """
         async with self._changing:
-            if self.topic(topic).topic_id != topic_id:
-                raise NotFound(f"topic {topic} was deleted meanwhile; another one has its name")
+            self._check_same(topic, topic_id)
             if (found := self._subscriptions[topic_id].get(name)) is not None:
                 return found, False
             count = len(self._subscriptions[topic_id])
@@ -283,19 +283,23 @@ class Registry:
     async def delete_subscription(
         self, topic: TopicName, name: str, prepare: Callable[[SubscriptionRecord], None] | None = None
     ) -> SubscriptionRecord:
-        """`prepare` may raise to keep it; once it has returned, nobody finds the subscription any more."""
+        """`prepare` may raise to keep it."""
         async with self._changing:
             record = self.subscription(topic, name)
             topic_id = self.topic(topic).topic_id
             if prepare is not None:
                 prepare(record)
-            del self._subscriptions[topic_id][name]
+            self._ending.add(record.subscription_id)
             try:
                 await self._write([], [Delete(records.subscription_key(topic_id, name))])
-            except BaseException:
-                self._subscriptions[topic_id][name] = record
-                raise
+            finally:
+                self._ending.discard(record.subscription_id)
+            del self._subscriptions[topic_id][name]
             return record
+
+    def is_ending(self, subscription_id: int) -> bool:
+        """Whether the subscription is being deleted: nobody may attach to it any more."""
+        return subscription_id in self._ending
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
@@ -327,10 +331,13 @@ class Registry:
             raise Refused(f"producer {identity.producer_id} is not the one named {name!r}: open without an identity")
         return owner
 
-    async def resume_producer(self, topic: TopicName, name: str, access_epoch: int, opener: int) -> ProducerRecord:
+    async def resume_producer(
+        self, topic: TopicName, topic_id: int, name: str, access_epoch: int, opener: int
+    ) -> ProducerRecord:
         """The name's own id under a higher epoch: whoever used it before is fenced."""
         async with self._changing:
-            key = records.producer_key(self.topic(topic).topic_id, name)
+            self._check_same(topic, topic_id)
+            key = records.producer_key(topic_id, name)
             found = await self._store.get(key)
             if found is None:
                 record = ProducerRecord(await self._producer_ids.take(), 0, access_epoch, opener)
@@ -345,15 +352,20 @@ class Registry:
         found = await self._store.get(records.access_key(self.topic(topic).topic_id))
         return records.unpack(found.value, AccessRecord) if found else AccessRecord()
 
-    async def take_access(self, topic: TopicName, holder: ProducerRecord, opener: int) -> None:
+    async def take_access(self, topic: TopicName, topic_id: int, holder: ProducerRecord, opener: int) -> None:
         """The topic is the holder's from here on, under a higher epoch; durable on return."""
         async with self._changing:
-            key = records.access_key(self.topic(topic).topic_id)
+            self._check_same(topic, topic_id)
+            key = records.access_key(topic_id)
             found = await self._store.get(key)
             former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
             record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch, opener)
             compare = Compare.mod_revision(key, found.mod_revision if found else 0)
             await self._write([compare], [Put(key, records.pack(record))])
+
+    def _check_same(self, topic: TopicName, topic_id: int) -> None:
+        if self.topic(topic).topic_id != topic_id:
+            raise NotFound(f"topic {topic} was deleted meanwhile; another one has its name")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

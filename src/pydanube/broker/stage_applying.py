@@ -198,7 +198,7 @@ class Applier:
                 self._drop(decision, key)
                 return
             tries += 1
-            lost = is_lost(error)
+            lost = is_lost(error) and not self._registry.is_leaving(key[0])
             decision.obstacles[key] = error.message
             if tries == RETRY_LOGGED_AT or (lost and tries == 1):
                 say = log.error if lost else log.warning

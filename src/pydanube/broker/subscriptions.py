@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 
 from pydanube.core.access import Action, Authorizer, Principal
-from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
+from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.pending import Pending
@@ -67,6 +67,7 @@ class Subscriptions:
         """Attach a consumer; creates the subscription, on every partition, where it does not exist."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         owned = await self._partitions.get(topic, partition)
+        topic_id = self._registry.topic(topic).topic_id
         check_consumer(self._partitions, topic, wish.subscription, wish.consumer)
         record = self._registry.subscriptions(topic).get(wish.subscription)
         kind = wish.type
@@ -74,9 +75,10 @@ class Subscriptions:
             kind = SubscriptionType(record.type) if record is not None else SubscriptionType.EXCLUSIVE
         wish.check(kind)
         created = await self._ensure(topic, wish.subscription, kind, wish.start, wish.failure_policy)
-        if owned.closed is not None:
-            raise owned.closed
+        self._partitions.check_served(topic, topic_id, owned)
         live = self._live(topic, owned, wish.subscription)
+        if self._registry.is_ending(live.subscription_id):
+            raise Unavailable(f"subscription {wish.subscription!r} on {topic} is being deleted: try again")
         if wish.type not in (None, live.type):
             raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
         wish.check(live.type)

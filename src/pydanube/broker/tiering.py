@@ -107,28 +107,30 @@ class TieredPartition:
     async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
         """Cancelled: it is in the catalog, or not."""
         self._known = None  # until all of it is there; the last segment's footer knows it too
-        async with self._cataloguing:
-            await self._ownership.remove_doubts()
-            if self._ownership.uploaded_end > self._past.end:  # a try that failed had been written all the same
-                self._uploaded(segments[0].first_offset, self._ownership.uploaded_end, self._stream.ledger_ids)
-                return
-            await self._commit(segments)
-            await self._forget_overtaken()
-        self._known, self._oldest_us = producers, 0
+        try:
+            async with self._cataloguing:
+                is_new = await self._commit(segments)
+                await self._forget_overtaken()
+        except StaleEpoch:
+            self._fenced = True  # nothing that this owner uploads counts any more
+            raise
+        self._known, self._oldest_us = producers if is_new else None, 0
         self._remember()
 
-    async def _commit(self, segments: list[Segment]) -> None:
+    async def _commit(self, segments: list[Segment]) -> bool:
+        """False: an earlier try had been written although it failed, and this one is surplus."""
+        await self._ownership.remove_doubts()
+        if self._ownership.uploaded_end > self._past.end:
+            self._uploaded(segments[0].first_offset, self._ownership.uploaded_end, self._stream.ledger_ids)
+            return False
         total = await self._past.total()
         for one in segments:
             total = one.record.total = total + one.bytes
         for first in range(0, len(segments), SEGMENTS_PER_COMMIT):
             part = segments[first : first + SEGMENTS_PER_COMMIT]
-            try:
-                await self._ownership.upload([write for one in part for write in entries(one)], part[-1].end_offset)
-            except StaleEpoch:
-                self._fenced = True  # nothing that this owner uploads counts any more
-                raise
+            await self._ownership.upload([write for one in part for write in entries(one)], part[-1].end_offset)
             self._uploaded(part[0].first_offset, part[-1].end_offset, [one.record.ledger_id for one in part])
+        return True
 
     def _uploaded(self, first: int, end: int, ledger_ids: Sequence[int]) -> None:
         if self._past.end == 0:

@@ -6,7 +6,8 @@ enough bytes came together, and half of the points dropped when there are too ma
 Invariants
     offsets and totals of the points rise
     there are at most POINTS_MAX points, and the memory is bounded with them
-    what is counted over all offsets is exact; over a part it is off by less than one step at either end
+    what is counted over all offsets is exact; over a part it is off, at either end, by less than the step was when the
+    points there were made
     what was trimmed is forgotten: the step follows what is kept, not what there ever was
 """
 
