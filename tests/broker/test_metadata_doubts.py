@@ -416,3 +416,15 @@ async def test_partitions_that_cannot_be_opened_leave_others_their_turn(tmp_path
         metadata.refuse_all(puts(records.partitions_of(topic_id)))
         await broker.lifetimes.round()
         assert [partition.name for partition in broker._partitions] == ["/default/other"]
+
+
+async def test_partitions_that_never_open_leave_those_behind_them_their_turn(tmp_path, clock, metadata):
+    async with open_broker(tmp_path, clock=clock) as broker:
+        await Door(broker).create(partitions=8)
+        topic_id = broker._registry.topic(TOPIC).topic_id
+    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
+        for index in range(4):
+            metadata.refuse_all(puts(records.partition_key(topic_id, index)))
+        for _ in range(2):
+            await broker.lifetimes.round()
+        assert sorted(partition.index for partition in broker._partitions) == [4, 5, 6, 7]

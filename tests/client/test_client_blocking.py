@@ -205,7 +205,7 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_client() -> None:
     calling = in_a_thread(client.list_topics)
     assert clock.somebody_sleeps.wait(10), "before it tries again: the broker is gone"
     client.close()
-    with pytest.raises(Refused, match="closed by another thread"):
+    with pytest.raises(Refused, match="closed meanwhile"):
         calling.result(10)
 
 
@@ -326,3 +326,10 @@ def test_closing_tells_that_a_producer_was_fenced() -> None:
             former.send_nowait(b"never")
             with pytest.raises(StaleEpoch, match="1 queued messages were not published"):
                 former.close()
+
+
+def test_a_signal_handler_may_use_the_client_in_the_midst_of_another_call() -> None:
+    with testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
+        with client._thread._asking:  # where the signal came
+            client.create_topic(TOPIC)
+        assert client.list_topics() == [TOPIC]

@@ -29,9 +29,8 @@ log = get_logger(__name__)
 OPENED_PER_ROUND: Final = 16
 """Partitions that nobody has asked for since the start are opened a few at a time, so that what is in them ends too."""
 
-
 FAILED_PER_TOPIC: Final = 3
-"""Of one topic that cannot be opened now; the rest is tried in the next round."""
+"""Partitions of one topic that are found not to open in one round; others have their turn in the next."""
 
 FORGOTTEN_LATE: Final = 100
 """A silent producer is remembered for longer than the policy says by at most this part of it, and a round."""
@@ -89,6 +88,8 @@ class Lifetimes:
         """When a topic was last seen in use, by id."""
         self._refused: set[tuple[int, int]] = set()
         """Partitions that are damaged: whoever asks for them is told so, nobody else."""
+        self._failed: set[tuple[int, int]] = set()
+        """Partitions that could not be opened when that was tried last."""
 
     async def run(self, interval_s: float) -> None:
         """Until it is cancelled, which leaves nothing half done."""
@@ -123,6 +124,8 @@ class Lifetimes:
         for partition in self._partitions.open_of(record.topic_id):
             try:
                 await self._care_of(record.topic_id, partition).look(self._clock.now_us())
+            except NotFound:
+                raise
             except DanubeError as error:
                 _postponed(topic, partition.index, error)
 
@@ -140,7 +143,8 @@ class Lifetimes:
         if len(is_open) == config.partition_count:
             return 0
         opened = failed = 0
-        for index in range(config.partition_count):
+        # Those that failed before come last: the others have their turn first.
+        for index in sorted(range(config.partition_count), key=lambda one: (record.topic_id, one) in self._failed):
             if opened >= most or failed >= FAILED_PER_TOPIC:
                 break
             if index in is_open or (record.topic_id, index) in self._refused:
@@ -148,6 +152,7 @@ class Lifetimes:
             opened += 1
             try:
                 await self._partitions.get(topic, index)
+                self._failed.discard((record.topic_id, index))
             except Corrupt:
                 self._refused.add((record.topic_id, index))
             except NotFound:
@@ -155,6 +160,7 @@ class Lifetimes:
             except DanubeError as error:
                 _postponed(topic, index, error)
                 opened, failed = opened - 1, failed + 1  # those of other topics may be better off
+                self._failed.add((record.topic_id, index))
         return opened
 
     def _forget_closed(self) -> None:
@@ -162,6 +168,7 @@ class Lifetimes:
         self._cares = {key: one for key, one in self._cares.items() if key[0] in live}
         self._used_us = {topic_id: one for topic_id, one in self._used_us.items() if topic_id in live}
         self._refused = {key for key in self._refused if key[0] in live}
+        self._failed = {key for key in self._failed if key[0] in live}
 
     # -- what nobody uses ----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -132,7 +133,7 @@ class Partitions:
             return
         current = self._registry.find_topic(name)
         if current is None or current.topic_id != topic_id:
-            raise partition.closed
+            raise copy(partition.closed)
         raise Unavailable(f"{partition.name} was closed meanwhile: try again")
 
     def open_of(self, topic_id: int) -> list[Partition]:
@@ -206,6 +207,8 @@ class Partitions:
             raise
         current = self._registry.find_topic(name)
         if current is None or current.topic_id != record.topic_id:
+            if not self._registry.is_leaving(record.topic_id):
+                await self._registry.clean_up(record.topic_id)  # what was taken after the others were gone
             raise NotFound(f"topic {name} was deleted")
         kind = Partition if config.reliable else FleetingPartition
         partition = kind(

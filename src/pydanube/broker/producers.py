@@ -24,7 +24,7 @@ from pydanube.model.names import TopicName
 
 from .partition import Partition
 from .partitions import Partitions
-from .records import ProducerRecord
+from .records import AccessRecord, ProducerRecord
 from .registry import Registry
 
 Access = Literal["shared", "exclusive"]
@@ -151,11 +151,12 @@ class Producers:
         circle = self._circles.setdefault(topic_id, Circle(topic_id, partial(self._circles.pop, topic_id, None)))
         with circle.coming():
             async with circle.changing:
+                record = await self._registry.access(topic)
                 returning: ProducerRecord | None = None
                 if producer_id:
                     returning = ProducerRecord(producer_id, producer_epoch, opener=opener)
-                    returning = await self._check_returning(topic, name, returning)
-                identity = await self._admit(circle, topic, name, returning, access == "exclusive", opener)
+                    returning = await self._check_returning(topic, name, returning, record)
+                identity = await self._admit(circle, topic, name, returning, record, access == "exclusive", opener)
                 self._partitions.check_served(topic, topic_id, owned)
                 producer = Producer(str(topic), owned, identity, circle)
                 circle.add(producer)
@@ -169,11 +170,11 @@ class Producers:
         topic: TopicName,
         name: str,
         returning: ProducerRecord | None,
+        access: AccessRecord,
         exclusive: bool,
         opener: int,
     ) -> ProducerRecord:
         """The identity to go by, with everybody fenced whom it replaces. Refused, it has changed nothing."""
-        access = await self._registry.access(topic)
         if not exclusive:
             known = returning or (await self._registry.named_producer(topic, name) if name else None)
             self._check_room(circle, topic, known, returning is not None)
@@ -203,9 +204,11 @@ class Producers:
         for partition in self._partitions.of(topic):
             partition.expel(concerns, error)
 
-    async def _check_returning(self, topic: TopicName, name: str, identity: ProducerRecord) -> ProducerRecord:
+    async def _check_returning(
+        self, topic: TopicName, name: str, identity: ProducerRecord, access: AccessRecord
+    ) -> ProducerRecord:
         """The identity it has by now: the answer to an open of its own, and with it the newer epoch, may be lost."""
-        access, known = await self._registry.access(topic), await self._registry.check_producer(topic, name, identity)
+        known = await self._registry.check_producer(topic, name, identity)
         if identity.epoch < known.epoch:
             if not _is_same(identity.opener, known.opener):
                 raise StaleEpoch(f"producer {name!r} was opened again under a higher epoch: this one is fenced")

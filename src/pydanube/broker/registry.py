@@ -72,10 +72,18 @@ class Registry:
             await self.clean_up(records.deleted_of_key(key))
 
     async def needed_ledgers(self) -> set[int]:
-        """The ledgers of topics that exist."""
+        """The ledgers of topics that exist; keys left behind by others are removed."""
         live = {topic.topic_id for topic in self._topics.values()}
-        found = [records.ledger_of_key(one.key) async for one in list_all(self._store, records.LEDGERS)]
-        return {ledger_id for topic_id, ledger_id in found if topic_id in live}
+        needed: set[int] = set()
+        orphans: list[str] = []
+        async for one in list_all(self._store, records.LEDGERS):
+            topic_id, ledger_id = records.ledger_of_key(one.key)
+            if topic_id in live:
+                needed.add(ledger_id)
+            else:
+                orphans.append(one.key)
+        await self._delete_keys(orphans)
+        return needed
 
     async def ledgers_of(self, topic: TopicName) -> set[int]:
         prefix = records.ledgers_of(self.topic(topic).topic_id)

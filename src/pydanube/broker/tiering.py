@@ -110,7 +110,7 @@ class TieredPartition:
         try:
             async with self._cataloguing:
                 is_new = await self._commit(segments)
-                await self._forget_overtaken()
+                self._is_tidy = False  # retention may have passed it on its way
         except StaleEpoch:
             self._fenced = True  # nothing that this owner uploads counts any more
             raise
@@ -148,31 +148,28 @@ class TieredPartition:
         """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
         async with self._cataloguing:
             await self._ownership.rewrite(writes)
-            await self._forget_overtaken()
+            self._is_tidy = False
 
     async def forget_below(self, offset: int) -> None:
         """The partition begins at `offset` now: segments that end before it leave the catalog, and what never became
         one the log."""
         self.release_expired()
-        self._is_tidy = False
         async with self._cataloguing:
             await self._forget_below(offset)
 
     async def tidy(self) -> None:
-        """What was not forgotten, because the metadata or this broker was away just then, is now."""
-        if not self._is_tidy:
-            async with self._cataloguing:
-                await self._forget_overtaken()
-
-    async def _forget_overtaken(self) -> None:
-        """Retention may have passed what was on its way into the catalog."""
-        self._is_tidy = False
-        first, start = await self._catalog.find(self.topic_id, self.index, 0), self._stream.start_offset
-        if first is not None and first.end_offset <= start:
-            await self._forget_below(start)
-        self._is_tidy = True
+        """Forget what was on its way into the catalog when retention passed it, or could not be forgotten then because
+        the metadata or this broker was away."""
+        if self._is_tidy:
+            return
+        async with self._cataloguing:
+            first = await self._catalog.find(self.topic_id, self.index, 0)
+            if first is not None and first.end_offset <= self._stream.start_offset:
+                await self._forget_below(self._stream.start_offset)
+            self._is_tidy = True
 
     async def _forget_below(self, offset: int) -> None:
+        self._is_tidy = False
         gone: list[Segment] = []
         async for page in self._catalog.pages(self.topic_id, self.index):
             gone += [one for one in page if one.end_offset <= offset]

@@ -23,7 +23,7 @@ CANCELLED_SECONDS: Final = 5.0
 
 
 class Openable:
-    """Opened once, closed once; closing again does nothing."""
+    """Opened once, closed once; whoever closes it again waits for its end."""
 
     _what = "client"
 

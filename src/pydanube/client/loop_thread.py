@@ -33,8 +33,9 @@ class LoopThread:
         self._process = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._asking = threading.Lock()
-        """What is asked for before the loop is stopped runs there before it stops."""
+        self._asking = threading.RLock()
+        """What is asked for before the loop is stopped runs there before it stops. Signal handlers, and whatever the
+        garbage collector ends, may ask for something in the midst of it."""
 
     def start(self) -> None:
         self._process = os.getpid()
@@ -63,15 +64,15 @@ class LoopThread:
                 if threading.current_thread() is self._thread:
                     raise Refused("the thread that does this client's work cannot wait for it: call from another one")
                 future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        except Refused:
+        except (Refused, RuntimeError) as error:
             coroutine.close()
-            raise
+            raise _closed_meanwhile(error) from None
         try:
             return future.result()
-        except CancelledError:
+        except CancelledError as error:
             if self._loop is loop:
                 raise
-            raise Refused("this client was closed by another thread meanwhile") from None
+            raise _closed_meanwhile(error) from None
         except BaseException:
             future.cancel()
             raise
@@ -89,7 +90,11 @@ class LoopThread:
         """Run it there, after whatever was asked for before."""
         self.running_loop()
         with self._asking:
-            self.running_loop().call_soon_threadsafe(callback)
+            loop = self.running_loop()
+            try:
+                loop.call_soon_threadsafe(callback)
+            except RuntimeError as error:
+                raise _closed_meanwhile(error) from None
 
     @property
     def is_running(self) -> bool:
@@ -108,6 +113,11 @@ class LoopThread:
         if self.elsewhere:
             raise Refused("this client was opened in another process: after a fork, connect again in the child")
         return loop
+
+
+def _closed_meanwhile(error: Exception) -> Refused:
+    """What is to be said where the loop went away: by another thread, or by a signal handler in the midst of this."""
+    return error if isinstance(error, Refused) else Refused("this client was closed meanwhile")
 
 
 async def _next(items: AsyncGenerator[T, None]) -> T | object:
