@@ -143,7 +143,7 @@ class Partition:
         self._waiting: deque[tuple[Batch, PublishDone]] = deque()
         self._preparing = False
         self.closed: DanubeError | None = None  # why it is not served here any more
-        self._starts_soon_at = 0  # nobody is sent below it: that is being given up
+        self._starts_soon_at = 0  # no subscription is sent below it: that is being given up
         self._wake_scheduled = False
         self._arrivals = Arrivals()
         self._batches_since_snapshot = 0
@@ -353,22 +353,22 @@ class Partition:
 
     async def resolve(self, position: Position) -> int:
         """The offset at a position. An offset past the end is refused; one below the start becomes the start."""
-        start, end = max(self.stream.start_offset, self._starts_soon_at), self.stream.end_offset
+        start, end = self.stream.start_offset, self.stream.end_offset
         match position.kind:
             case "earliest":
                 return start
             case "latest":
                 return end
             case "time":
-                return max(await self.stream.find_time(position.value), self._starts_soon_at)
+                return await self.stream.find_time(position.value)
             case _:
                 if position.value > end:
                     raise Invalid(f"offset {position.value} is past the end of {self.name}, which is {end}")
                 return max(position.value, start)
 
     async def subscription_start(self, position: Position) -> int:
-        """Where a new subscription begins that asked for this."""
-        return await self.resolve(position)
+        """Where a subscription begins, or goes, that asked for this."""
+        return max(await self.resolve(position), self._starts_soon_at)
 
     async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> Fetched:
         """Batches from `position` on; none when nothing came within `wait_s`. Cancelled: nothing is held."""

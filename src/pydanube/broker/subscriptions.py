@@ -217,7 +217,7 @@ class Subscriptions:
             if position.kind == "offset" and position.value > one.stream.end_offset:
                 hint = ": choose one partition (--partition), or a time" if len(places) > 1 else ""
                 raise Invalid(_past_end(position.value, topic, one) + hint)
-        targets = [(live, await one.resolve(position)) for one, live in places]
+        targets = [(live, await one.subscription_start(position)) for one, live in places]
         waits = [_Wait() for _ in targets]
         for (live, offset), wait in zip(targets, waits, strict=True):
             live.seek(offset, wait.done)
