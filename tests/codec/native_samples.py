@@ -12,6 +12,7 @@ from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
 from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, SubscriptionStatistics, TopicStatistics
 
 BODY = bytes(range(1, 17))
+TOPIC, AT_1000 = "/default/orders", requests.Start("offset", 1000)
 
 
 POLICY = FailurePolicy(
@@ -148,7 +149,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     "FETCH": (
         frames.encode(
             Kind.FETCH,
-            requests.encode(requests.Fetch("/default/orders", 0, requests.Start("offset", 1000), 65_536, 500)),
+            requests.encode(requests.Fetch(TOPIC, 0, AT_1000, 65_536, 500)),
             12,
         ),
         unhex("""
@@ -159,11 +160,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "FETCH, of one topic": (
-        frames.encode(
-            Kind.FETCH,
-            requests.encode(requests.Fetch("/default/orders", 0, requests.Start("offset", 1000), topic_id=3)),
-            12,
-        ),
+        frames.encode(Kind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, AT_1000, topic_id=3)), 12),
         unhex("""
         58000000 28000000 0c000000 48000000 84a5746f 706963af 2f646566 61756c74
         2f6f7264 657273a9 70617274 6974696f 6e00a573 74617274 82a46b69 6e64a66f

@@ -298,17 +298,10 @@ class Broker:
         """Batches from a position on, without a subscription; of the topic with this id only (0: any)."""
         self._authorizer.check(principal, Action.READ, str(topic))
         owned = await self._partitions.get(topic, partition)
-        self._check_same(topic, topic_id)
+        self._registry.check_same(topic, topic_id)
         fetched = await owned.fetch(start, min(bytes_max, self._settings.fetch_bytes_max), wait_ms / 1000)
-        self._check_same(topic, topic_id)  # what is deleted while it is read looks like a gap, to be passed over
+        self._registry.check_same(topic, topic_id)  # what is deleted while it is read looks like a gap to pass over
         return fetched
-
-    def _check_same(self, topic: TopicName, topic_id: int) -> None:
-        found = self._registry.topic(topic).topic_id
-        if topic_id not in (0, found):
-            raise NotFound(
-                f"topic {topic} was deleted and made anew since: it had the id {topic_id}, and has {found} now"
-            )
 
     async def find_offset(self, principal: Principal, topic: TopicName, partition: int, position: Position) -> int:
         self._authorizer.check(principal, Action.READ, str(topic))

@@ -144,6 +144,15 @@ class Registry:
             raise NotFound(f"topic {name} does not exist: create it with `danube topics create {name}`")
         return record
 
+    def check_same(self, name: TopicName, topic_id: int) -> None:
+        """For whoever met the topic some time ago (0: never). Raises NotFound where it is gone, also where another one
+        has its name by now."""
+        found = self.topic(name).topic_id
+        if topic_id not in (0, found):
+            raise NotFound(
+                f"topic {name} was deleted and made anew since: it had the id {topic_id}, and has {found} now"
+            )
+
     async def create_topic(self, name: TopicName, config: TopicConfig) -> TopicRecord:
         if name.names_partition:
             raise Invalid(
@@ -258,7 +267,7 @@ class Registry:
         Raises Full when the topic has `subscriptions_max` already; 0 is no limit.
         """
         async with self._changing:
-            self._check_same(topic, topic_id)
+            self.check_same(topic, topic_id)
             if (found := self._subscriptions[topic_id].get(name)) is not None:
                 return found, False
             count = len(self._subscriptions[topic_id])
@@ -344,7 +353,7 @@ class Registry:
     ) -> ProducerRecord:
         """The name's own id under a higher epoch: whoever used it before is fenced."""
         async with self._changing:
-            self._check_same(topic, topic_id)
+            self.check_same(topic, topic_id)
             key = records.producer_key(topic_id, name)
             found = await self._store.get(key)
             if found is None:
@@ -363,17 +372,13 @@ class Registry:
     async def take_access(self, topic: TopicName, topic_id: int, holder: ProducerRecord, opener: int) -> None:
         """The topic is the holder's from here on, under a higher epoch; durable on return."""
         async with self._changing:
-            self._check_same(topic, topic_id)
+            self.check_same(topic, topic_id)
             key = records.access_key(topic_id)
             found = await self._store.get(key)
             former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
             record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch, opener)
             compare = Compare.mod_revision(key, found.mod_revision if found else 0)
             await self._write([compare], [Put(key, records.pack(record))])
-
-    def _check_same(self, topic: TopicName, topic_id: int) -> None:
-        if self.topic(topic).topic_id != topic_id:
-            raise NotFound(f"topic {topic} was deleted meanwhile; another one has its name")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
