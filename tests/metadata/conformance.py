@@ -16,7 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.metadata import Compacted, Compare, Delete, Event, Put, Store, list_all, take_ids
+from pydanube.metadata import (
+    Compacted,
+    Compare,
+    Delete,
+    Event,
+    Put,
+    Store,
+    StoreIdentity,
+    Succession,
+    list_all,
+    take_ids,
+)
 from pydanube.metadata.store import KEY_BYTES_MAX, LEASE_MS_MAX
 from pydanube.model.errors import Corrupt, Invalid, NotFound, Unavailable
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_VALUE_BYTES_MAX
@@ -122,6 +133,41 @@ class StoreConformance:
         before = await put(store, "/a")
         result = await store.transact([], [])
         assert (result.succeeded, result.revision) == (True, before)
+
+    # Identity
+
+    async def test_a_store_has_an_id_of_its_own_that_stays(self, tmp_path: Path) -> None:
+        places = [tmp_path / "one", tmp_path / "two"]
+        stores = [await self.open(place) for place in places]
+        try:
+            one, two = [await store.identity() for store in stores]
+            assert one.store_id != two.store_id
+            assert len(bytes.fromhex(one.store_id)) == 16
+            assert one.succeeds == two.succeeds == ()
+            await put(stores[0], "/a")
+            assert await stores[0].identity() == one
+        finally:
+            for store in stores:
+                await store.close()
+        if self.persistent:
+            again = await self.open(places[0])
+            assert await again.identity() == one
+            await again.close()
+
+    async def test_a_store_names_the_stores_that_it_succeeds(self, tmp_path: Path) -> None:
+        store = await self.open(tmp_path)
+        mine = await store.identity()
+        formers = (Succession("5" * 32, 17), Succession("6" * 32, 0))
+        for former in formers:
+            await store.record_succession(former)
+        expected = StoreIdentity(mine.store_id, formers)
+        assert await store.identity() == expected
+        assert await store.revision() == 0
+        await store.close()
+        if self.persistent:
+            store = await self.open(tmp_path)
+            assert await store.identity() == expected
+            await store.close()
 
     # Order, prefixes, pages
 

@@ -212,8 +212,12 @@ async def test_what_can_be_read_is_read_while_nothing_can_be_written(path: Path)
             store.get("/a"), put(store, "/b"), store.list("/"), put(store, "/c"), return_exceptions=True
         )
         assert [type(result) for result in results] == [KeyValue, Unavailable, list, Unavailable]
+        assert isinstance(store.failure, Unavailable)
+        assert await store.get("/a") is not None
+        assert isinstance(store.failure, Unavailable), "a read says nothing about writes"
         await set_read_only(store, False)
         assert await put(store, "/d") == 2
+        assert store.failure is None
         assert await keys(store) == ["/a", "/d"]
 
 

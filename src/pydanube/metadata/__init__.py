@@ -8,7 +8,19 @@ Never           messages, moving cursors, anything written per message; knowledg
 
 from .counters import take_ids
 from .embedded import EmbeddedStore
-from .store import Compacted, Compare, Delete, Event, KeyValue, Put, Store, TransactionResult, list_all
+from .store import (
+    Compacted,
+    Compare,
+    Delete,
+    Event,
+    KeyValue,
+    Put,
+    Store,
+    StoreIdentity,
+    Succession,
+    TransactionResult,
+    list_all,
+)
 
 __all__ = [
     "Compacted",
@@ -19,6 +31,8 @@ __all__ = [
     "KeyValue",
     "Put",
     "Store",
+    "StoreIdentity",
+    "Succession",
     "TransactionResult",
     "list_all",
     "take_ids",

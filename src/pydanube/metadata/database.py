@@ -29,8 +29,20 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
+from pydanube.runtime.randomness import identity
 
-from .store import Compare, Delete, Event, KeyValue, Put, TransactionResult, key_bytes, prefix_bytes
+from .store import (
+    Compare,
+    Delete,
+    Event,
+    KeyValue,
+    Put,
+    StoreIdentity,
+    Succession,
+    TransactionResult,
+    key_bytes,
+    prefix_bytes,
+)
 
 SCHEMA_VERSION: Final = 1
 APPLICATION_ID: Final = 0x44414E55  # "DANU"
@@ -140,6 +152,14 @@ class Database:
         """All leases and their ttl_ms."""
         return self._connection.execute("SELECT id, ttl_ms FROM lease ORDER BY id").fetchall()
 
+    def identity(self) -> StoreIdentity:
+        rows = self._connection.execute("SELECT store_id, revision FROM succession ORDER BY number").fetchall()
+        return StoreIdentity(rows[0][0], tuple(Succession(*row) for row in rows[1:]))
+
+    def record_succession(self, former: Succession) -> None:
+        values = (former.store_id, former.revision)
+        self._connection.execute("INSERT INTO succession (store_id, revision) VALUES (?, ?)", values)
+
     def _put(self, put: Put, current: KeyValue | None, revision: int) -> Event:
         version = 1 if current is None else current.version + 1
         create_revision = revision if current is None else current.create_revision
@@ -195,6 +215,11 @@ class Database:
             for statement in _SCHEMA:
                 run(statement)
             run("COMMIT")
+        run("CREATE TABLE IF NOT EXISTS succession (number INTEGER PRIMARY KEY, store_id TEXT, revision INTEGER)")
+        run(
+            "INSERT INTO succession (store_id, revision) SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM succession)",
+            (identity(),),
+        )
 
     def _is_fresh(self) -> bool:
         """True for an empty file. Raises Refused, having written nothing, for what is not ours or is of a later day."""

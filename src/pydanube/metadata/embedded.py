@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, Unavailable
+from pydanube.model.errors import Corrupt, DanubeError, Full, Invalid, NotFound, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -39,6 +39,8 @@ from .store import (
     Event,
     KeyValue,
     Put,
+    StoreIdentity,
+    Succession,
     TransactionResult,
     check_transaction,
     check_ttl,
@@ -82,6 +84,7 @@ class EmbeddedStore:
         self._leases: dict[int, _Lease] = {}
         self._tasks = Tasks()
         self._closing = False
+        self._failure: DanubeError | None = None
         self._thread = threading.Thread(target=self._serve, name="danube-metadata", daemon=True)
         self._ended: asyncio.Future[Exception | None] = self._loop.create_future()
 
@@ -152,7 +155,7 @@ class EmbeddedStore:
         for write in writes:
             if isinstance(write, Put) and write.lease:
                 self._living(write.lease)
-        return await self._submit(lambda database: database.transact(compares, writes))
+        return await self._submit(lambda database: database.transact(compares, writes), writes=bool(writes))
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
         """Store.watch; raises Unavailable when the store is closed. After a restart earlier revisions are compacted."""
@@ -164,7 +167,9 @@ class EmbeddedStore:
         if len(self._leases) >= LEASES_MAX:
             raise Full(f"{LEASES_MAX} leases are held already")
         return await self._submit(
-            lambda database: database.grant(ttl_ms), then=lambda lease: self._start_lease(lease, ttl_ms)
+            lambda database: database.grant(ttl_ms),
+            then=lambda lease: self._start_lease(lease, ttl_ms),
+            writes=True,
         )
 
     async def keep_alive(self, lease: int) -> None:
@@ -174,7 +179,7 @@ class EmbeddedStore:
     async def revoke(self, lease: int) -> None:
         """Cancelled, the lease may have ended or not; if not, it still ends in its time."""
         self._living(lease)
-        await self._submit(lambda database: database.revoke(lease), then=lambda _: self._stop_lease(lease))
+        await self._submit(lambda database: database.revoke(lease), then=lambda _: self._stop_lease(lease), writes=True)
 
     async def compact(self, revision: int) -> None:
         if revision > self._history.revision:
@@ -185,16 +190,29 @@ class EmbeddedStore:
         self._require_open()
         return self._history.revision
 
+    async def identity(self) -> StoreIdentity:
+        return await self._submit(lambda database: database.identity())
+
+    async def record_succession(self, former: Succession) -> None:
+        """Store.record_succession. Cancelled, it may happen or not."""
+        await self._submit(lambda database: database.record_succession(former), writes=True)
+
+    @property
+    def failure(self) -> DanubeError | None:
+        return self._failure
+
     def _require_open(self) -> None:
         if self._closing:
             raise Unavailable("the metadata store has been closed")
 
-    async def _submit(self, run: Callable[[Database], T], then: Callable[[T], None] | None = None) -> T:
+    async def _submit(
+        self, run: Callable[[Database], T], then: Callable[[T], None] | None = None, *, writes: bool = False
+    ) -> T:
         """Have the thread run it; `then` is called with its answer on the loop, also when nobody waits any more."""
         self._require_open()
         if self._waiting >= WAITING_MAX:
             raise Full(f"{WAITING_MAX} metadata requests are waiting already: wait for some of them first")
-        request = Request(run, self._loop.create_future(), then)
+        request = Request(run, self._loop.create_future(), then, writes)
         self._waiting += 1
         self._requests.put(request)
         answer: T = await request.answer
@@ -226,7 +244,7 @@ class EmbeddedStore:
         outlived = False
         while True:
             try:
-                await self._submit(lambda database: database.revoke(lease))
+                await self._submit(lambda database: database.revoke(lease), writes=True)
                 log.info("lease.expired", lease=lease)
                 break
             except NotFound:
@@ -248,6 +266,8 @@ class EmbeddedStore:
             self._history.restart(settled.revision)
         self._waiting -= len(settled.answers)
         for request, answer in settled.answers:
+            if request.writes:
+                self._failure = answer if isinstance(answer, Unavailable | Corrupt) else None
             failed = isinstance(answer, BaseException)
             if request.then is not None and not failed:
                 request.then(answer)

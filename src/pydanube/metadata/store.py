@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, Self
 
-from pydanube.model.errors import Invalid
+from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_VALUE_BYTES_MAX
 
 KEY_BYTES_MAX: Final = 4096
@@ -131,6 +131,28 @@ class Event:
         return self.current is None
 
 
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """A store that this one continues, and the last revision of it that this one knows."""
+
+    store_id: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """Which store this is. Revisions of two stores can be compared only when their ids are equal.
+
+    The id is drawn when a store is made and stays when the store is repaired, because a repair loses no revision. A
+    copy or a restore is another store: it has an id of its own, counts its revisions anew, and names in `succeeds` the
+    store whose content it began with.
+    """
+
+    store_id: str
+    """32 hexadecimal digits."""
+    succeeds: tuple[Succession, ...] = ()
+
+
 class Store(Protocol):
     """Every method raises Unavailable while the store cannot be reached or written, and Invalid for what it refuses."""
 
@@ -173,6 +195,19 @@ class Store(Protocol):
         ...
 
     async def revision(self) -> int: ...
+
+    async def identity(self) -> StoreIdentity:
+        """Return the store's id and the stores it succeeds. The id never changes while the store exists."""
+        ...
+
+    async def record_succession(self, former: Succession) -> None:
+        """Add `former` to what this store succeeds, durably; for copies and restores. Changes no revision."""
+        ...
+
+    @property
+    def failure(self) -> DanubeError | None:
+        """Why the last write failed; None when it succeeded or none was made yet."""
+        ...
 
     async def close(self) -> None: ...
 

@@ -31,6 +31,8 @@ class Request:
     answer: asyncio.Future[Any]
     then: Callable[[Any], None] | None
     """On the loop, with the answer, if it did not fail."""
+    writes: bool = False
+    """It may change something."""
 
 
 Group = list[Request]
