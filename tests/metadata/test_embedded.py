@@ -79,7 +79,7 @@ async def test_close_leaves_no_thread_and_no_lock(path: Path) -> None:
         assert threads() == ["danube-metadata"]
         await put(store, "/a")
     assert threads() == []
-    assert [file.name for file in path.parent.iterdir()] == ["metadata.db"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["metadata.db", "metadata.journal"]
     async with await opened(path) as store:
         assert await keys(store) == ["/a"]
 
@@ -154,13 +154,23 @@ async def test_a_flipped_bit_in_a_value_is_noticed(path: Path) -> None:
         await put(store, "/a", b"a value that is easy to find")
         await put(store, "/b")
     replace(path, b"easy to find", b"easy tO find")
+    path.with_suffix(".journal").unlink()
+    with pytest.raises(Corrupt, match=r"'/a'.*metadata\.journal cannot be used either.*danube storage restore"):
+        await opened(path)
+
+
+async def test_a_row_that_is_damaged_while_the_store_is_open_is_noticed_when_it_is_read(path: Path) -> None:
     async with await opened(path) as store:
+        await put(store, "/a", b"value")
+        await put(store, "/b")
+        await store._submit(lambda database: database._connection.execute("UPDATE entry SET value = x'00'"))
         with pytest.raises(Corrupt, match="'/a'"):
             await store.get("/a")
         with pytest.raises(Corrupt):
             await store.transact([Compare.version("/a", 1)], [Put("/c", b"")])
-        assert await store.get("/b") is not None
         assert await store.get("/c") is None
+    async with await opened(path) as store:
+        assert (await store.get("/a")).value == b"value"
 
 
 async def test_a_malformed_page_is_corrupt_and_not_a_crash(path: Path) -> None:
@@ -168,6 +178,7 @@ async def test_a_malformed_page_is_corrupt_and_not_a_crash(path: Path) -> None:
         for page in range(10):
             await store.transact([], [Put(f"/{page}/{number}", b"x" * 200) for number in range(100)])
     scribble_over_pages(path, first=7)
+    path.with_suffix(".journal").unlink()
     with pytest.raises(Corrupt, match=r"damaged.*restore"):
         async with await opened(path) as store:
             await store.list("", limit=10_000)

@@ -1,36 +1,51 @@
 """The embedded store's tables: synchronous, one connection, one thread, no clock.
 
-Everything between `begin` and `commit` shares one SQLite transaction and so one sync. Each request inside it reads
-and checks before it writes, so a refused one leaves no trace in what the others commit.
+Everything between `begin` and `commit` shares one SQLite transaction and so one sync, and one record of the journal.
+Each request inside it reads and checks before it writes, so a refused one leaves no trace in what the others commit.
 
 Tables
     entry   key BLOB (UTF-8, so SQLite orders it by bytes), value, version, create_revision, mod_revision, lease,
             checksum (CRC32C over all of these: SQLite itself would not notice a flipped bit in a value)
-    lease   id (never reused), ttl_ms
-    number  name, value: `revision`
+    lease   id (never reused), ttl_ms, checksum
+    state   one row: `codec.metadata.State` in MessagePack, and its checksum
+
+The state holds the number of rows and the sum of their checksums, updated in the transaction that changes the rows.
+`verify` compares: a row that vanished or changed by itself is noticed although no query would return it.
 
 Events are not stored. Whoever watches an embedded store lives in the process that owns it and lists again after a
-restart, so history in memory is enough, and every write is written once.
+restart, so history in memory is enough.
 
 Invariants
     the file belongs to one process at a time (locking_mode=EXCLUSIVE), so what is cached here is what is stored
-    after a failed commit `revision` is what the file says, whatever became of the commit
+    after a failed commit `state` is what the file says, whatever became of the commit
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
+from pydanube.codec.metadata import (
+    DIGEST_MODULUS,
+    Changes,
+    Contents,
+    Entry,
+    Lease,
+    State,
+    decode_state,
+    encode_state,
+    entry_checksum,
+    entry_checksum_v1,
+    lease_checksum,
+)
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
-from pydanube.runtime.randomness import identity
 
+from .journal import Journal
 from .store import (
     Compare,
     Delete,
@@ -44,83 +59,147 @@ from .store import (
     prefix_bytes,
 )
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 APPLICATION_ID: Final = 0x44414E55  # "DANU"
 _BUSY_SECONDS: Final = 1.0
-_JOURNAL_BYTES_KEPT: Final = 16 * 1024 * 1024
+_WAL_BYTES_KEPT: Final = 16 * 1024 * 1024
 
-_SCHEMA: Final = (
-    """CREATE TABLE entry (
+_SCHEMA: Final = {
+    "entry": """CREATE TABLE entry (
         key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, create_revision INTEGER NOT NULL,
         mod_revision INTEGER NOT NULL, lease INTEGER NOT NULL, checksum INTEGER NOT NULL
     ) WITHOUT ROWID""",
-    "CREATE INDEX entry_lease ON entry (lease) WHERE lease != 0",
-    "CREATE TABLE lease (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_ms INTEGER NOT NULL)",
-    "CREATE TABLE number (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-    "INSERT INTO number VALUES ('revision', 0)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
-)
+    "entry_lease": "CREATE INDEX entry_lease ON entry (lease) WHERE lease != 0",
+    "lease": """CREATE TABLE lease (
+        id INTEGER PRIMARY KEY, ttl_ms INTEGER NOT NULL, checksum INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    "state": """CREATE TABLE state (
+        id INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+}
+_ALL: Final = """SELECT key, value, version, create_revision, mod_revision, lease, checksum
+    FROM entry ORDER BY key"""
 _GET: Final = """SELECT key, value, version, create_revision, mod_revision, lease, checksum
     FROM entry WHERE key = ?"""
+_OF_LEASE: Final = """SELECT key, value, version, create_revision, mod_revision, lease, checksum
+    FROM entry WHERE lease = ? ORDER BY key"""
 _SCAN: Final = """SELECT key, value, version, create_revision, mod_revision, lease, checksum
     FROM entry WHERE key >= ? AND key > ? AND key < ? ORDER BY key LIMIT ?"""
 _PUT: Final = """INSERT OR REPLACE INTO entry (key, value, version, create_revision, mod_revision, lease, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
-_NUMBERS: Final = struct.Struct("<QQQQ")
+_ROW_ERRORS: Final = (AttributeError, TypeError, ValueError, OverflowError, struct.error)
+"""What a damaged row, whose values have another type or range, makes of its checksum."""
+
+
+class Damaged(Exception):
+    """This copy of the metadata is not what was written. The message says what was found."""
+
+
+class _Stored(NamedTuple):
+    """An entry whose checksum was right."""
+
+    entry: Entry
+    checksum: int
+
+    def key_value(self) -> KeyValue:
+        key, *rest = self.entry
+        return KeyValue(key.decode(), *rest)
 
 
 class Database:
-    """The tables. Raises sqlite3.Error where SQLite does: see `translate`."""
+    """The tables. Raises sqlite3.Error where SQLite does: see `translate`. Made by `recovery.open_database`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, state: State, journal: Journal) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
-        try:
-            self._configure()
-            self.revision = self._stored_revision()
-        except BaseException:
-            self._connection.close()
-            raise
-        _sync_directory(path.parent)
-        self._committed = self.revision
+        self._connection = connection
+        self._journal = journal
+        self._state = state
+        self._revision = state.revision
+        self._last_lease = state.last_lease
+        self._rows = state.rows
+        self._digest = state.digest
+        self._succeeds = state.succeeds
+        self._entries_changed: dict[bytes, Entry | None] = {}
+        self._leases_changed: dict[int, int | None] = {}
         self._events: list[tuple[int, list[Event]]] = []
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    @property
+    def commits(self) -> int:
+        """How many commits changed something; unlike the revision it counts those that only granted a lease."""
+        return self._state.commit
+
+    @property
+    def journal_behind(self) -> bool:
+        return self._journal.behind
+
+    @property
+    def journal_grown(self) -> bool:
+        return self._journal.grown
 
     def begin(self) -> None:
         self._connection.execute("BEGIN")  # the file is ours alone: a later write finds no other writer
 
     def commit(self) -> list[tuple[int, list[Event]]]:
-        """Make everything since `begin` durable; return what changed, by revision."""
-        if self.revision != self._committed:
-            self._connection.execute("UPDATE number SET value = ? WHERE name = 'revision'", (self.revision,))
+        """Make everything since `begin` durable in both copies; return what changed, by revision.
+
+        Raises OSError when the journal could not be written: the database has committed then, and says so.
+        """
+        state = self._next_state()
+        if state == self._state:
+            self._connection.execute("COMMIT")
+            return []
+        body = encode_state(state)
+        self._connection.execute("UPDATE state SET body = ?, checksum = ? WHERE id = 1", (body, crc32c(body)))
         self._connection.execute("COMMIT")
-        self._committed = self.revision
+        self._state = state
+        changes = self._take_changes()
         events, self._events = self._events, []
+        self._journal.append(changes)
         return events
 
     def rollback(self) -> None:
         """After a failure: forget everything since `begin`, and ask the file where it stands."""
         self._events = []
+        self._take_changes()
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
-        self.revision = self._committed = self._stored_revision()
+        try:
+            state = stored_state(self._connection)
+        except Damaged as damaged:
+            raise Corrupt(f"metadata database {self._path} is damaged: {damaged}: {_RESTART}") from None
+        if state.commit > self._state.commit and not self._journal.behind:
+            self._journal.give_up()  # a commit that was reported as failed has happened, and the journal lacks it
+        self._state, self._succeeds = state, state.succeeds
+        self._revision, self._last_lease = state.revision, state.last_lease
+        self._rows, self._digest = state.rows, state.digest
+
+    def renew_journal(self) -> None:
+        """Write the journal anew. Raises OSError; a journal that was good stays in use then."""
+        try:
+            self._journal.renew(self._state, self._all_entries(), self._all_leases())
+        except Damaged as damaged:
+            raise Corrupt(f"metadata database {self._path} is damaged: {damaged}: {_RESTART}") from None
 
     def close(self) -> None:
+        self._journal.close()
         self._connection.close()
 
     def get(self, key: str) -> KeyValue | None:
-        row = self._connection.execute(_GET, (key_bytes(key),)).fetchone()
-        return None if row is None else self._entry(row)
+        stored = self._get(key_bytes(key))
+        return None if stored is None else stored.key_value()
 
     def scan(self, prefix: str, start_after: str, limit: int) -> list[KeyValue]:
         start, end = prefix_bytes(prefix), _after_prefix(prefix_bytes(prefix))
         rows = self._connection.execute(_SCAN, (start, prefix_bytes(start_after), end, limit))
-        return [self._entry(row) for row in rows]
+        return [self._checked(row).key_value() for row in rows]
 
     def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
-        currents = {operation.key: self.get(operation.key) for operation in (*compares, *writes)}
+        stored = {operation.key: self._get(key_bytes(operation.key)) for operation in (*compares, *writes)}
+        currents = {key: None if one is None else one.key_value() for key, one in stored.items()}
         if not all(compare.holds(currents[compare.key]) for compare in compares):
             return TransactionResult(succeeded=False, revision=self.revision)
         for lease in {write.lease for write in writes if isinstance(write, Put) and write.lease}:
@@ -128,117 +207,269 @@ class Database:
         revision = self.revision + 1
         events = []
         for write in writes:
-            current = currents[write.key]
+            current = stored[write.key]
             if isinstance(write, Put):
                 events.append(self._put(write, current, revision))
             elif current is not None:
-                events.append(self._delete(write.key, revision))
+                events.append(self._delete(current, revision))
         self._changed(revision, events)
         return TransactionResult(succeeded=True, revision=self.revision)
 
     def grant(self, ttl_ms: int) -> int:
-        lease = self._connection.execute("INSERT INTO lease (ttl_ms) VALUES (?)", (ttl_ms,)).lastrowid
-        assert lease is not None
-        return lease
+        lease = (self._last_lease + 1, ttl_ms)
+        checksum = lease_checksum(lease)
+        self._connection.execute("INSERT INTO lease (id, ttl_ms, checksum) VALUES (?, ?, ?)", (*lease, checksum))
+        self._last_lease = lease[0]
+        self._count(1, checksum)
+        self._leases_changed[lease[0]] = ttl_ms
+        return lease[0]
 
     def revoke(self, lease: int) -> None:
-        self._require_lease(lease)
-        rows = self._connection.execute("SELECT key FROM entry WHERE lease = ? ORDER BY key", (lease,)).fetchall()
+        ttl_ms = self._require_lease(lease)
+        rows = self._connection.execute(_OF_LEASE, (lease,))
+        found = [self._checked(row) for row in rows.fetchall()]
         revision = self.revision + 1
-        self._changed(revision, [self._delete(key.decode(), revision) for (key,) in rows])
+        self._changed(revision, [self._delete(one, revision) for one in found])
         self._connection.execute("DELETE FROM lease WHERE id = ?", (lease,))
+        self._count(-1, -lease_checksum((lease, ttl_ms)))
+        self._leases_changed[lease] = None
 
-    def leases(self) -> list[tuple[int, int]]:
+    def leases(self) -> list[Lease]:
         """All leases and their ttl_ms."""
-        return self._connection.execute("SELECT id, ttl_ms FROM lease ORDER BY id").fetchall()
+        return self._all_leases()
 
     def identity(self) -> StoreIdentity:
-        rows = self._connection.execute("SELECT store_id, revision FROM succession ORDER BY number").fetchall()
-        return StoreIdentity(rows[0][0], tuple(Succession(*row) for row in rows[1:]))
+        return StoreIdentity(self._state.store_id, tuple(Succession(*former) for former in self._succeeds))
 
     def record_succession(self, former: Succession) -> None:
-        values = (former.store_id, former.revision)
-        self._connection.execute("INSERT INTO succession (store_id, revision) VALUES (?, ?)", values)
+        self._succeeds = (*self._succeeds, (former.store_id, former.revision))
 
-    def _put(self, put: Put, current: KeyValue | None, revision: int) -> Event:
-        version = 1 if current is None else current.version + 1
-        create_revision = revision if current is None else current.create_revision
-        entry = KeyValue(put.key, put.value, version, create_revision, revision, put.lease)
-        key = key_bytes(put.key)
-        checksum = _checksum(key, entry)
-        self._connection.execute(_PUT, (key, put.value, version, create_revision, revision, put.lease, checksum))
-        return Event(revision, put.key, entry)
+    def _put(self, put: Put, current: _Stored | None, revision: int) -> Event:
+        version = 1 if current is None else current.entry.version + 1
+        create_revision = revision if current is None else current.entry.create_revision
+        entry = Entry(key_bytes(put.key), put.value, version, create_revision, revision, put.lease)
+        checksum = entry_checksum(entry)
+        self._connection.execute(_PUT, (*entry, checksum))
+        self._count(0 if current else 1, checksum - (current.checksum if current else 0))
+        self._entries_changed[entry.key] = entry
+        return Event(revision, put.key, KeyValue(put.key, put.value, version, create_revision, revision, put.lease))
 
-    def _delete(self, key: str, revision: int) -> Event:
-        self._connection.execute("DELETE FROM entry WHERE key = ?", (key_bytes(key),))
-        return Event(revision, key, None)
+    def _delete(self, current: _Stored, revision: int) -> Event:
+        key = current.entry.key
+        self._connection.execute("DELETE FROM entry WHERE key = ?", (key,))
+        self._count(-1, -current.checksum)
+        self._entries_changed[key] = None
+        return Event(revision, key.decode(), None)
 
     def _changed(self, revision: int, events: list[Event]) -> None:
         assert revision == self.revision + 1
         if events:
-            self.revision = revision
+            self._revision = revision
             self._events.append((revision, events))
 
-    def _require_lease(self, lease: int) -> None:
-        if self._connection.execute("SELECT 1 FROM lease WHERE id = ?", (lease,)).fetchone() is None:
-            raise NotFound(f"lease {lease} has ended, or never was")
+    def _count(self, rows: int, checksums: int) -> None:
+        self._rows += rows
+        self._digest = (self._digest + checksums) % DIGEST_MODULUS
 
-    def _entry(self, row: tuple[Any, ...]) -> KeyValue:
-        key, value, version, create_revision, mod_revision, lease, checksum = row
-        try:
-            entry = KeyValue(key.decode(), value, version, create_revision, mod_revision, lease)
-            intact = _checksum(key, entry) == checksum
-        except (AttributeError, TypeError, ValueError, struct.error):
-            intact = False
-        if not intact:
-            raise Corrupt(f"metadata database {self._path}: the entry of key {key!r} is damaged: {_REMEDY}")
-        return entry
-
-    def _stored_revision(self) -> int:
-        row = self._connection.execute("SELECT value FROM number WHERE name = 'revision'").fetchone()
-        if row is None or not isinstance(row[0], int):
-            raise Corrupt(f"metadata database {self._path} has lost its revision: {_REMEDY}")
-        return row[0]
-
-    def _configure(self) -> None:
-        run = self._connection.execute
-        run("PRAGMA locking_mode = EXCLUSIVE")
-        fresh = self._is_fresh()
-        if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-            raise Unavailable(f"metadata database {self._path}: this file system cannot hold SQLite's write-ahead log")
-        run("PRAGMA synchronous = FULL")
-        run("PRAGMA fullfsync = ON")
-        run("PRAGMA checkpoint_fullfsync = ON")
-        run(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_KEPT}")
-        if fresh:
-            run("BEGIN IMMEDIATE")
-            for statement in _SCHEMA:
-                run(statement)
-            run("COMMIT")
-        run("CREATE TABLE IF NOT EXISTS succession (number INTEGER PRIMARY KEY, store_id TEXT, revision INTEGER)")
-        run(
-            "INSERT INTO succession (store_id, revision) SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM succession)",
-            (identity(),),
+    def _next_state(self) -> State:
+        """The state after this commit; the same as before if nothing changed."""
+        before = self._state
+        if not self._entries_changed and not self._leases_changed and self._succeeds == before.succeeds:
+            return before
+        return State(
+            before.store_id,
+            before.commit + 1,
+            self._revision,
+            self._last_lease,
+            self._rows,
+            self._digest,
+            self._succeeds,
         )
 
-    def _is_fresh(self) -> bool:
-        """True for an empty file. Raises Refused, having written nothing, for what is not ours or is of a later day."""
-        run = self._connection.execute
-        tables = run("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        application, version = run("PRAGMA application_id").fetchone()[0], run("PRAGMA user_version").fetchone()[0]
-        if tables == 0 and application == 0 and version == 0:
-            return True
-        if application != APPLICATION_ID:
-            raise Refused(f"{self._path} is a SQLite database of something else: choose another metadata.path")
-        if version > SCHEMA_VERSION:
-            raise Refused(
-                f"metadata database {self._path} has schema version {version}, and this release knows versions"
-                f" up to {SCHEMA_VERSION}: it was written by a newer release; run that one or a later one"
-            )
-        return False
+    def _take_changes(self) -> Changes:
+        entries, self._entries_changed = self._entries_changed, {}
+        leases, self._leases_changed = self._leases_changed, {}
+        return Changes(
+            self._state,
+            [entry for entry in entries.values() if entry is not None],
+            [key for key, entry in entries.items() if entry is None],
+            [(lease, ttl_ms) for lease, ttl_ms in leases.items() if ttl_ms is not None],
+            [lease for lease, ttl_ms in leases.items() if ttl_ms is None],
+        )
+
+    def _require_lease(self, lease: int) -> int:
+        row = self._connection.execute("SELECT ttl_ms FROM lease WHERE id = ?", (lease,)).fetchone()
+        if row is None:
+            raise NotFound(f"lease {lease} has ended, or never was")
+        return int(row[0])
+
+    def _get(self, key: bytes) -> _Stored | None:
+        row = self._connection.execute(_GET, (key,)).fetchone()
+        return None if row is None else self._checked(row)
+
+    def _checked(self, row: tuple[Any, ...]) -> _Stored:
+        try:
+            entry = Entry._make(row[:6])
+            if entry_checksum(entry) == row[6]:
+                return _Stored(entry, row[6])
+        except _ROW_ERRORS:
+            pass
+        raise Corrupt(f"metadata database {self._path}: the entry of key {row[0]!r} is damaged: {_RESTART}")
+
+    def _all_entries(self) -> Iterator[Entry]:
+        """Yield all entries; raises Damaged, at the latest behind the last one, if they are not all there."""
+        return checked_entries(self._connection, self._state)
+
+    def _all_leases(self) -> list[Lease]:
+        return self._connection.execute("SELECT id, ttl_ms FROM lease ORDER BY id").fetchall()
 
 
-_REMEDY: Final = "restore it from a backup, or start with an empty data directory"
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file and take its lock with the first read; nothing is read or written yet."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    return connection
+
+
+def configure(connection: sqlite3.Connection, path: Path) -> None:
+    """Make every commit durable when it returns."""
+    run = connection.execute
+    if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+        raise Unavailable(f"metadata database {path}: this file system cannot hold SQLite's write-ahead log")
+    run("PRAGMA synchronous = FULL")
+    run("PRAGMA fullfsync = ON")
+    run("PRAGMA checkpoint_fullfsync = ON")
+    run(f"PRAGMA journal_size_limit = {_WAL_BYTES_KEPT}")
+
+
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the schema version, 0 for a database that holds nothing. Raises Refused for one of a newer release,
+    Damaged for one that does not carry our application id."""
+    run = connection.execute
+    tables = run("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    application, version = run("PRAGMA application_id").fetchone()[0], run("PRAGMA user_version").fetchone()[0]
+    if tables == 0 and application == 0 and version == 0:
+        return 0
+    if application != APPLICATION_ID:
+        raise Damaged("it is a SQLite database of something else")
+    if version > SCHEMA_VERSION:
+        raise Refused(
+            f"metadata database {path} has schema version {version}, and this release knows versions"
+            f" up to {SCHEMA_VERSION}: it was written by a newer release; run that one or a later one"
+        )
+    if version < 1:
+        raise Damaged(f"it has schema version {version}")
+    return int(version)
+
+
+def verify(connection: sqlite3.Connection) -> State:
+    """Check a database of schema version 2: its schema, its pages and every row. Raises Damaged or sqlite3.Error."""
+    run = connection.execute
+    schema = run("SELECT name, sql FROM sqlite_master").fetchall()
+    if dict(schema) != _SCHEMA or len(schema) != len(_SCHEMA):
+        raise Damaged("its schema is not the one that was written")
+    _check_pages(connection)
+    state = stored_state(connection)
+    for _ in checked_entries(connection, state):
+        pass
+    return state
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    problems = [row[0] for row in connection.execute("PRAGMA integrity_check(3)")]
+    if problems != ["ok"]:
+        raise Damaged("; ".join(map(str, problems)).replace("\n", " "))
+
+
+def stored_state(connection: sqlite3.Connection) -> State:
+    """Return the state in the file. Raises Damaged if it is not what was written."""
+    rows = connection.execute("SELECT id, body, checksum FROM state").fetchall()
+    try:
+        if len(rows) == 1 and rows[0][0] == 1 and crc32c(rows[0][1]) == rows[0][2]:
+            return decode_state(rows[0][1])
+    except (*_ROW_ERRORS, Corrupt):
+        pass
+    raise Damaged("its state row is damaged or missing")
+
+
+def checked_entries(connection: sqlite3.Connection, state: State) -> Iterator[Entry]:
+    """Yield all entries in order. Raises Damaged when a row, of entries or leases, is not what was written, or when
+    they are not exactly those that `state` counts; the latter only at the end."""
+    count = digest = 0
+    last = b""
+    for row in connection.execute(_ALL):
+        try:
+            entry, checksum = Entry._make(row[:6]), row[6]
+            intact = entry_checksum(entry) == checksum and entry.key > last
+        except _ROW_ERRORS:
+            intact = False
+        if not intact:
+            raise Damaged(f"the entry of key {row[0]!r} is damaged or out of order")
+        count, digest, last = count + 1, digest + checksum, entry.key
+        yield entry
+    for lease, ttl_ms, checksum in connection.execute("SELECT id, ttl_ms, checksum FROM lease"):
+        try:
+            intact = lease_checksum((lease, ttl_ms)) == checksum
+        except _ROW_ERRORS:
+            intact = False
+        if not intact:
+            raise Damaged(f"lease {lease!r} is damaged")
+        count, digest = count + 1, digest + checksum
+    if (count, digest % DIGEST_MODULUS) != (state.rows, state.digest):
+        raise Damaged(f"it has {count} rows that are not the {state.rows} that were written")
+
+
+def read_version_1(connection: sqlite3.Connection, store_id: str) -> Contents:
+    """Check and return what a database of schema version 1 holds, as the content of a new store of that id."""
+    run = connection.execute
+    _check_pages(connection)
+    revision = run("SELECT value FROM number WHERE name = 'revision'").fetchone()
+    if revision is None or not isinstance(revision[0], int):
+        raise Damaged("it has lost its revision")
+    entries: dict[bytes, Entry] = {}
+    for row in run(_ALL):
+        try:
+            entry = Entry._make(row[:6])
+            intact = entry_checksum_v1(entry) == row[6]
+        except _ROW_ERRORS:
+            intact = False
+        if not intact:
+            raise Damaged(f"the entry of key {row[0]!r} is damaged")
+        entries[entry.key] = entry
+    leases = dict(run("SELECT id, ttl_ms FROM lease").fetchall())
+    given_out = run("SELECT seq FROM sqlite_sequence WHERE name = 'lease'").fetchone()
+    last_lease = max(0 if given_out is None else given_out[0], *leases, 0)
+    digest = sum(map(entry_checksum, entries.values())) + sum(map(lease_checksum, leases.items()))
+    rows = len(entries) + len(leases)
+    state = State(store_id, 0, revision[0], last_lease, rows, digest % DIGEST_MODULUS)
+    return Contents(state, entries, leases)
+
+
+def build(path: Path, contents: Contents) -> None:
+    """Write a database that holds exactly this into a new, private file. The caller syncs it and puts it in place."""
+    path.touch(mode=0o600, exist_ok=False)
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        run = connection.execute
+        run("PRAGMA journal_mode = OFF")  # a file that was cut short is thrown away
+        run("PRAGMA synchronous = OFF")
+        run("BEGIN IMMEDIATE")
+        for statement in _SCHEMA.values():
+            run(statement)
+        run(f"PRAGMA application_id = {APPLICATION_ID}")
+        run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        entries = sorted(contents.entries.values())
+        connection.executemany(_PUT, ((*entry, entry_checksum(entry)) for entry in entries))
+        leases = sorted(contents.leases.items())
+        connection.executemany("INSERT INTO lease VALUES (?, ?, ?)", ((*one, lease_checksum(one)) for one in leases))
+        body = encode_state(contents.state)
+        run("INSERT INTO state VALUES (1, ?, ?)", (body, crc32c(body)))
+        run("COMMIT")
+    finally:
+        connection.close()
+
+
+_RESTART: Final = "start the broker again, which repairs it from metadata.journal beside it"
 
 
 def translate(error: sqlite3.Error, path: Path) -> Exception:
@@ -246,7 +477,7 @@ def translate(error: sqlite3.Error, path: Path) -> Exception:
     code = getattr(error, "sqlite_errorcode", None)
     match None if code is None else code & 0xFF:
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_ERROR | sqlite3.SQLITE_SCHEMA:
-            return Corrupt(f"metadata database {path} is damaged ({error}): {_REMEDY}")
+            return Corrupt(f"metadata database {path} is damaged ({error}): {_RESTART}")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Unavailable(f"metadata database {path} is in use by another process")
         case sqlite3.SQLITE_FULL:
@@ -264,17 +495,3 @@ def translate(error: sqlite3.Error, path: Path) -> Exception:
 def _after_prefix(prefix: bytes) -> bytes:
     """The first byte string after all that begin with `prefix`. UTF-8 has no 0xFF, so the last byte can always grow."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\xff"
-
-
-def _checksum(key: bytes, entry: KeyValue) -> int:
-    numbers = _NUMBERS.pack(entry.version, entry.create_revision, entry.mod_revision, entry.lease)
-    return crc32c(entry.value, crc32c(key, crc32c(numbers)))
-
-
-def _sync_directory(directory: Path) -> None:
-    """SQLite syncs the directory for its journals; the database's own entry is ours to keep."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,10 +1,11 @@
-"""The metadata store of a broker that stands alone: one SQLite file, one thread, any number of callers.
+"""The metadata store of a broker that stands alone: one SQLite file and its journal, one thread, any number of callers.
 
     callers (event loop)          thread "danube-metadata"             event loop
     --------------------          ------------------------             ----------
     get, list, transact, ... -->  takes all that wait                  history grows, watchers wake,
-                                  BEGIN, each in turn, COMMIT  ----->  then every caller gets its answer
-                                  (one sync for all of them)
+                                  BEGIN, each in turn, COMMIT,
+                                  one record of the journal  ------->  then every caller gets its answer
+                                  (two syncs for all of them)
 
 Reads share the commit of the writes before them and are answered after it: nobody sees what might still be lost.
 
@@ -28,6 +29,7 @@ from typing import Final, Self, TypeVar
 
 from pydanube.model.errors import Corrupt, DanubeError, Full, Invalid, NotFound, Unavailable
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.disk import Disk, OsDisk
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -74,8 +76,11 @@ class _Lease:
 class EmbeddedStore:
     """`Store` in one SQLite file. Made by `open`, used on one event loop."""
 
-    def __init__(self, path: Path, clock: Clock, history_revisions_max: int, history_bytes_max: int) -> None:
+    def __init__(
+        self, path: Path, clock: Clock, disk: Disk, history_revisions_max: int, history_bytes_max: int
+    ) -> None:
         self._path = path
+        self._disk = disk
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -94,14 +99,18 @@ class EmbeddedStore:
         path: Path,
         clock: Clock,
         *,
+        disk: Disk | None = None,
         history_revisions_max: int = HISTORY_REVISIONS_MAX,
         history_bytes_max: int = HISTORY_BYTES_MAX,
     ) -> Self:
-        """Open or create the database. Raises Unavailable (in use, unreadable), Corrupt, or Refused (not ours, newer).
+        """Open or create the database and its journal, check both, and repair one from the other where that is needed.
+
+        Raises Unavailable (in use, unreadable), Corrupt (neither copy is whole), or Refused (not ours, newer). `disk`
+        is where the journal is written; the database itself is always on the machine's own.
 
         Cancelled, it leaves nothing open.
         """
-        store = cls(path, clock, history_revisions_max, history_bytes_max)
+        store = cls(path, clock, disk or OsDisk(), history_revisions_max, history_bytes_max)
         store._thread.start()
         try:
             revision, leases = await store._submit(lambda database: (database.revision, database.leases()))
@@ -264,10 +273,9 @@ class EmbeddedStore:
             self._history.append(revision, events)
         if settled.revision != self._history.revision:
             self._history.restart(settled.revision)
+        self._note_failure(settled)
         self._waiting -= len(settled.answers)
         for request, answer in settled.answers:
-            if request.writes:
-                self._failure = answer if isinstance(answer, Unavailable | Corrupt) else None
             failed = isinstance(answer, BaseException)
             if request.then is not None and not failed:
                 request.then(answer)
@@ -278,12 +286,25 @@ class EmbeddedStore:
             else:
                 request.answer.set_result(answer)
 
+    def _note_failure(self, settled: Settled) -> None:
+        """Remember why a write failed, until one succeeds."""
+        failures = [
+            answer
+            for request, answer in settled.answers
+            if request.writes and isinstance(answer, Unavailable | Corrupt)
+        ]
+        if failures:
+            self._failure = failures[-1]
+        elif settled.committed:
+            self._failure = None
+
     def _serve(self) -> None:
         """The thread."""
-        worker = Worker(self._path)
+        worker = Worker(self._path, self._disk)
         while (group := self._take_group()) is not None:
             if not self._tell(self._settle, worker.execute(group)):
                 break
+            worker.tidy()
         self._tell(self._ended.set_result, worker.close())
 
     def _take_group(self) -> Group | None:

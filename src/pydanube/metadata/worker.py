@@ -3,6 +3,9 @@
 A group that fails is tried again request by request, so that what cannot be done (a write, on a full disk) does not
 take with it what can (the reads around it).
 
+While the journal, the second copy, is behind the database, reads are answered and writes are not: before the next
+write it is written anew.
+
 Invariants
     every request gets an answer, whatever happens
     a request that failed is not in what is committed later, unless its own commit failed and yet happened; then it
@@ -19,9 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.runtime.disk import Disk
+from pydanube.runtime.telemetry import get_logger
 
 from .database import Database, translate
+from .recovery import open_database
 from .store import Event
+
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -46,24 +54,59 @@ class Settled:
     """An exception as answer is to be raised."""
     changes: list[tuple[int, list[Event]]]
     revision: int
+    committed: bool = False
+    """Something was changed, in both copies."""
 
 
 class Worker:
     """Opens the database with the first group; runs groups; knows after a failure that it must look again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
+        self._disk = disk
         self._database: Database | None = None
         self._suspect = False
         self._revision = 0
+        self._commits = 0
         self._error: Exception = RuntimeError("nothing failed yet")
 
     def execute(self, group: Group) -> Settled:
-        before = self._revision
+        """Run the requests and return an answer for each."""
+        if any(request.writes for request in group) and not self._renew_if_behind():
+            refused = [(request, self._failure()) for request in group if request.writes]
+            reads = [request for request in group if not request.writes]
+            settled = self._execute(reads) if reads else Settled([], [], self._revision)
+            settled.answers += refused
+            return settled
+        return self._execute(group)
+
+    def tidy(self) -> None:
+        """Write the journal anew if it has grown too large; between groups, when nobody waits for an answer."""
+        if self._database is None or self._suspect or not self._database.journal_grown:
+            return
+        try:
+            self._database.renew_journal()
+        except (OSError, sqlite3.Error, DanubeError) as error:
+            log.warning("metadata.journal_not_renewed", path=str(self._path), error=str(error))
+
+    def _execute(self, group: Group) -> Settled:
+        before = self._commits
         settled = self._attempt(group)
-        if settled is None and len(group) > 1 and not self._suspect and self._revision == before:
+        if settled is None and len(group) > 1 and not self._suspect and self._commits == before:
             return self._one_by_one(group)
         return settled or Settled([(request, self._failure()) for request in group], [], self._revision)
+
+    def _renew_if_behind(self) -> bool:
+        """Write the journal anew where it is behind; False if that failed."""
+        try:
+            database = self._ready()
+            if database.journal_behind:
+                database.renew_journal()
+                log.info("metadata.journal_rewritten", path=str(self._path), reason="it was behind the database")
+        except Exception as error:
+            self._error = error
+            return False
+        return True
 
     def _attempt(self, group: Group) -> Settled | None:
         """All of them in one commit; None if that failed."""
@@ -76,8 +119,9 @@ class Worker:
             self._error = error
             self._recover()
             return None
-        self._revision = database.revision
-        return Settled(answers, changes, self._revision)
+        committed = database.commits != self._commits
+        self._revision, self._commits = database.revision, database.commits
+        return Settled(answers, changes, self._revision, committed)
 
     def _one_by_one(self, group: Group) -> Settled:
         every = Settled([], [], self._revision)
@@ -88,6 +132,7 @@ class Worker:
             else:
                 every.answers += settled.answers
                 every.changes += settled.changes
+                every.committed |= settled.committed
         every.revision = self._revision
         return every
 
@@ -102,7 +147,8 @@ class Worker:
 
     def _ready(self) -> Database:
         if self._database is None:
-            self._database = Database(self._path)
+            self._database = open_database(self._path, self._disk)
+            self._revision, self._commits = self._database.revision, self._database.commits
         if self._suspect:
             self._database.rollback()
             self._suspect = False
@@ -113,7 +159,8 @@ class Worker:
         self._suspect = self._database is not None
         try:
             if self._suspect:
-                self._revision = self._ready().revision
+                database = self._ready()
+                self._revision, self._commits = database.revision, database.commits
         except (sqlite3.Error, DanubeError):
             assert self._suspect
 
@@ -125,7 +172,9 @@ class Worker:
         if isinstance(error, sqlite3.Error):
             return translate(error, self._path)
         if isinstance(error, OSError):
-            return Unavailable(f"metadata database {self._path} cannot be opened: {error}")
+            if self._database is None:
+                return Unavailable(f"metadata database {self._path} cannot be opened: {error}")
+            return Unavailable(f"the journal of metadata database {self._path} cannot be written: {error}")
         return error
 
 

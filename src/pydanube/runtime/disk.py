@@ -58,8 +58,8 @@ class Disk(Protocol):
         """An existing file, for reading and writing."""
         ...
 
-    def create(self, path: Path) -> DiskFile:
-        """A new, empty file; FileExistsError when there is one."""
+    def create(self, path: Path, *, private: bool = False) -> DiskFile:
+        """A new, empty file; FileExistsError when there is one. A private one is its owner's alone to read."""
         ...
 
     def exists(self, path: Path) -> bool: ...
@@ -129,8 +129,8 @@ class OsDisk:
     def open(self, path: Path) -> DiskFile:
         return _OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
-    def create(self, path: Path) -> DiskFile:
-        return _OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
+    def create(self, path: Path, *, private: bool = False) -> DiskFile:
+        return _OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o640))
 
     def exists(self, path: Path) -> bool:
         return path.exists()

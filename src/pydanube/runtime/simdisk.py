@@ -196,7 +196,7 @@ class SimDisk:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
             return _SimFile(self, self._names[path])
 
-    def create(self, path: Path) -> DiskFile:
+    def create(self, path: Path, *, private: bool = False) -> DiskFile:
         with self._lock:
             self._step("create")
             if path in self._names:

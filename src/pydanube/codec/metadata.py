@@ -1,0 +1,273 @@
+"""The embedded metadata store as bytes: the checksums of its rows, its state, and the records of its journal.
+
+The journal is a snapshot of all rows followed by one record for each committed group of changes. A record is a header
+of 36 bytes and a body in MessagePack; records follow each other without padding. Numbers are little-endian.
+
+```
+  0  4 magic "DMJR"     4  1 version = 1     5  1 kind     6  2 flags (none is known yet)
+  8  8 commit           16  8 body length              24  4 CRC32C of the body
+ 28  4 CRC32C of the header before this one (the first record: 0)            32  4 CRC32C of bytes 0..32
+
+ ROWS      [[entry, ...], [lease, ...]]                      some rows of the snapshot, in any order
+ SNAPSHOT  state                                             the rows before it are all there were at this commit
+ CHANGES   [state, [entry, ...], [key, ...], [lease, ...], [lease id, ...]]
+                                                             written and deleted entries, granted and ended leases
+ entry     [key, value, version, create revision, mod revision, lease]            key and value are binary
+ lease     [id, time to live in ms]
+ state     [store id, commit, revision, last lease, rows, digest, [[store id, revision], ...]]
+```
+
+A journal is ROWS records (none when the store is empty), one SNAPSHOT, and CHANGES whose commits follow each other
+without a gap. The database keeps the same `state` and the same checksums of rows, so that the two can be compared.
+
+The digest is the sum of the checksums of all rows, modulo 2**63. It does not depend on their order, so that a commit
+updates it from the rows that it changes; a row that vanished, appeared or changed without a commit shows in it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+from crc32c import crc32c
+
+from pydanube.model.errors import Corrupt, Refused
+
+MAGIC: Final = b"DMJR"
+VERSION: Final = 1
+DIGEST_MODULUS: Final = 2**63
+
+_CHECKED: Final = struct.Struct("<4sBBHQQII")
+"""The header without its checksum."""
+_CRC: Final = struct.Struct("<I")
+HEADER_BYTES: Final = _CHECKED.size + _CRC.size
+_ENTRY: Final = struct.Struct("<QQQQQ")
+_LEASE: Final = struct.Struct("<QQ")
+
+ByteBuffer: TypeAlias = bytes | bytearray | memoryview
+Lease: TypeAlias = tuple[int, int]
+"""Id and time to live in ms."""
+
+
+class Kind(IntEnum):
+    """What a record is. Numbers are never given to another meaning."""
+
+    ROWS = 1
+    SNAPSHOT = 2
+    CHANGES = 3
+
+
+class Entry(NamedTuple):
+    """One key as it is stored."""
+
+    key: bytes
+    value: bytes
+    version: int
+    create_revision: int
+    mod_revision: int
+    lease: int
+
+
+class State(msgspec.Struct, array_like=True, frozen=True):
+    """What a store says of itself as of one commit."""
+
+    store_id: str
+    commit: int = 0
+    """Commits that changed something. The revision does not count those that only granted a lease."""
+    revision: int = 0
+    last_lease: int = 0
+    """The highest lease id given out; ids are never reused."""
+    rows: int = 0
+    """Entries and leases."""
+    digest: int = 0
+    succeeds: tuple[tuple[str, int], ...] = ()
+
+
+class Changes(msgspec.Struct, array_like=True, frozen=True):
+    """What one commit changed, and the state after it."""
+
+    state: State
+    written: list[Entry] = []
+    deleted: list[bytes] = []
+    granted: list[Lease] = []
+    ended: list[int] = []
+
+
+class Rows(msgspec.Struct, array_like=True, frozen=True):
+    """Part of a snapshot."""
+
+    entries: list[Entry] = []
+    leases: list[Lease] = []
+
+
+@dataclass(slots=True)
+class Contents:
+    """All that a store holds."""
+
+    state: State
+    entries: dict[bytes, Entry] = field(default_factory=dict)
+    leases: dict[int, int] = field(default_factory=dict)
+
+    def matches_digest(self) -> bool:
+        """Return whether the rows are those that the state speaks of."""
+        total = sum(map(entry_checksum, self.entries.values())) + sum(map(lease_checksum, self.leases.items()))
+        rows = len(self.entries) + len(self.leases)
+        return (rows, total % DIGEST_MODULUS) == (self.state.rows, self.state.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A journal all of whose bytes are what was written."""
+
+    state: State
+    """After its last commit."""
+    snapshot_bytes: int
+    size: int
+    last_checksum: int
+    """Of the last header: the next record names it."""
+
+
+def entry_checksum(entry: Entry) -> int:
+    """Return the checksum of one entry. It covers the length of the key, so that key and value cannot trade bytes."""
+    key, value, version, create_revision, mod_revision, lease = entry
+    numbers = _ENTRY.pack(version, create_revision, mod_revision, lease, len(key))
+    return crc32c(value, crc32c(key, crc32c(numbers)))
+
+
+def entry_checksum_v1(entry: Entry) -> int:
+    """Return the checksum of an entry in a database of schema version 1."""
+    key, value, version, create_revision, mod_revision, lease = entry
+    numbers = struct.pack("<QQQQ", version, create_revision, mod_revision, lease)
+    return crc32c(value, crc32c(key, crc32c(numbers)))
+
+
+def lease_checksum(lease: Lease) -> int:
+    return crc32c(_LEASE.pack(*lease))
+
+
+def encode_state(state: State) -> bytes:
+    return msgspec.msgpack.encode(state)
+
+
+def decode_state(body: ByteBuffer) -> State:
+    return _decode(body, State, "state")
+
+
+def encode_record(kind: Kind, commit: int, body: ByteBuffer, previous: int) -> tuple[bytes, int]:
+    """Return the header for this body, and the checksum that the next record will name as its `previous`."""
+    checked = _CHECKED.pack(MAGIC, VERSION, kind, 0, commit, len(body), crc32c(body), previous)
+    checksum = crc32c(checked)
+    return checked + _CRC.pack(checksum), checksum
+
+
+def encode_body(body: Rows | State | Changes) -> bytes:
+    return msgspec.msgpack.encode(body)
+
+
+class _Record(NamedTuple):
+    kind: Kind
+    commit: int
+    body: memoryview
+    end: int
+    checksum: int
+
+
+def _records(data: ByteBuffer) -> Iterator[_Record]:
+    """Yield every record. Raises Corrupt for the first byte that is not as written, Refused for a later version."""
+    view, at, previous = memoryview(data), 0, 0
+    while at < len(view):
+        start = at + HEADER_BYTES
+        if start > len(view):
+            raise Corrupt(f"the record at byte {at} is cut short")
+        magic, version, kind, flags, commit, length, body_crc, names = _CHECKED.unpack_from(view, at)
+        checksum = crc32c(view[at : at + _CHECKED.size])
+        if magic != MAGIC or checksum != _CRC.unpack_from(view, at + _CHECKED.size)[0]:
+            raise Corrupt(f"there is no record at byte {at}")
+        if version != VERSION or flags or kind not in tuple(Kind):
+            raise Refused(
+                f"its record at byte {at} has version {version}, kind {kind} and flags {flags:#06x}, which this release"
+                f" does not know: it was written by a newer release; run that one or a later one"
+            )
+        if names != previous:
+            raise Corrupt(f"the record at byte {at} does not follow the one before it")
+        if start + length > len(view):
+            raise Corrupt(f"the record at byte {at} is cut short")
+        body = view[start : start + length]
+        if crc32c(body) != body_crc:
+            raise Corrupt(f"the record at byte {at} does not match its checksum")
+        at, previous = start + length, checksum
+        yield _Record(Kind(kind), commit, body, at, checksum)
+
+
+def scan_journal(data: ByteBuffer) -> Scan:
+    """Check a journal's records without looking at its rows. Raises Corrupt (damage) or Refused (a later version)."""
+    state: State | None = None
+    snapshot_bytes = 0
+    record: _Record | None = None
+    for record in _records(data):
+        expected = (Kind.ROWS, Kind.SNAPSHOT) if state is None else (Kind.CHANGES,)
+        if record.kind not in expected or (state is not None and record.commit != state.commit + 1):
+            raise Corrupt(f"the record that ends at byte {record.end} is out of place")
+        if record.kind is Kind.SNAPSHOT:
+            state, snapshot_bytes = decode_state(record.body), record.end
+        elif record.kind is Kind.CHANGES:
+            assert state is not None
+            state = msgspec.structs.replace(state, commit=record.commit)
+    if state is None or record is None:
+        raise Corrupt("it holds no whole snapshot")
+    if record.kind is Kind.CHANGES:
+        state = _decode(record.body, Changes, "record").state
+    if state.commit != record.commit:
+        raise Corrupt("its last record does not speak of its own commit")
+    return Scan(state, snapshot_bytes, record.end, record.checksum)
+
+
+def read_journal(data: ByteBuffer) -> Contents:
+    """Return all that a journal holds. Raises Corrupt for what is damaged or does not add up."""
+    contents = Contents(scan_journal(data).state)
+    for record in _records(data):
+        if record.kind is Kind.ROWS:
+            rows = _decode(record.body, Rows, "record")
+            contents.entries.update((entry.key, entry) for entry in rows.entries)
+            contents.leases.update(rows.leases)
+        elif record.kind is Kind.CHANGES:
+            _apply(contents, _decode(record.body, Changes, "record"))
+    if not contents.matches_digest():
+        raise Corrupt("its rows are not those that its last record speaks of")
+    return contents
+
+
+def _apply(contents: Contents, changes: Changes) -> None:
+    contents.entries.update((entry.key, entry) for entry in changes.written)
+    contents.leases.update(changes.granted)
+    for key in changes.deleted:
+        contents.entries.pop(key, None)
+    for lease in changes.ended:
+        contents.leases.pop(lease, None)
+
+
+def paged(entries: Iterable[Entry], leases: list[Lease], page_bytes: int) -> Iterator[Rows]:
+    """Yield the rows of a snapshot, about `page_bytes` at a time."""
+    if leases:
+        yield Rows([], leases)
+    page: list[Entry] = []
+    size = 0
+    for entry in entries:
+        page.append(entry)
+        size += len(entry.key) + len(entry.value) + _ENTRY.size
+        if size >= page_bytes:
+            yield Rows(page)
+            page, size = [], 0
+    if page:
+        yield Rows(page)
+
+
+def _decode(body: ByteBuffer, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"a {what} cannot be read ({error})") from None
