@@ -154,7 +154,8 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(body: ByteBuffer) -> State:
-    return _decode(body, State, "state")
+    state: State = _decode(body, State, "state")
+    return state
 
 
 def encode_record(kind: Kind, commit: int, body: ByteBuffer, previous: int) -> tuple[bytes, int]:

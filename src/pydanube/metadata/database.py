@@ -102,8 +102,8 @@ class _Stored(NamedTuple):
     checksum: int
 
     def key_value(self) -> KeyValue:
-        key, *rest = self.entry
-        return KeyValue(key.decode(), *rest)
+        key, value, version, create_revision, mod_revision, lease = self.entry
+        return KeyValue(key.decode(), value, version, create_revision, mod_revision, lease)
 
 
 class Database:
@@ -322,6 +322,17 @@ class Database:
 
     def _all_leases(self) -> list[Lease]:
         return self._connection.execute("SELECT id, ttl_ms FROM lease ORDER BY id").fetchall()
+
+
+def check_header(path: Path) -> None:
+    """Raise Damaged if a SQLite file says that it needs another SQLite, which would make it read-only or worse.
+
+    Its format versions are 1 or, with a write-ahead log, 2; all else is left to SQLite.
+    """
+    with path.open("rb") as file:
+        header = file.read(20)
+    if header.startswith(b"SQLite format 3\0") and header[18:] not in (b"\1\1", b"\2\2"):
+        raise Damaged(f"its header has format versions {header[18:].hex()}")
 
 
 def connect(path: Path) -> sqlite3.Connection:

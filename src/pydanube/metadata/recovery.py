@@ -40,6 +40,7 @@ from .database import (
     Damaged,
     Database,
     build,
+    check_header,
     configure,
     connect,
     read_version_1,
@@ -269,6 +270,7 @@ def _examine(path: Path) -> _Found:
         return _Found(damage="it is empty beside its write-ahead log") if wal.exists() else _Found()
     found = _Found()
     try:
+        check_header(path)
         connection = found.connection = connect(path)
         version = schema_version(connection, path)
         if version == 0:  # an earlier release was cut short when it made the database
