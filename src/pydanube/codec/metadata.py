@@ -227,6 +227,19 @@ def scan_journal(data: ByteBuffer) -> Scan:
     return Scan(state, snapshot_bytes, record.end, record.checksum)
 
 
+def highest_commit(data: ByteBuffer) -> int:
+    """Return the highest commit that any whole header of a damaged journal names; 0 if there is none.
+
+    A record is written after the database has committed it. So a database below this number has lost commits.
+    """
+    whole, highest, at = bytes(data), 0, -1
+    while (at := whole.find(MAGIC, at + 1)) >= 0 and at + HEADER_BYTES <= len(whole):
+        checked = whole[at : at + _CHECKED.size]
+        if crc32c(checked) == _CRC.unpack_from(whole, at + _CHECKED.size)[0]:
+            highest = max(highest, _CHECKED.unpack(checked)[4])
+    return highest
+
+
 def read_journal(data: ByteBuffer) -> Contents:
     """Return all that a journal holds. Raises Corrupt for what is damaged or does not add up."""
     contents = Contents(scan_journal(data).state)

@@ -10,6 +10,8 @@
  damaged       good                   the journal; the database is built anew from it
  missing       good                   the journal; the database is built anew from it
  damaged       damaged or missing     neither: Corrupt
+ good          damaged, and names     neither: Corrupt (SQLite lost commits that the journal cannot give back)
+               a later commit
  missing       missing                a new store
  schema 1      missing                the database, built anew with schema 2
 ```
@@ -29,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydanube.codec.metadata import Contents, Scan, State, read_journal, scan_journal
+from pydanube.codec.metadata import Contents, Scan, State, highest_commit, read_journal, scan_journal
 from pydanube.model.errors import Corrupt, DanubeError, Refused, Unavailable
 from pydanube.runtime.disk import Disk, read_whole
 from pydanube.runtime.randomness import identity
@@ -100,7 +102,11 @@ class _Opening:
         self._disk = disk
         self._found = found
         self._journal = Journal(disk, journal_path(path))
-        self._scan, self._journal_damage = _examine_journal(disk, self._journal.path)
+        self._scan: Scan | None = None
+        self._journal_damage = ""
+        self._highest_commit = 0
+        """That a damaged journal still names."""
+        self._examine_journal()
 
     def run(self) -> Database:
         found, scan = self._found, self._scan
@@ -112,6 +118,9 @@ class _Opening:
             if found.damage or self._journal_damage:
                 raise self._both_lost()
             return self._create()
+        if found.state.commit < self._highest_commit:
+            found.damage = f"it is at commit {found.state.commit}, and commit {self._highest_commit} was made"
+            raise self._both_lost()
         if scan is None:
             return self._serve(found.state, "" if found.state.commit == 0 else self._journal_damage or "it was missing")
         self._refuse_strangers(found.state, scan.state)
@@ -124,6 +133,19 @@ class _Opening:
             return self._serve(found.state, f"it ends at commit {scan.state.commit} of {found.state.commit}")
         self._journal.resume(scan)
         return self._serve(found.state)
+
+    def _examine_journal(self) -> None:
+        """Read all of the journal, if there is one."""
+        path = self._journal.path
+        if not self._disk.exists(path):
+            return
+        data = read_whole(self._disk, path)
+        try:
+            self._scan = scan_journal(data)
+        except Corrupt as damage:
+            self._journal_damage, self._highest_commit = damage.message, highest_commit(data)
+        except Refused as newer:
+            raise Refused(f"metadata journal {path}: {newer.message}") from None
 
     def _serve(self, state: State, journal_lost: str = "") -> Database:
         """Use the database that was found; write the journal anew if it is not in use yet."""
@@ -299,18 +321,6 @@ def _damage(error: BaseException) -> str | None:
     name = getattr(error, "sqlite_errorname", "")
     is_damage = name in _DAMAGE_NAMES or isinstance(translate(error, Path()), Corrupt)
     return f"{error} ({name})" if is_damage else None
-
-
-def _examine_journal(disk: Disk, path: Path) -> tuple[Scan | None, str]:
-    """Read all of the journal; what was found, or what is wrong with it, or neither if there is none."""
-    if not disk.exists(path):
-        return None, ""
-    try:
-        return scan_journal(read_whole(disk, path)), ""
-    except Corrupt as damage:
-        return None, damage.message
-    except Refused as newer:
-        raise Refused(f"metadata journal {path}: {newer.message}") from None
 
 
 def _wal_path(database: Path) -> Path:

@@ -1,0 +1,77 @@
+"""The machine's disk with a will of its own: it can fail, or stop the process, at a chosen step."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
+
+
+class Killed(BaseException):
+    """The process is gone. Not an Exception: no program handles this."""
+
+
+class FaultyDisk(OsDisk):
+    """Every operation that changes something is a step. `before_step(number, what)` may raise."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.full = False
+        """True: writing and syncing fail."""
+        self.before_step: Callable[[int, str], None] = lambda number, what: None
+        self.synced: dict[Path, int] = {}
+        """How many bytes of each file were synced."""
+
+    def step(self, what: str) -> None:
+        self.before_step(self.steps, what)
+        self.steps += 1
+        if self.full and what in ("create", "pwritev", "sync_data"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def open(self, path: Path) -> DiskFile:
+        return _FaultyFile(self, super().open(path), path)
+
+    def create(self, path: Path, *, private: bool = False) -> DiskFile:
+        self.step("create")
+        return _FaultyFile(self, super().create(path, private=private), path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.step("rename")
+        super().rename(source, target)
+        if source in self.synced:
+            self.synced[target] = self.synced.pop(source)
+
+    def unlink(self, path: Path) -> None:
+        self.step("unlink")
+        super().unlink(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self.step("sync_directory")
+        super().sync_directory(path)
+
+
+class _FaultyFile:
+    def __init__(self, disk: FaultyDisk, file: DiskFile, path: Path) -> None:
+        self._disk, self._file, self._path = disk, file, path
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def pread(self, length: int, position: int) -> bytes:
+        return self._file.pread(length, position)
+
+    def pwritev(self, buffers: Sequence[ByteBuffer], position: int) -> int:
+        self._disk.step("pwritev")
+        return self._file.pwritev(buffers, position)
+
+    def sync_data(self) -> None:
+        self._disk.step("sync_data")
+        self._file.sync_data()
+        target = self._path.with_name(self._path.name.removesuffix(".new"))
+        self._disk.synced[self._path] = self._disk.synced[target] = self._file.size()
+
+    def close(self) -> None:
+        self._file.close()
