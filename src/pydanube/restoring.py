@@ -13,6 +13,7 @@ import msgspec
 
 from .broker.restoring import rebuild
 from .metadata.embedded import EmbeddedStore
+from .metadata.journal import journal_path
 from .metadata.store import Compare, Put
 from .model.errors import Refused
 from .runtime.disk import Disk
@@ -72,8 +73,7 @@ def _refuse_used(disk: Disk, settings: Settings) -> None:
     used: list[Path] = []
     if disk.exists(settings.log_directory) and disk.list(settings.log_directory):
         used.append(settings.log_directory)
-    if disk.exists(settings.metadata_path):
-        used.append(settings.metadata_path)
+    used += filter(disk.exists, (settings.metadata_path, journal_path(settings.metadata_path)))
     if used:
         begun = not disk.exists(settings.server.data_dir / IDENTITY)
         why = (

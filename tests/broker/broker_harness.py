@@ -67,13 +67,14 @@ async def open_broker(
     objects: ObjectStore | None = None,
     tiering: TieringSettings | None = None,
     metadata: FaultyStore | None = None,
+    metadata_disk=None,
     **changes,
 ):
     """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves. `metadata` stands
     before the real store, and fails where it is told to."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as parts:
-        store = await EmbeddedStore.open(directory / "metadata.db", clock)
+        store = await EmbeddedStore.open(directory / "metadata.db", clock, disk=metadata_disk)
         parts.push_async_callback(store.close)
         if metadata is not None:
             store = metadata.before(store)

@@ -1,5 +1,6 @@
 """A disk that fails under a running broker: nothing unsynced is acked, reads go on, and it cures itself."""
 
+import asyncio
 import errno
 
 import pytest
@@ -7,6 +8,9 @@ from broker_harness import TOPIC, Door, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.topics import TopicConfig
+from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.storage.wal import WalSettings
 
@@ -42,8 +46,8 @@ class FailingDisk(OsDisk):
     def open(self, path):
         return FailingFile(super().open(path), self)
 
-    def create(self, path):
-        return FailingFile(super().create(path), self)
+    def create(self, path, *, private=False):
+        return FailingFile(super().create(path, private=private), self)
 
 
 async def until_cured(door: Door, producer, sequence: int):
@@ -110,3 +114,23 @@ async def test_acks_given_while_the_disk_failed_are_kept_once_it_is_cured(tmp_pa
     async with open_broker(tmp_path) as broker:
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (2, 2)
+
+
+async def test_metadata_that_cannot_be_written_shows_until_it_can_be_again(tmp_path):
+    disk, clock = FailingDisk(), ManualClock()
+    async with open_broker(tmp_path, clock=clock, metadata_disk=disk) as broker:
+        door = Door(broker)
+        await door.create()
+        assert broker.describe(ANONYMOUS).state == "ok"
+        disk.write_error = errno.ENOSPC
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="metadata"):
+                await broker.create_topic(ANONYMOUS, TopicName.parse("/default/another"), TopicConfig())
+        state = broker.describe(ANONYMOUS).state
+        assert state.startswith("metadata cannot be written: ")
+        assert str(tmp_path / "metadata.db") in state
+        disk.write_error = 0
+        while broker.describe(ANONYMOUS).state != "ok":  # nobody has to write for that
+            clock.advance(1)
+            await asyncio.sleep(0)
+        await broker.create_topic(ANONYMOUS, TopicName.parse("/default/another"), TopicConfig())

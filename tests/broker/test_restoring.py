@@ -10,6 +10,7 @@ from pydanube.broker.restoring import IDS_SKIPPED, rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.counters import last_id
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.store import Succession
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.storage import StoragePlace
@@ -74,6 +75,19 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objec
         assert await broker.list_namespaces(ANONYMOUS) == ["default", "shop"]
         effective = (await broker.policies.get(ANONYMOUS, other)).effective
         assert (effective.ttl_s, effective.producers_max) == (600, 5)
+
+
+async def test_restored_metadata_is_another_store_and_names_the_one_it_succeeds(tmp_path: Path, objects: ObjectStore):
+    async with opened(tmp_path / "before", objects) as broker:
+        await Door(broker).create()
+        former = await broker._store.identity()
+        revision = await broker._store.revision()
+        await broker.tiers.manifests.write()
+    await restored(tmp_path / "after", objects)
+    async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", SystemClock()) as store:
+        identity = await store.identity()
+    assert identity.store_id != former.store_id
+    assert identity.succeeds == (Succession(former.store_id, revision),)
 
 
 async def test_a_producer_goes_on_and_what_it_repeats_is_not_stored_twice(tmp_path: Path, objects: ObjectStore):

@@ -64,6 +64,13 @@ def test_the_page_draws_these_bytes():
     assert len(drawn) == 14
 
 
+def test_a_manifest_names_the_metadata_store_it_was_made_from():
+    manifest = Manifest.open(b"".join(ManifestBuilder("danube", "4f1d2c", 42, NOW, "ab" * 16, 41).finish()))
+    assert (manifest.store_id, manifest.revision) == ("ab" * 16, 41)
+    of_an_earlier_release = Manifest.open(bytes.fromhex(GOLDEN))
+    assert (of_an_earlier_release.store_id, of_an_earlier_release.revision) == ("", 0)
+
+
 def test_an_empty_cluster_has_a_manifest():
     manifest = Manifest.open(built([], []))
     assert (list(manifest.pairs()), list(manifest.all_places())) == ([], [])

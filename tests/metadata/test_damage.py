@@ -196,6 +196,16 @@ def test_every_byte_of_the_first_page_may_be_damaged(example: Example, tmp_path:
         assert found == "right" or at in USER_VERSION, (at, found)
 
 
+def test_a_schema_that_is_no_text_any_more_is_damage(example: Example, tmp_path: Path) -> None:
+    """Python's module for SQLite refuses it with an error that has no code."""
+    path = example.copy(tmp_path / "case")
+    data = bytearray(path.read_bytes())
+    at = data.index(b"body BLOB NOT NULL")
+    data[at] ^= 0x80
+    path.write_bytes(data)
+    assert outcome(example, path) == "right"
+
+
 @pytest.mark.parametrize("removed", [["metadata.db"], ["metadata.db-wal"], ["metadata.db", "metadata.db-wal"]])
 def test_a_database_that_was_removed_comes_back_from_the_journal(
     example: Example, tmp_path: Path, removed: list[str]

@@ -138,11 +138,29 @@ async def test_an_older_copy_of_the_metadata_is_refused(tmp_path):
     with BrokerProcess(data) as broker:
         await publish(broker.url, [b"a"])
         broker.stop()
+        older = {name: (data / name).read_bytes() for name in ("metadata.db", "metadata.journal")}
+        broker.start()
+        async with pydanube.connect(broker.url) as client:
+            await client.create_topic("/default/later")
+        broker.stop()
+        for name, content in older.items():
+            (data / name).write_bytes(content)
+        with pytest.raises(AssertionError, match="it is an older copy"):
+            broker.start()
+
+
+async def test_an_older_copy_of_the_database_alone_is_brought_up_to_date_from_its_journal(tmp_path):
+    data = tmp_path / "data"
+    with BrokerProcess(data) as broker:
+        await publish(broker.url, [b"a"])
+        broker.stop()
         older = (data / "metadata.db").read_bytes()
         broker.start()
         async with pydanube.connect(broker.url) as client:
             await client.create_topic("/default/later")
         broker.stop()
         (data / "metadata.db").write_bytes(older)
-        with pytest.raises(AssertionError, match="it is an older copy"):
-            broker.start()
+        broker.start()
+        async with pydanube.connect(broker.url) as client:
+            assert "/default/later" in [str(topic) for topic in await client.list_topics()]
+    assert (data / "metadata.db.damaged-1").read_bytes() == older

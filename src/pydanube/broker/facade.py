@@ -84,6 +84,7 @@ class Broker:
         if objects is not None and tiering is not None:
             self.tiers = Tiers(objects, store, writer, clock, tasks, tiering, settings.cluster)
         self._registry = registry
+        self._store = store
         self._writer = writer
         self._authorizer = authorizer
         self._clock = clock
@@ -124,8 +125,10 @@ class Broker:
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
-        refusing = self._writer.read_only
+        refusing, unwritable = self._writer.read_only, self._store.failure
         state = (self.tiers.trouble if self.tiers is not None else "") or "ok"
+        if unwritable is not None:
+            state = f"metadata cannot be written: {unwritable}"
         return BrokerDescription(
             version=__version__,
             node=self._settings.node,

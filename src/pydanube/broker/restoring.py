@@ -27,7 +27,7 @@ import msgspec
 from pydanube.codec.manifest import Manifest, Pair, Place
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.counters import counter_key
-from pydanube.metadata.store import KeyValue, Put, Store
+from pydanube.metadata.store import KeyValue, Put, Store, Succession
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -138,6 +138,8 @@ class _Rebuilding:
         # Higher than whatever the lost broker still writes, should it live: its manifests count no more.
         await self._put(BASE_KEY, b"%d" % max(self._manifest.number + 1, restore << MANIFESTS_PER_RESTORE_BITS))
         await self._flush()
+        if self._manifest.store_id:
+            await self._store.record_succession(Succession(self._manifest.store_id, self._manifest.revision))
         self._report.topics = len(self._topics)
 
     async def _pairs(self) -> AsyncIterator[Pair]:

@@ -75,6 +75,10 @@ class About(msgspec.Struct, array_like=True, frozen=True):
     format: int
     cluster: str
     writer: str
+    store_id: str = ""
+    """Of the metadata store that it was made from; empty in manifests of earlier releases."""
+    revision: int = 0
+    """Of that store."""
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True):
@@ -95,11 +99,13 @@ class End(msgspec.Struct, array_like=True, frozen=True):
 class ManifestBuilder:
     """One manifest, page by page. Only pages as they are stored are kept."""
 
-    def __init__(self, cluster: str, writer: str, number: int, created_at_us: int) -> None:
+    def __init__(
+        self, cluster: str, writer: str, number: int, created_at_us: int, store_id: str = "", revision: int = 0
+    ) -> None:
         checked = _HEADER.pack(MAGIC, VERSION, 0, 0, created_at_us, number, bytes(36))
         self._pieces: list[bytes] = [checked + _CRC.pack(crc32c(checked))]
         self._keys = self._places = 0
-        self._add(Kind.ABOUT, About(FORMAT, cluster, writer))
+        self._add(Kind.ABOUT, About(FORMAT, cluster, writer, store_id, revision))
 
     def add_keys(self, pairs: Sequence[Pair]) -> None:
         """The next ones. As many as come to PAGE_BYTES make a good page."""
@@ -135,6 +141,8 @@ class Manifest:
         self.created_at_us = created_at_us
         self.cluster = about.cluster
         self.writer = about.writer
+        self.store_id = about.store_id
+        self.revision = about.revision
         self._pages: list[tuple[Kind, memoryview, int]] = []
         self.keys = self.places = 0
 

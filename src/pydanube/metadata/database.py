@@ -119,6 +119,7 @@ class Database:
         self._rows = state.rows
         self._digest = state.digest
         self._succeeds = state.succeeds
+        self._is_probe = False
         self._entries_changed: dict[bytes, Entry | None] = {}
         self._leases_changed: dict[int, int | None] = {}
         self._events: list[tuple[int, list[Event]]] = []
@@ -244,6 +245,10 @@ class Database:
     def record_succession(self, former: Succession) -> None:
         self._succeeds = (*self._succeeds, (former.store_id, former.revision))
 
+    def probe(self) -> None:
+        """Make the next commit write something although nothing changed, to see whether writing works again."""
+        self._is_probe = True
+
     def _put(self, put: Put, current: _Stored | None, revision: int) -> Event:
         version = 1 if current is None else current.entry.version + 1
         create_revision = revision if current is None else current.entry.create_revision
@@ -274,7 +279,8 @@ class Database:
     def _next_state(self) -> State:
         """The state after this commit; the same as before if nothing changed."""
         before = self._state
-        if not self._entries_changed and not self._leases_changed and self._succeeds == before.succeeds:
+        is_changed = self._entries_changed or self._leases_changed or self._succeeds != before.succeeds
+        if not is_changed and not self._is_probe:
             return before
         return State(
             before.store_id,
@@ -289,6 +295,7 @@ class Database:
     def _take_changes(self) -> Changes:
         entries, self._entries_changed = self._entries_changed, {}
         leases, self._leases_changed = self._leases_changed, {}
+        self._is_probe = False
         return Changes(
             self._state,
             [entry for entry in entries.values() if entry is not None],

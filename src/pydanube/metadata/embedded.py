@@ -20,6 +20,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -66,6 +67,10 @@ EXPIRE_AGAIN_SECONDS: Final = 1.0
 """A lease that could not be ended (the disk is full) is ended later."""
 
 
+PROBE_SECONDS: Final = 1.0
+"""How often writing is tried while it fails."""
+
+
 @dataclass(slots=True)
 class _Lease:
     ttl_seconds: float
@@ -90,6 +95,7 @@ class EmbeddedStore:
         self._tasks = Tasks()
         self._closing = False
         self._failure: DanubeError | None = None
+        self._probing = False
         self._thread = threading.Thread(target=self._serve, name="danube-metadata", daemon=True)
         self._ended: asyncio.Future[Exception | None] = self._loop.create_future()
 
@@ -295,8 +301,21 @@ class EmbeddedStore:
         ]
         if failures:
             self._failure = failures[-1]
+            if not self._probing and not self._closing:
+                self._probing = True
+                self._tasks.spawn(self._probe(), "metadata-probe")
         elif settled.committed:
             self._failure = None
+
+    async def _probe(self) -> None:
+        """After a write that failed, write something now and then until that succeeds and `failure` ends."""
+        try:
+            while self._failure is not None:
+                await self._clock.sleep(PROBE_SECONDS)
+                with contextlib.suppress(DanubeError):
+                    await self._submit(lambda database: database.probe(), writes=True)
+        finally:
+            self._probing = False
 
     def _serve(self) -> None:
         """The thread."""

@@ -319,8 +319,8 @@ def _damage(error: BaseException) -> str | None:
     if not isinstance(error, sqlite3.Error):
         return None
     name = getattr(error, "sqlite_errorname", "")
-    is_damage = name in _DAMAGE_NAMES or isinstance(translate(error, Path()), Corrupt)
-    return f"{error} ({name})" if is_damage else None
+    is_damage = name in _DAMAGE_NAMES or not isinstance(translate(error, Path()), Unavailable)
+    return f"{error} ({name or type(error).__name__})" if is_damage else None
 
 
 def _wal_path(database: Path) -> Path:

@@ -106,7 +106,7 @@ class BrokerDescription:
     node: str
     cluster: str
     state: str
-    """"ok", or why it is read-only"""
+    """"ok", or why it is read-only or cannot do some of its work"""
     topics: int
     started_at: int
 

@@ -120,7 +120,7 @@ class Broker(msgspec.Struct, omit_defaults=True):
     node: str
     cluster: str
     state: str
-    """"ok", or why it is read-only"""
+    """"ok", or why it is read-only or cannot do some of its work"""
     topics: int = 0
     started_at: int = 0
     """microseconds since 1970"""

@@ -134,7 +134,8 @@ class Manifests:
         if self._former is None:
             self._former = await self._read_former()
         places = self._places()
-        builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us())
+        store_id = (await self._store.identity()).store_id
+        builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us(), store_id, revision)
         async for pairs in _pages_of(self._store):
             await asyncio.to_thread(builder.add_keys, pairs)
         for page in _paged(self._all_places(places)):
