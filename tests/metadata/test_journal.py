@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import lzma
 import random
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -514,6 +516,18 @@ async def test_an_upgrade_that_was_cut_short_is_done_again(path: Path, tmp_path:
             assert read(place)[0] == 23
         steps += 1
     assert steps > 5
+
+
+def make_without_tables(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
+async def test_a_database_that_was_cut_short_when_it_was_made_is_set_aside(path: Path) -> None:
+    make_without_tables(path)
+    async with await opened(path) as store:
+        assert await store.revision() == 0
+    assert sorted(files(path)) == ["metadata.db", "metadata.db.damaged-1", "metadata.journal"]
 
 
 async def test_a_database_of_schema_1_beside_a_journal_is_refused(path: Path) -> None:

@@ -13,7 +13,7 @@ Numbers are little-endian; times are microseconds since 1970.
  page       0  1 kind             1  3 zero            4  4 stored length           8  4 plain length
            12  4 CRC32C of bytes 0..12 and of the stored bytes        16  the stored bytes: zlib over MessagePack
 
- 1 ABOUT    [format = 1, cluster, writer]
+ 1 ABOUT    [format = 1, cluster, writer, store id, revision]
  2 KEYS     [[key, value], ...]                                        the metadata, in the order of its keys
  3 PLACES   [[topic id, partition, end offset, [cursor, ...]], ...]    as the running broker knew them
    cursor   [subscription id, position, [[start, end], ...]]           acked: all below the position, and these

@@ -166,7 +166,9 @@ class _Opening:
         return database
 
     def _create(self) -> Database:
-        self._put_in_place(Contents(State(identity())))
+        kept = self._put_in_place(Contents(State(identity())))
+        if kept is not None:
+            log.warning("metadata.set_aside", path=str(self._path), reason="it held no tables", kept=str(kept))
         return self._open_anew()
 
     def _upgrade(self, contents: Contents) -> Database:
@@ -297,7 +299,6 @@ def _examine(path: Path) -> _Found:
         version = schema_version(connection, path)
         if version == 0:  # an earlier release was cut short when it made the database
             found.close()
-            path.unlink()
         elif version == 1:
             found.version_1 = read_version_1(connection, identity())
         else:
