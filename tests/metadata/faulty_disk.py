@@ -22,8 +22,8 @@ class FaultyDisk(OsDisk):
         self.full = False
         """True: writing and syncing fail."""
         self.before_step: Callable[[int, str], None] = lambda number, what: None
-        self.synced: dict[Path, int] = {}
-        """How many bytes of each file were synced."""
+        self.pending: dict[Path, tuple[int, int]] = {}
+        """For each file, without `.new` in its name, where what was not synced begins and ends."""
 
     def step(self, what: str) -> None:
         self.before_step(self.steps, what)
@@ -41,8 +41,6 @@ class FaultyDisk(OsDisk):
     def rename(self, source: Path, target: Path) -> None:
         self.step("rename")
         super().rename(source, target)
-        if source in self.synced:
-            self.synced[target] = self.synced.pop(source)
 
     def unlink(self, path: Path) -> None:
         self.step("unlink")
@@ -55,7 +53,7 @@ class FaultyDisk(OsDisk):
 
 class _FaultyFile:
     def __init__(self, disk: FaultyDisk, file: DiskFile, path: Path) -> None:
-        self._disk, self._file, self._path = disk, file, path
+        self._disk, self._file, self._path = disk, file, path.with_name(path.name.removesuffix(".new"))
 
     def size(self) -> int:
         return self._file.size()
@@ -65,13 +63,15 @@ class _FaultyFile:
 
     def pwritev(self, buffers: Sequence[ByteBuffer], position: int) -> int:
         self._disk.step("pwritev")
-        return self._file.pwritev(buffers, position)
+        written = self._file.pwritev(buffers, position)
+        start, end = self._disk.pending.get(self._path, (position, position))
+        self._disk.pending[self._path] = (min(start, position), max(end, position + written))
+        return written
 
     def sync_data(self) -> None:
         self._disk.step("sync_data")
         self._file.sync_data()
-        target = self._path.with_name(self._path.name.removesuffix(".new"))
-        self._disk.synced[self._path] = self._disk.synced[target] = self._file.size()
+        self._disk.pending.pop(self._path, None)
 
     def close(self) -> None:
         self._file.close()

@@ -140,6 +140,15 @@ def test_records_that_are_missing_or_repeated_are_noticed() -> None:
         scan_journal(whole[:start] + whole[end:])
 
 
+def test_zeros_behind_the_last_record_are_its_end() -> None:
+    data, contents = example()
+    for zeros in (1, 35, 36, 5000):
+        assert read_journal(data + bytes(zeros)) == contents
+        assert scan_journal(data + bytes(zeros)).size == len(data)
+        with pytest.raises(Corrupt):
+            scan_journal(data + bytes(zeros) + b"\1" + bytes(zeros))
+
+
 def test_rows_that_do_not_add_up_are_noticed() -> None:
     state = State(STORE_ID, 1, 1, 0, 1, 5)
     with pytest.raises(Corrupt, match="its rows"):
@@ -234,6 +243,7 @@ def test_a_crash_at_any_step_loses_nothing_that_was_answered(tmp_path: Path, mon
     seed = random.randrange(2**32)
     print("seed", seed)
     monkeypatch.setattr(journal_module, "RENEW_BYTES_MIN", 2_000)
+    monkeypatch.setattr(journal_module, "EXTEND_BYTES", random.Random(seed).choice((1, 600, 3_000)))
     steps = _crash_at(None, seed, tmp_path / "whole")
     for step in random.Random(seed).sample(range(steps), min(steps, CRASHES)):
         print("step", step)
@@ -263,9 +273,8 @@ def _crash_at(crash_step: int | None, seed: int, place: Path) -> int:
     # A power cut: of the journal's bytes that were not synced, any part is gone.
     journal = journal_path(killed)
     if journal.exists():
-        kept = min(disk.synced.get(journal_path(path), 0), journal.stat().st_size)
-        with journal.open("r+b") as file:
-            file.truncate(chance.randint(kept, journal.stat().st_size))
+        if (pending := disk.pending.get(journal_path(path))) and not journal.with_name("metadata.journal.new").exists():
+            _lose(journal, *pending, chance)
         _check(killed, place / "cut", history)
         # SQLite lost its write-ahead log as well: what was answered is in the journal. If the end of that is torn too,
         # the start is refused, because nobody can tell whether the torn record was answered.
@@ -276,6 +285,15 @@ def _crash_at(crash_step: int | None, seed: int, place: Path) -> int:
             print("refused:", error)
             assert _torn(journal)
     return disk.steps
+
+
+def _lose(journal: Path, start: int, end: int, chance: random.Random) -> None:
+    """Some of these bytes, up to the last of them, never reached the disk: the file ends there, or has its zeros."""
+    data = bytearray(journal.read_bytes())
+    end = len(data[:end].rstrip(b"\0"))
+    lost = chance.randint(min(start, end), end)
+    data[lost:end] = bytes(end - lost)
+    journal.write_bytes(data[:lost] if chance.random() < 0.5 else data)
 
 
 def _torn(journal: Path) -> bool:
@@ -412,6 +430,7 @@ async def test_a_journal_that_has_grown_is_written_anew(
     path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "RENEW_BYTES_MIN", 20_000)
+    monkeypatch.setattr(journal_module, "EXTEND_BYTES", 1_000)
     async with await opened(path, disk) as store:
         for number in range(100):
             await put(store, "/same", b"%d" % number * 500)

@@ -18,7 +18,8 @@ of 36 bytes and a body in MessagePack; records follow each other without padding
 ```
 
 A journal is ROWS records (none when the store is empty), one SNAPSHOT, and CHANGES whose commits follow each other
-without a gap. The database keeps the same `state` and the same checksums of rows, so that the two can be compared.
+without a gap; then zeros up to the end of the file, which is extended ahead of its records. The database keeps the same
+`state` and the same checksums of rows, so that the two can be compared.
 
 The digest is the sum of the checksums of all rows, modulo 2**63. It does not depend on their order, so that a commit
 updates it from the rows that it changes; a row that vanished, appeared or changed without a commit shows in it.
@@ -127,6 +128,7 @@ class Scan:
     """After its last commit."""
     snapshot_bytes: int
     size: int
+    """Without the zeros behind the last record."""
     last_checksum: int
     """Of the last header: the next record names it."""
 
@@ -182,6 +184,8 @@ def _records(data: ByteBuffer) -> Iterator[_Record]:
     view, at, previous = memoryview(data), 0, 0
     while at < len(view):
         start = at + HEADER_BYTES
+        if view[at] == 0 and not bytes(view[at:]).strip(b"\0"):
+            return
         if start > len(view):
             raise Corrupt(f"the record at byte {at} is cut short")
         magic, version, kind, flags, commit, length, body_crc, names = _CHECKED.unpack_from(view, at)

@@ -4,7 +4,7 @@ The bytes are drawn in `codec.metadata`. The database is the first copy and is c
 when its record in the journal is synced too.
 
 Invariants
-    a journal file holds every commit from its snapshot up to some commit, in order, and nothing else
+    a journal file holds every commit from its snapshot up to some commit, in order, and zeros behind them
     the file at `path` is either whole up to the last answered commit, or it is not there (`behind`)
     a new journal takes the place of the old one at one moment, after it was synced
 """
@@ -23,6 +23,9 @@ from pydanube.runtime.disk import ByteBuffer, Disk, DiskFile, write_all
 RENEW_BYTES_MIN: Final = 4 * MIB
 RENEW_FACTOR: Final = 3
 """A journal this many times as large as its snapshot is written anew: a start reads it whole."""
+
+EXTEND_BYTES: Final = 256 * 1024
+"""Zeros that are written ahead. A sync is about twice as fast where it need not record a new length of the file."""
 
 PAGE_BYTES: Final = 256 * 1024
 """Of one ROWS record."""
@@ -43,6 +46,7 @@ class Journal:
         self._disk = disk
         self._file: DiskFile | None = None
         self._position = 0
+        self._size = 0
         self._last_checksum = 0
         self._renew_at = RENEW_BYTES_MIN
 
@@ -69,8 +73,11 @@ class Journal:
         body = encode_body(changes)
         header, checksum = encode_record(Kind.CHANGES, changes.state.commit, body, self._last_checksum)
         try:
-            self._position = write_all(self._file, [header, body], self._position)
+            end = self._position + len(header) + len(body)
+            zeros = b"" if end <= self._size else bytes(EXTEND_BYTES)
+            self._size = max(self._size, write_all(self._file, [header, body, zeros], self._position))
             self._file.sync_data()
+            self._position = end
         except BaseException:
             self.give_up()
             raise
@@ -87,6 +94,7 @@ class Journal:
         file = self._disk.create(temporary, private=True)
         try:
             position, checksum = self._write_snapshot(file, state, entries, leases)
+            write_all(file, [bytes(EXTEND_BYTES)], position)
             file.sync_data()
             self._disk.rename(temporary, self.path)
         except BaseException:
@@ -117,7 +125,7 @@ class Journal:
             file.close()
 
     def _use(self, file: DiskFile, position: int, snapshot_bytes: int, checksum: int) -> None:
-        self._file, self._position, self._last_checksum = file, position, checksum
+        self._file, self._position, self._size, self._last_checksum = file, position, file.size(), checksum
         self._renew_at = max(RENEW_BYTES_MIN, RENEW_FACTOR * snapshot_bytes)
 
     def _write_snapshot(
