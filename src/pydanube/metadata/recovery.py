@@ -315,7 +315,9 @@ def _examine(path: Path) -> _Found:
 
 def _damage(error: BaseException) -> str | None:
     """What the error says of the bytes of the database; None for an error that says nothing of them."""
-    if isinstance(error, Damaged):
+    if isinstance(
+        error, Damaged | UnicodeDecodeError | OverflowError
+    ):  # the latter two from Python's module for SQLite
         return str(error)
     if not isinstance(error, sqlite3.Error):
         return None
