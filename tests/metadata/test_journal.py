@@ -389,6 +389,22 @@ async def test_a_commit_that_only_the_database_has_is_not_answered_as_done(path:
         assert await keys(store) == ["/a", "/b", "/e"]
 
 
+async def test_after_a_commit_that_the_journal_lacks_no_further_one_is_made(path: Path, disk: FaultyDisk) -> None:
+    """A group that fails is tried again request by request; the first one that misses the journal ends the writes."""
+    async with await opened(path, disk) as store:
+        await put(store, "/a")
+        disk.full = True
+
+        def fail(database: Database) -> None:
+            raise sqlite3.OperationalError("one request that cannot be done")
+
+        bad = store._submit(fail, writes=True)
+        results = await asyncio.gather(bad, *(put(store, f"/{number}") for number in range(5)), return_exceptions=True)
+        assert not any(isinstance(result, int) for result in results)
+        assert len(await keys(store)) == 2
+        disk.full = False
+
+
 async def test_a_lease_whose_grant_was_not_answered_is_not_granted_twice(path: Path, disk: FaultyDisk) -> None:
     async with await opened(path, disk) as store:
         disk.full = True

@@ -126,7 +126,8 @@ class Worker:
     def _one_by_one(self, group: Group) -> Settled:
         every = Settled([], [], self._revision)
         for request in group:
-            settled = self._attempt([request])
+            is_behind = self._database is not None and self._database.journal_behind
+            settled = None if request.writes and is_behind else self._attempt([request])
             if settled is None:
                 every.answers.append((request, self._failure()))
             else:
