@@ -21,6 +21,7 @@ from .broker import Broker, BrokerSettings
 from .broker.ownership import LEDGER_COUNTER
 from .broker.registry import Registry
 from .broker.tiers import TieringSettings
+from .broker.tombstones import KnownLedgers
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
@@ -34,7 +35,7 @@ from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
 from .storage.directory import DataDirectory
-from .storage.wal import LogWriter, WalSettings
+from .storage.wal import LogWriter, Recovered, WalSettings
 
 log = get_logger(__name__)
 
@@ -118,7 +119,7 @@ class Server:
         store = await self._open_metadata(directory)
         registry = Registry(store, clock)
         await registry.load()
-        writer = await self._open_log(directory, store, await registry.needed_ledgers())
+        writer = await self._open_log(directory, store, await registry.known_ledgers())
         objects = await open_store(settings.store_url, settings.storage.options)
         self._parts.push_async_callback(objects.close)
         tasks = Tasks()
@@ -185,7 +186,16 @@ class Server:
         await remember()
         self._parts.push_async_callback(remember)
 
-    async def _open_log(self, directory: DataDirectory, store: Store, needed: set[int]) -> LogWriter:
+    async def _open_log(self, directory: DataDirectory, store: Store, known: KnownLedgers) -> LogWriter:
+        async def check(recovered: Recovered) -> None:
+            newest = max(recovered.ledgers, default=0)
+            if newest > await last_id(store, LEDGER_COUNTER):
+                raise Refused(
+                    f"the log has ledger {newest}, which {self._settings.metadata_path} never gave out: the metadata "
+                    f"is older than the log; put back the newest copy"
+                )
+            await known.check(store, recovered, self._settings.metadata_path)
+
         writer = await LogWriter.open(
             self._components.disk,
             self._settings.log_directory,
@@ -193,17 +203,12 @@ class Server:
             _wal_settings(self._settings),
             self._components.clock,
             must_exist=directory.knows(LOG_PART),
-            is_needed=needed.__contains__,
+            is_needed=known.needed.__contains__,
+            check=check,
         )
         self._parts.push_async_callback(writer.close)
         directory.add_part(LOG_PART)
-        newest = max(writer.recovered.ledgers, default=0)
-        if newest > await last_id(store, LEDGER_COUNTER):
-            raise Refused(
-                f"the log has ledger {newest}, which {self._settings.metadata_path} never gave out: the metadata is "
-                f"older than the log; put back the newest copy"
-            )
-        writer.forget(set(writer.recovered.ledgers) - needed)
+        writer.forget(set(writer.recovered.ledgers) - known.needed)
         return writer
 
 

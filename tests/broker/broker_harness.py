@@ -80,15 +80,18 @@ async def open_broker(
             store = metadata.before(store)
         registry = Registry(store, clock)
         await registry.load()
+        known = await registry.known_ledgers()
         writer = await LogWriter.open(
             disk or OsDisk(),
             directory / "wal",
             Identity("cluster", "node", "incarnation"),
             wal or WalSettings(),
             clock,
-            is_needed=(await registry.needed_ledgers()).__contains__,
+            is_needed=known.needed.__contains__,
+            check=lambda recovered: known.check(store, recovered, directory / "metadata.db"),
         )
         parts.push_async_callback(writer.close)
+        writer.forget(set(writer.recovered.ledgers) - known.needed)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
         broker = Broker(

@@ -148,6 +148,7 @@ class Broker:
         """Go on with what an earlier life of this broker had begun. Before the doors open."""
         if self._staging is not None:
             await self._staging.start()
+        self._partitions.log_released()
 
     def drain(self) -> None:
         """The doors are closing: publishes that a rate holds back are to be sent again, nobody waits for them."""

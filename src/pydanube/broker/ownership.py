@@ -16,7 +16,6 @@ from pydanube.metadata.counters import last_id, take_ids
 from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
 from pydanube.model.errors import StaleEpoch
 from pydanube.model.ledgers import CursorEntry
-from pydanube.model.limits import METADATA_OPERATIONS_MAX
 
 from .records import (
     LedgerRecord,
@@ -30,6 +29,7 @@ from .records import (
     restored_of,
     unpack,
 )
+from .tombstones import drop_writes
 
 LEDGER_COUNTER: Final = "ledger"
 
@@ -123,10 +123,9 @@ class Ownership:
         return ledger_id
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
-        """Forget ledgers that hold nothing anybody needs."""
-        keys = [ledger_key(self.topic_id, self.index, ledger_id) for ledger_id in ledger_ids]
-        for start in range(0, len(keys), METADATA_OPERATIONS_MAX // 2):
-            await self._write([Delete(key) for key in keys[start : start + METADATA_OPERATIONS_MAX // 2]])
+        """Delete the keys of ledgers that hold nothing anybody needs, and leave tombstones for the log."""
+        for writes in drop_writes([ledger_key(self.topic_id, self.index, ledger_id) for ledger_id in ledger_ids]):
+            await self._write(writes)
 
     async def reserve(self, end: int) -> None:
         """Offsets below `end` may be given out from now on; a restart begins at `end`."""

@@ -33,6 +33,7 @@ from .subscription import LiveSubscription
 from .subscription_place import Place
 from .tiering import TieredPartition
 from .tiers import Tiers
+from .tombstones import Tombstones
 
 log = get_logger(__name__)
 
@@ -89,6 +90,8 @@ class Partitions:
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
         writer.on_failed = self._log_failed
         writer.on_rotated = self._log_rotated
+        writer.on_released = self.log_released
+        self._tombstones = Tombstones(store, writer)
 
     def __iter__(self) -> Iterator[Partition]:
         return iter([partition for topic in self._open.values() for partition in topic.values()])
@@ -289,6 +292,17 @@ class Partitions:
             partition.rotated(ledger_ids)
         self.trim()
 
+    def log_released(self) -> None:
+        """The log gave files back, now or before this start: tombstones of what was in them can go."""
+        self._tasks.spawn(self._sweep(), "tombstones sweeping")
+
+    async def _sweep(self) -> None:
+        """Cancelled: a later sweep removes the rest."""
+        try:
+            await self._tombstones.sweep()
+        except DanubeError as error:
+            log.warning("tombstones.kept", error=error.message)
+
     def trim(self) -> None:
         """Give back what the log can do without: what is in object storage, and what was deleted."""
         self._tasks.spawn(self._trim(), "log trimming")
@@ -313,4 +327,5 @@ class Partitions:
                 await partition.close()
             except DanubeError as error:
                 log.warning("partition.close_failed", partition=partition.name, error=str(error))
-        self._writer.on_failed = self._writer.on_rotated = None  # what the log says while it closes concerns nobody
+        # What the log says while it closes concerns nobody.
+        self._writer.on_failed = self._writer.on_rotated = self._writer.on_released = None

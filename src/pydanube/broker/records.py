@@ -9,6 +9,8 @@
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
 /access/<topic id>                            AccessRecord        who last had the topic to itself
 /deleted/<topic id>                           nothing             a topic of which something may be left behind
+/dropped/<ledger id>                          nothing             tombstone of a ledger whose records the log may hold
+/dropped_recorded                             nothing             every dropped ledger of this store has a tombstone
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      where it stood, until the log says; after a restore
 /staged/queries/<query>                       QueryRecord         of core.staging: who writes by stages, and how far
 /staged/decisions/<number>/<batch id>         DecisionRecord      stages that count, until all of them are published
@@ -211,6 +213,19 @@ def deleted_key(topic_id: int) -> str:
 def deleted_of_key(key: str) -> int:
     """The topic's id."""
     return int(key.removeprefix(DELETED), 16)
+
+
+DROPPED = "/dropped/"
+DROPPED_RECORDED = "/dropped_recorded"
+
+
+def dropped_key(ledger_id: int) -> str:
+    return f"{DROPPED}{ledger_id:016x}"
+
+
+def dropped_of_key(key: str) -> int:
+    """The ledger's id."""
+    return int(key.removeprefix(DROPPED), 16)
 
 
 def restored_of(topic_id: int, index: int | None = None) -> str:

@@ -29,6 +29,7 @@ from pydanube.runtime.telemetry import get_logger
 from . import records
 from .ownership import Ids
 from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
+from .tombstones import KnownLedgers, drop_writes
 
 log = get_logger(__name__)
 
@@ -71,19 +72,9 @@ class Registry:
         for key in [one.key async for one in list_all(self._store, records.DELETED)]:
             await self.clean_up(records.deleted_of_key(key))
 
-    async def needed_ledgers(self) -> set[int]:
-        """The ledgers of topics that exist; keys left behind by others are removed."""
-        live = {topic.topic_id for topic in self._topics.values()}
-        needed: set[int] = set()
-        orphans: list[str] = []
-        async for one in list_all(self._store, records.LEDGERS):
-            topic_id, ledger_id = records.ledger_of_key(one.key)
-            if topic_id in live:
-                needed.add(ledger_id)
-            else:
-                orphans.append(one.key)
-        await self._delete_keys(orphans)
-        return needed
+    async def known_ledgers(self) -> KnownLedgers:
+        """Return every ledger that the metadata knows something about; for the start, after `load`."""
+        return await KnownLedgers.load(self._store, {topic.topic_id for topic in self._topics.values()})
 
     async def ledgers_of(self, topic: TopicName) -> set[int]:
         prefix = records.ledgers_of(self.topic(topic).topic_id)
@@ -225,7 +216,7 @@ class Registry:
 
     async def clean_up(self, topic_id: int) -> None:
         """What a deleted topic left behind. What cannot be removed now is at the next start."""
-        prefixes = (
+        prefixes: tuple[Callable[[int], str], ...] = (
             records.partitions_of,  # the first: whoever still writes compares its record
             records.ledgers_of,
             records.subscriptions_of,
@@ -237,7 +228,12 @@ class Registry:
         )
         try:
             for prefix in prefixes:
-                await self._delete_keys([one.key async for one in list_all(self._store, prefix(topic_id))])
+                keys = [one.key async for one in list_all(self._store, prefix(topic_id))]
+                if prefix is records.ledgers_of:
+                    for writes in drop_writes(keys):
+                        await self._store.transact([], writes)
+                else:
+                    await self._delete_keys(keys)
         except DanubeError as error:
             log.warning("topic.not_cleaned_up", topic_id=topic_id, error=error.message)
 

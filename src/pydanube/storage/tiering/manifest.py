@@ -52,6 +52,7 @@ BASE_KEY: Final = "/manifests/base"
 """In the metadata: what to add to the revision."""
 
 LEFT_OUT: Final = (
+    "/dropped/",
     "/garbage/",
     "/identity",
     "/ledgers/",

@@ -44,6 +44,8 @@ class Recovered:
     """What a start found."""
 
     ledgers: dict[int, LedgerSummary] = field(default_factory=dict)
+    oldest_files: dict[int, Path] = field(default_factory=dict)
+    """By ledger: the oldest file with records of it. A ledger of which only a seal is left has none."""
     damaged: dict[int, Corrupt] = field(default_factory=dict)
     """Ledgers that must not be served, each with its reason and remedy."""
     files: int = 0
@@ -85,6 +87,11 @@ class Recovery:
 
     def run(self, *, must_exist: bool = False) -> Engine:
         """Recover, and open the first file of this run."""
+        self.read(must_exist=must_exist)
+        return self.begin()
+
+    def read(self, *, must_exist: bool = False) -> Recovered:
+        """Find out what counts and make it durable. Nothing is given back, and no file is begun."""
         manifest = self._read_manifest(must_exist)
         self._tidy(manifest)
         self._read_first_records(manifest)
@@ -93,6 +100,10 @@ class Recovery:
         self._merge()
         self._disk.sync_directory(self._directory)
         self._finish()
+        return self.recovered
+
+    def begin(self) -> Engine:
+        """Open the first file of this run, after `read`."""
         engine = self.engine_class(self._disk, self._directory, self._identity, self._settings, self._table)
         engine.spares = self._spares
         engine.closed = self._unindexed
@@ -287,6 +298,11 @@ class Recovery:
         self.recovered.ledgers = {
             ledger_id: summarize(ledger_id, ledger.spans, ledger.sealed)
             for ledger_id, ledger in self._table.ledgers.items()
+        }
+        self.recovered.oldest_files = {
+            ledger_id: log_path(self._directory, ledger.spans[0].generation)
+            for ledger_id, ledger in self._table.ledgers.items()
+            if ledger.spans
         }
 
 

@@ -20,12 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydanube.codec.batch import BatchHeader
 from pydanube.codec.wal import ByteBuffer, Identity
@@ -72,6 +72,8 @@ class LogWriter:
         self.on_failed: Callable[[set[int]], None] | None = None
         self.on_cured: Callable[[], None] | None = None
         self.on_rotated: Callable[[int, set[int]], None] | None = None
+        self.on_released: Callable[[], None] | None = None
+        """Called after a trim that gave files back."""
         self._disk = disk
         self._engine = engine
         self._settings = settings
@@ -104,20 +106,27 @@ class LogWriter:
         *,
         must_exist: bool = False,
         is_needed: Callable[[int], bool] | None = None,
+        check: Callable[[Recovered], Awaitable[None]] | None = None,
     ) -> LogWriter:
         """Recover the log and go on writing in a new file.
 
         `must_exist`: this log was there before, so an empty directory is an emptied disk. `is_needed`: whether a
-        ledger's damage matters. Raises Corrupt or Refused, with the remedy; OSError when the disk cannot be read.
-        Cancelled, recovery still runs to its end in its thread, and nothing stays open.
+        ledger's damage matters. `check` is awaited when the log has been read and before anything new is written;
+        what it raises refuses the start. Raises Corrupt or Refused, with the remedy; OSError when the disk cannot be
+        read. Cancelled, recovery still runs to its end in its thread, and nothing stays open.
         """
         disk.make_directory(directory)
         lock = disk.lock(directory / LOCK)
         started = clock.monotonic()
         recovery = Recovery(disk, directory, identity, settings, is_needed, _Progress(clock))
-        running = asyncio.get_running_loop().run_in_executor(None, lambda: recovery.run(must_exist=must_exist))
+        loop = asyncio.get_running_loop()
+        running: asyncio.Future[Any] = loop.run_in_executor(None, lambda: recovery.read(must_exist=must_exist))
         try:
-            engine = await asyncio.shield(running)
+            await asyncio.shield(running)
+            if check is not None:
+                await check(recovery.recovered)
+            running = loop.run_in_executor(None, recovery.begin)
+            engine: Engine = await asyncio.shield(running)
         except asyncio.CancelledError:
             running.add_done_callback(lambda finished: _discard(finished, lock))
             raise
@@ -261,6 +270,19 @@ class LogWriter:
         spans = [span for span in ledger.spans if not self._handles.is_released(span.generation)]
         return summarize(ledger_id, spans, ledger.sealed)
 
+    async def held(self, ledger_ids: Sequence[int]) -> set[int]:
+        """Return those of the ledgers that a next start would find records of, also of what was appended before this
+        call and is not written yet."""
+        answer: asyncio.Future[set[int]] = self._loop.create_future()
+
+        def look() -> None:
+            ledgers = self._engine.table.ledgers
+            held = {known for known in ledger_ids if known in ledgers and ledgers[known].spans}
+            self._post(_settle, answer, held, None)
+
+        self._send(look)
+        return await answer
+
     def _refuse_damaged(self, ledger_id: int) -> None:
         error = self.recovered.damaged.get(ledger_id)
         if error is not None:
@@ -320,6 +342,7 @@ class LogWriter:
                 files = releasable_files(engine.table, engine.durable, self._handles.take_out, engine.held_from, before)
                 if files:
                     engine.release(files)
+                    self._post(self._released)
                 self._post(_settle, answer, [file.generation for file in files], None)
             except Exception as error:
                 self._post(_settle, answer, [], error)
@@ -401,6 +424,10 @@ class LogWriter:
         if self.on_rotated is not None and self._closing is None:
             self.on_rotated(generation, ledgers)
 
+    def _released(self) -> None:
+        if self.on_released is not None and self._closing is None:
+            self.on_released()
+
 
 class _Listener:
     """Carries word from the log's thread to the loop."""
@@ -441,18 +468,18 @@ def _nobody_waits(error: DanubeError | None) -> None:
     """Those whom it concerns are told in other ways."""
 
 
-def _settle(answer: asyncio.Future[list[int]], generations: list[int], error: Exception | None) -> None:
+def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> None:
     if answer.done():
         return
     if error is not None:
         answer.set_exception(error)
     else:
-        answer.set_result(generations)
+        answer.set_result(found)
 
 
-def _discard(finished: asyncio.Future[Engine], lock: DiskLock) -> None:
+def _discard(finished: asyncio.Future[Any], lock: DiskLock) -> None:
     """Nobody waits for this recovery any more."""
-    if not finished.cancelled() and finished.exception() is None:
+    if not finished.cancelled() and finished.exception() is None and isinstance(finished.result(), Engine):
         with contextlib.suppress(DanubeError):
             finished.result().close()
     lock.release()

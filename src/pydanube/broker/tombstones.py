@@ -1,0 +1,130 @@
+"""Tombstones of dropped ledgers: the log frees only records of which the metadata says that they were dropped.
+
+```
+ key of a ledger deleted  --one transaction-->  /dropped/<ledger id> written
+ log released its files   ------------------->  /dropped/<ledger id> removed
+```
+
+Metadata that lost keys looks like metadata whose ledgers were dropped. The tombstone tells the two apart: a ledger of
+the log that is neither listed nor has a tombstone refuses the start, and nothing of it is freed.
+
+Invariants
+    every ledger that the log holds records of is listed under a topic, or has a tombstone, at every moment: a kill
+    between any two steps leaves a directory that starts
+    a tombstone is removed only when no file that the manifest names has records of its ledger
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from pydanube.metadata.store import Delete, Put, Store, list_all
+from pydanube.model.errors import Refused
+from pydanube.model.limits import METADATA_OPERATIONS_MAX
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.wal import LogWriter, Recovered
+
+from . import records
+
+log = get_logger(__name__)
+
+
+def drop_writes(ledger_keys: Sequence[str]) -> Iterator[list[Put | Delete]]:
+    """Yield transactions that delete these keys of ledgers and leave tombstones, each within the store's limits."""
+    step = METADATA_OPERATIONS_MAX // 2
+    for start in range(0, len(ledger_keys), step):
+        keys = ledger_keys[start : start + step]
+        tombstones = [Put(records.dropped_key(records.ledger_of_key(key)[1]), b"") for key in keys]
+        yield [*(Delete(key) for key in keys), *tombstones]
+
+
+@dataclass(slots=True)
+class KnownLedgers:
+    """What the metadata says about ledgers when a broker starts."""
+
+    needed: set[int] = field(default_factory=set)
+    """Ledgers of topics that exist."""
+    dropped: set[int] = field(default_factory=set)
+    """Ledgers with a tombstone, and those of topics whose deletion has not been cleaned up yet."""
+    lost: dict[str, int] = field(default_factory=dict)
+    """Keys of ledgers whose topic neither exists nor was deleted, with the topic's id."""
+    is_recorded: bool = False
+    """Whether every ledger that was ever dropped got a tombstone; an earlier release wrote none."""
+
+    @classmethod
+    async def load(cls, store: Store, topic_ids: set[int]) -> Self:
+        """Read every ledger's key and tombstone; `topic_ids` are the topics that exist."""
+        known = cls(is_recorded=await store.get(records.DROPPED_RECORDED) is not None)
+        deleted = {records.deleted_of_key(one.key) async for one in list_all(store, records.DELETED)}
+        async for one in list_all(store, records.LEDGERS):
+            topic_id, ledger_id = records.ledger_of_key(one.key)
+            if topic_id in topic_ids:
+                known.needed.add(ledger_id)
+            elif topic_id in deleted:
+                known.dropped.add(ledger_id)
+            else:
+                known.lost[one.key] = topic_id
+        known.dropped |= {records.dropped_of_key(one.key) async for one in list_all(store, records.DROPPED)}
+        return known
+
+    async def check(self, store: Store, recovered: Recovered, metadata: Path) -> None:
+        """Raise Refused when the log holds a ledger that `metadata` lost.
+
+        Where an earlier release dropped ledgers without tombstones, they are written now, once, and nothing is refused.
+        """
+        unknown = sorted(recovered.oldest_files.keys() - self.needed - self.dropped)
+        if not self.is_recorded:
+            await self._record(store, unknown)
+            return
+        remedy = (
+            f"{metadata} lost keys or is not the newest copy; nothing was freed: put back the newest good copy of it, "
+            f"or restore from the object store into an empty directory (see docs/operations.md)"
+        )
+        if self.lost:
+            key, topic_id = next(iter(self.lost.items()))
+            raise Refused(
+                f"ledger {records.ledger_of_key(key)[1]} belongs to topic {topic_id}, which neither exists nor was "
+                f"deleted ({len(self.lost)} such ledgers): {remedy}"
+            )
+        if unknown:
+            raise Refused(
+                f"the log has ledger {unknown[0]} in {recovered.oldest_files[unknown[0]]}, which the metadata neither "
+                f"lists nor records as dropped ({len(unknown)} such ledgers): {remedy}"
+            )
+
+    async def _record(self, store: Store, unknown: list[int]) -> None:
+        """Write tombstones for what an earlier release dropped. Cut short, the next start does it again."""
+        for writes in drop_writes(list(self.lost)):
+            await store.transact([], writes)
+        for start in range(0, len(unknown), METADATA_OPERATIONS_MAX):
+            some = unknown[start : start + METADATA_OPERATIONS_MAX]
+            await store.transact([], [Put(records.dropped_key(ledger_id), b"") for ledger_id in some])
+        await store.transact([], [Put(records.DROPPED_RECORDED, b"")])
+        if unknown or self.lost:
+            log.info("tombstones.recorded", ledgers=len(unknown) + len(self.lost))
+        self.dropped.update(unknown, (records.ledger_of_key(key)[1] for key in self.lost))
+        self.lost.clear()
+        self.is_recorded = True
+
+
+class Tombstones:
+    """Removes tombstones that are no longer needed. Nothing of it is on the way of a publish."""
+
+    def __init__(self, store: Store, writer: LogWriter) -> None:
+        self._store = store
+        self._writer = writer
+
+    async def sweep(self) -> int:
+        """Remove the tombstones of ledgers that the log no longer holds, and return how many there were.
+
+        Cancelled or failed: some are removed, a later sweep finds the others.
+        """
+        dropped = [records.dropped_of_key(one.key) async for one in list_all(self._store, records.DROPPED)]
+        held = await self._writer.held(dropped) if dropped else set[int]()
+        done = [records.dropped_key(ledger_id) for ledger_id in dropped if ledger_id not in held]
+        for start in range(0, len(done), METADATA_OPERATIONS_MAX):
+            await self._store.transact([], [Delete(key) for key in done[start : start + METADATA_OPERATIONS_MAX]])
+        return len(done)
