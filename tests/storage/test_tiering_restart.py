@@ -8,8 +8,9 @@ from broker_harness import TOPIC, Door, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, door_to, everything, filled, keys, upload_all
 
 from pydanube.broker.ownership import Ownership
+from pydanube.broker.records import deleted_key
 from pydanube.core.access import ANONYMOUS
-from pydanube.metadata.store import Delete
+from pydanube.metadata.store import Delete, Put
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
@@ -172,7 +173,9 @@ async def test_a_topic_whose_deletion_was_cut_short_leaves_the_catalog(tmp_path:
         await Door(broker).create()
         await filled(Door(broker), 5)
         await upload_all(broker)
-        await broker._registry._store.transact([], [Delete("/topics/default/orders")])
+        topic_id = broker._registry.topic(TOPIC).topic_id
+        writes = [Delete("/topics/default/orders"), Put(deleted_key(topic_id), b"")]
+        await broker._registry._store.transact([], writes)
     async with open_broker(tmp_path, **settings) as broker:
         assert len(await keys(settings["objects"])) == 1
         await broker.tiers._collect(orphans=True)

@@ -45,11 +45,14 @@ def payload(ledger_id: int, entry: int) -> bytes:
 
 
 def crashed_log(groups: int = 10, wal_settings: WalSettings = LARGE) -> SimDisk:
-    """A log of ledgers 1, 2 and 3, one entry of each per synced group; its process is gone and left no index."""
+    """A log of ledgers 1, 2 and 3, one entry of each per group; its process is gone and left no index. All groups were
+    synced but the last, which was only written."""
     disk = sim_disk()
     engine = Recovery(disk, DIRECTORY, IDENTITY, wal_settings).run()
     for group in range(groups):
-        engine.commit([record(ledger_id, group) for ledger_id in (1, 2, 3)])
+        engine.write([record(ledger_id, group) for ledger_id in (1, 2, 3)])
+        if group < groups - 1:
+            engine.sync()
     disk.crash()
     return disk
 

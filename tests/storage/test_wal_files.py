@@ -242,11 +242,14 @@ async def test_inspection_shows_every_record_of_a_running_log(tmp_path: Path) ->
 
 
 def inspected_log() -> SimDisk:
+    """Six batches, synced one by one but the last, which was only written."""
     disk = sim_disk()
     engine = Recovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
     for number in range(6):
         body, crc = make_batch(b"%d" % number, number)
-        engine.commit([(RecordKind.DATA, 1, number, 1, body, crc)])
+        engine.write([(RecordKind.DATA, 1, number, 1, body, crc)])
+        if number < 5:
+            engine.sync()
     disk.crash()
     return disk
 
@@ -268,6 +271,8 @@ def test_inspection_tells_a_torn_tail_from_damage() -> None:
     assert (shown[4].kind, shown[4].position, shown[4].detail) == ("", whole[4].position, "no record header")
     disk.cut_file(path, whole[6].position + 100)
     assert states(disk)[-1] == "torn"
+    disk.cut_file(path, whole[5].position + 100)
+    assert states(disk)[-1] == "damaged", "the mark says that it was synced"
 
 
 def test_inspection_shows_old_records_and_what_lies_behind_the_end_as_stale() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from crc32c import crc32c
 from wal_simulation import DIRECTORY, Simulation
 
-from pydanube.codec.wal import CHECKED, CHECKSUM, HEADER, decode_header
+from pydanube.codec.wal import CHECKED, CHECKSUM, HEADER, Manifest, decode_header
 from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.disk import Disk, DiskFile
 from pydanube.storage.wal.engine import Engine, Record
@@ -171,6 +171,52 @@ class TailNotWrittenAgain(Simulation):
     recovery_class = _TrustingRecovery
 
 
+# -- the durable mark --------------------------------------------------------------------------------------------------
+
+
+class _HopefulEngine(Engine):
+    def _sync(self) -> None:
+        if self.durable < self.position:
+            self.mark.write(self.table.newest, self.position)
+        super()._sync()
+
+
+class MarkBeforeTheSync(Simulation):
+    engine_class = _HopefulEngine
+
+
+class _EarlyEngine(Engine):
+    def _adopt(self, file: WalFile, handle: DiskFile, size: int) -> None:
+        super()._adopt(file, handle, size)
+        self._write_mark()
+
+
+class MarkBeforeTheManifest(Simulation):
+    """The mark names a file that the manifest does not name yet."""
+
+    engine_class = _EarlyEngine
+
+
+class _LateEngine(Engine):
+    def _write_mark(self) -> None:
+        """Only when a file is opened."""
+        if self._file is not None and len(self._file.spans) == 0:
+            super()._write_mark()
+
+
+class MarkNotWrittenAfterASync(Simulation):
+    engine_class = _LateEngine
+
+
+class _UnmarkedRecovery(Recovery):
+    def _read_mark(self, manifest: Manifest) -> None:
+        pass
+
+
+class MarkDoesNotCount(Simulation):
+    recovery_class = _UnmarkedRecovery
+
+
 # -- recovery ----------------------------------------------------------------------------------------------------------
 
 
@@ -274,4 +320,8 @@ MUTANTS: list[type[Simulation]] = [
     TailsBehindSealsCount,
     SealsDoNotCount,
     FilesGoneBeforeTheManifest,
+    MarkBeforeTheSync,
+    MarkBeforeTheManifest,
+    MarkNotWrittenAfterASync,
+    MarkDoesNotCount,
 ]

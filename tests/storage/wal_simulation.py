@@ -6,6 +6,7 @@ One seed is one history. `Simulation(seed).run()` raises Violation when the log 
     what survives of the un-synced is a beginning of it, in log order
     the state of a state ledger is that of its last snapshot and the deltas after it
     no start is refused, and nothing is called damaged: power cuts and failing disks damage nothing
+    after a crash of the process, an open file that is cut or zeroed below what was synced is called damaged
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from crc32c import crc32c
 
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.wal import Identity, RecordKind
-from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.simdisk import PowerCut, SimDisk
 from pydanube.storage.wal.engine import Engine, Record
 from pydanube.storage.wal.handles import Handles
+from pydanube.storage.wal.layout import log_path
+from pydanube.storage.wal.mark import read_mark
 from pydanube.storage.wal.reader import LogReader
 from pydanube.storage.wal.recovery import Recovery
 from pydanube.storage.wal.release import releasable_files
@@ -143,6 +146,7 @@ class Simulation:
                 self.disk.crash()
         self.disk.heal()
         self.open()
+        self.tamper()
 
     def plan_cut(self) -> None:
         """At some step, or at some call of the rarer operations; or not at all."""
@@ -164,6 +168,33 @@ class Simulation:
                 self.note_synced()
                 self.write_sidecars()
         self.disk.crash()
+
+    def tamper(self) -> None:
+        """Cut or zero the synced end of the file that was open in a crash: no start may take that for a torn tail."""
+        self.write([self.record(self.choose_ledger()) for _ in range(3)], sync=True)
+        if self.engine.failure is not None:
+            return
+        self.disk.crash()
+        mark, newest = read_mark(self.world(), DIRECTORY), self.engine.table.newest
+        if mark is None or (mark.generation, mark.position) != (newest, self.engine.durable):
+            raise Violation(f"the mark says {mark}, and file {newest} was synced up to {self.engine.durable}")
+        handle = self.disk.open(log_path(DIRECTORY, newest))
+        content = handle.pread(handle.size(), 0)
+        synced = self.engine.durable - self.engine.table.files[newest].base
+        kept = self.random.choice((self.random.randrange(synced), synced - 1, synced - 64))
+        self.note(f"keep {kept} of {synced} synced bytes of file {newest}")
+        if self.random.random() < 0.5:
+            self.disk.cut_file(log_path(DIRECTORY, newest), kept)
+        else:
+            handle.pwritev([bytes(len(content) - kept)], kept)
+        recovery = self.recovery_class(self.world(), DIRECTORY, IDENTITY, self.settings)
+        try:
+            if not recovery.read().damaged and content[kept:synced].strip(b"\0"):
+                raise Violation(f"{synced - kept} bytes that had been synced were lost, and nobody noticed")
+        except Corrupt as error:
+            self.note(f"refused: {error}")
+        self.disk.open(log_path(DIRECTORY, newest)).pwritev([content], 0)
+        self.open()
 
     def note(self, what: str) -> None:
         self.trace.append(f"{self.disk.steps}: {what}")

@@ -32,6 +32,9 @@ Mail: TypeAlias = Append | Command | None
 
 log: Final = get_logger("storage.wal")
 
+MARK_SYNC_SECONDS: Final = 5.0
+"""At most so often the durable mark is synced, and only while nothing waits."""
+
 
 class Listener(Protocol):
     """Whom the thread tells; every call is made in the log's thread and must only pass the word on."""
@@ -66,6 +69,7 @@ class Committer:
         self._untold: list[Append] = []
         """Of the group at hand, those whose end nobody has heard of yet."""
         self._cure_due = clock.monotonic() + settings.cure_ms / 1000
+        self._mark_due = clock.monotonic() + MARK_SYNC_SECONDS
         self._is_ending = False
         self._is_failing = engine.failure is not None
         self._abandoned: set[int] = set()
@@ -159,6 +163,7 @@ class Committer:
         self._pass_on_closed()
         if not self._kept and self._mail.empty():
             self._fill_ahead(group)
+            self._sync_mark()
 
     def _fill_ahead(self, group: list[Append]) -> None:
         """Nothing waits: prepare for the next small groups."""
@@ -167,6 +172,13 @@ class Committer:
                 self._engine.fill_ahead()
             except Unavailable as error:
                 self._fail(error)
+
+    def _sync_mark(self) -> None:
+        """Nothing waits: let the mark survive a power cut too, once in a while."""
+        now = self._clock.monotonic()
+        if now >= self._mark_due:
+            self._mark_due = now + MARK_SYNC_SECONDS
+            self._engine.mark.sync()
 
     def _without_abandoned(self, group: list[Append]) -> list[Append]:
         """Appends that were on their way when their ledger was given up fail, however healthy the disk is now."""
@@ -216,7 +228,9 @@ class Committer:
 
     def _end(self) -> None:
         try:
-            if not self._is_failing:
+            if self._is_failing:
+                self._engine.mark.close()
+            else:
                 self._engine.close()
         except Unavailable as error:
             self._fail(error)

@@ -6,6 +6,7 @@ Invariants
     the manifest names a file before anything in it is reported durable, and only after the file and its name are synced
     a file in which a write or a sync has failed is never written or synced again: it ends at `durable`, for ever
     generations are never used twice for files that the manifest has named
+    the mark is written after a sync that succeeded, of a file that the manifest names
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from pydanube.model.limits import ALIGNMENT
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
 from .layout import index_path, log_path, spare_path, write_manifest
+from .mark import DurableMark
 from .settings import WalSettings
 from .table import DATA, UNIT_SHIFT, Table, WalFile
 
@@ -72,6 +74,7 @@ class Engine:
         self._filled = 0
         """Up to this position the file has its blocks on the disk."""
         self._disk_was_full = False
+        self.mark = DurableMark(disk, directory)
         self.position = self.durable = table.files[table.newest].end or 0 if table.files else 0
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -180,6 +183,10 @@ class Engine:
             assert self._handle is not None
             self._handle.sync_data()
             self.durable = self.position
+            self._write_mark()
+
+    def _write_mark(self) -> None:
+        self.mark.write(self.table.newest, self.durable)
 
     def fill_ahead(self) -> None:
         """Write zeros behind the log's end, so that the next syncs need not make the file longer.
@@ -207,6 +214,7 @@ class Engine:
 
     def start(self) -> None:
         """Open the first file of this run. A disk that refuses leaves the log readable, and `failure` says why."""
+        self.mark.open(self.table.newest, self.durable)
         try:
             self._open_file()
         except OSError as error:
@@ -238,6 +246,8 @@ class Engine:
         self._filled = file.base + handle.size()
         self._adopt(file, handle, len(first))
         write_manifest(self._disk, self.directory, self._identity, self.table.oldest, file.generation)
+        self._write_mark()
+        self.mark.sync()
 
     def _make(self, path: Path) -> DiskFile:
         """A file of this name that holds no record of this log's newest generation."""
@@ -345,8 +355,11 @@ class Engine:
     def close(self) -> None:
         """Sync what is written and let go of the file, which then wants an index like any closed one."""
         if self._file is None:
+            self.mark.close()
             return
         self.sync()
+        self.mark.sync()
+        self.mark.close()
         self._file.end = self.position
         self.closed.append(self._file)
         self._file = None

@@ -27,9 +27,10 @@ from pydanube.codec.wal import (
 )
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.model.limits import ALIGNMENT
-from pydanube.runtime.disk import Disk, DiskFile
+from pydanube.runtime.disk import Disk, DiskFile, read_whole
 
-from .layout import generations, log_path
+from .layout import DURABLE, generations, log_path
+from .mark import decode_slots
 
 State = Literal["ok", "torn", "damaged", "stale"]
 _CHUNK_BYTES = 1 << 20
@@ -68,11 +69,13 @@ def records(disk: Disk, directory: Path) -> Iterator[InspectedRecord]:
                 bases[generation] = header.position
             else:
                 seals[header.ledger_id] = header.entry_id
+    mark = decode_slots(read_whole(disk, directory / DURABLE)) if disk.exists(directory / DURABLE) else None
     for generation in found:
+        marked = mark.position if mark is not None and mark.generation == generation else 0
         handle = disk.open(log_path(directory, generation))
         try:
             base, end = bases.get(generation, 0), bases.get(generation + 1)
-            yield from _FileInspection(handle, directory, generation, base, end, seals).records()
+            yield from _FileInspection(handle, directory, generation, base, end, seals, marked).records()
         finally:
             handle.close()
 
@@ -101,7 +104,14 @@ def _header(head: bytes | memoryview) -> RecordHeader | str:
 
 class _FileInspection:
     def __init__(
-        self, handle: DiskFile, directory: Path, generation: int, base: int, end: int | None, seals: dict[int, int]
+        self,
+        handle: DiskFile,
+        directory: Path,
+        generation: int,
+        base: int,
+        end: int | None,
+        seals: dict[int, int],
+        marked: int,
     ) -> None:
         self._handle = handle
         self._generation = generation
@@ -110,7 +120,7 @@ class _FileInspection:
         self._end = end
         self._seals = seals
         self._size = handle.size()
-        self._durable_end = end if end is not None else self._claimed(0)
+        self._durable_end = end if end is not None else max(self._claimed(0), marked)
 
     def records(self) -> Iterator[InspectedRecord]:
         place = 0

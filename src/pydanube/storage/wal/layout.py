@@ -5,6 +5,7 @@ MANIFEST                the oldest and the newest file of the log
 wal-0000000007.log      file of generation 7
 wal-0000000007.idx      its index, once it is closed; can be made again from the file
 spare-0000000003.log    a released file, waiting to be used again
+DURABLE                 up to where the log was synced when it was last written (see `mark`)
 LOCK                    held by the running process, with its number
 *.tmp                   left over from a crash; removed at the next start
 ```
@@ -22,6 +23,7 @@ from pydanube.runtime.disk import Disk, read_whole, replace_whole
 
 MANIFEST: Final = "MANIFEST"
 LOCK: Final = "LOCK"
+DURABLE: Final = "DURABLE"
 _FILE: Final = re.compile(r"(wal|spare)-(\d{10})\.(log|idx)")
 
 

@@ -3,7 +3,8 @@
 Order
     1. the manifest says which files must be there; one that is missing refuses the start
     2. files the manifest does not name are nobody's: newer ones are unfinished and removed, older ones were released
-    3. closed files are taken from their indexes, or scanned; the last one is scanned unless it was closed cleanly
+    3. closed files are taken from their indexes, or scanned; the last one is scanned unless it was closed cleanly, and
+       must reach up to the durable mark
     4. the kept tail of the last file is written again in place, byte for byte, and synced before anything is served:
        a sync that failed in an earlier process may have left pages that look clean and are not on the disk
     5. writing goes on in a new file, never in a recovered one; its base position cuts off whatever lies behind the end
@@ -30,7 +31,8 @@ from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
 from .engine import Engine, retire_file
-from .layout import generations, index_path, log_path, read_manifest, spare_path, write_manifest
+from .layout import DURABLE, generations, index_path, log_path, read_manifest, spare_path, write_manifest
+from .mark import Mark, read_mark
 from .scan import REMEDY, Scanned, Scanner
 from .settings import WalSettings
 from .sidecar import load_rows, load_sidecar
@@ -83,6 +85,7 @@ class Recovery:
         self._seals: dict[int, int] = {}
         self._unindexed: list[WalFile] = []
         self._spares: list[int] = []
+        self._mark: Mark | None = None
         self.recovered = Recovered()
 
     def run(self, *, must_exist: bool = False) -> Engine:
@@ -93,6 +96,7 @@ class Recovery:
     def read(self, *, must_exist: bool = False) -> Recovered:
         """Find out what counts and make it durable. Nothing is given back, and no file is begun."""
         manifest = self._read_manifest(must_exist)
+        self._read_mark(manifest)
         self._tidy(manifest)
         self._read_first_records(manifest)
         for generation in range(manifest.oldest, manifest.newest + 1):
@@ -123,6 +127,8 @@ class Recovery:
                     f"{self._directory} holds {what} and no MANIFEST, so the disk was emptied, exchanged or not "
                     "mounted: mount the right one, or put back a copy"
                 )
+            if self._disk.exists(self._directory / DURABLE):
+                self._disk.unlink(self._directory / DURABLE)  # of a log that was taken away
             write_manifest(self._disk, self._directory, self._identity, 1, 0)
             return Manifest(1, 1, 0, self._identity.cluster, self._identity.node, self._identity.incarnation)
         if manifest.identity != self._identity:
@@ -131,6 +137,17 @@ class Recovery:
                 "mount the right disk, or choose another directory"
             )
         return manifest
+
+    def _read_mark(self, manifest: Manifest) -> None:
+        if not manifest.newest:
+            return
+        self._mark = read_mark(self._disk, self._directory)
+        if self._mark is not None and self._mark.generation > manifest.newest:
+            path = log_path(self._directory, self._mark.generation)
+            raise Corrupt(
+                f"{self._directory} ends with file {manifest.newest}, and {path} was written after it: MANIFEST or the "
+                f"whole log is an older copy; put back the newest one (see docs/log.md, 'Damage')"
+            )
 
     def _tidy(self, manifest: Manifest) -> None:
         """Remove what a crash left over, and check that nothing is missing."""
@@ -194,13 +211,14 @@ class Recovery:
     def _take_file(self, generation: int, last: bool) -> None:
         base = self._bodies[generation].base
         end = None if last else self._bodies[generation + 1].base
+        marked = self._mark.position if self._mark is not None and self._mark.generation == generation else 0
         handle = self._disk.open(log_path(self._directory, generation))
         try:
             loaded = load_sidecar(self._disk, self._directory, generation)
-            if loaded is not None and loaded.base == base and (last or loaded.end == end):
+            if loaded is not None and loaded.base == base and _agrees(loaded, end, marked):
                 self._take_indexed(handle, loaded)
             else:
-                self._take_scanned(handle, WalFile(generation, base), end)
+                self._take_scanned(handle, WalFile(generation, base), end, marked)
         finally:
             handle.close()
         self.recovered.files += 1
@@ -224,9 +242,9 @@ class Recovery:
                 what = f"entry {entry} lies behind the end of {path}, which is cut short at {size} bytes"
                 self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}: {REMEDY}"))
 
-    def _take_scanned(self, handle: DiskFile, file: WalFile, end: int | None) -> None:
+    def _take_scanned(self, handle: DiskFile, file: WalFile, end: int | None, marked: int) -> None:
         path = log_path(self._directory, file.generation)
-        scanned = Scanner(handle, path, file, end, self._settings.scan_bytes).scan()
+        scanned = Scanner(handle, path, file, end, self._settings.scan_bytes, marked).scan()
         file.end = scanned.end
         if end is None:
             self._write_again(handle, file, scanned)
@@ -304,6 +322,12 @@ class Recovery:
             for ledger_id, ledger in self._table.ledgers.items()
             if ledger.spans
         }
+
+
+def _agrees(loaded: WalFile, end: int | None, marked: int) -> bool:
+    """Whether an index ends where the file does: where the next one begins, and not before the mark."""
+    assert loaded.end is not None
+    return loaded.end == end if end is not None else loaded.end >= marked
 
 
 def _named(identity: Identity) -> str:

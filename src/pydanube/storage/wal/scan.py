@@ -2,9 +2,9 @@
 
 A record counts when its header is whole, of this file's generation and at the position it names, and its body is whole.
 The first that does not is the end of the log, a torn tail, unless its place is known to have been synced: by the file
-that follows, by an index written at a clean end, or by a later record of this file that says so. Then it is damage:
-under a header that is whole it costs that ledger, and reading goes on behind it; otherwise nobody can tell whose record
-it was, and the start is refused.
+that follows, by an index written at a clean end, by the durable mark, or by a later record of this file that says so.
+Then it is damage: under a header that is whole it costs that ledger, and reading goes on behind it; otherwise nobody
+can tell whose record it was, and the start is refused.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ class Scanned:
 
 
 class Scanner:
-    """One pass over one file. `durable_end` is where a closed file ends; None when only its records can tell."""
+    """One pass over one file. `durable_end` is where a closed file ends; None when only its records can tell, and
+    `marked`, up to where the durable mark says that it was synced."""
 
-    def __init__(self, handle: DiskFile, path: Path, file: WalFile, durable_end: int | None, chunk_bytes: int) -> None:
+    def __init__(
+        self, handle: DiskFile, path: Path, file: WalFile, durable_end: int | None, chunk_bytes: int, marked: int = 0
+    ) -> None:
         self._handle = handle
         self._path = path
         self._file = file
@@ -77,7 +80,7 @@ class Scanner:
         self._view_at = 0
         self._looked_ahead = False
         self._rows: dict[int, _Rows] = {}
-        self.found = Scanned(file, durable=durable_end or file.base, end=file.base)
+        self.found = Scanned(file, durable=durable_end or max(file.base, marked), end=file.base)
 
     def scan(self) -> Scanned:
         found, stop_at = self.found, self._durable_end
