@@ -27,26 +27,27 @@ from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
 from .metadata.embedded import EmbeddedStore
 from .metadata.store import Compare, Put, Store
-from .model.errors import Refused
+from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
-from .runtime.disk import Disk, OsDisk, read_whole, replace_whole
+from .runtime.disk import Disk, OsDisk
 from .runtime.objects.opening import open_store
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
 from .storage.directory import DataDirectory
-from .storage.wal import LogWriter, Recovered, WalSettings
+from .storage.metadata_seen import read_seen, refuse_older, write_seen
+from .storage.wal import LogWriter, MetadataStamp, Recovered, WalSettings
 
 log = get_logger(__name__)
 
 DEFAULT_NODE: Final = "broker-1"
 METADATA_PART: Final = "metadata"
 LOG_PART: Final = "wal"
-REVISION_FILE: Final = "METADATA_REVISION"
-"""In the data directory: the metadata's revision at the last start or clean end; the metadata may only be newer."""
-
 IDENTITY_KEY: Final = "/identity"
 """In the metadata store: whose it is, so that two halves of different brokers are never taken for one."""
+
+REVISION_INTERVAL_S: Final = 10.0
+"""So often, when the metadata has moved, the data directory and the log are told how far."""
 
 SWITCH_SECONDS: Final = 0.0005
 """How long the log's thread, back from a sync, may have to wait for a busy event loop: a tenth of Python's default."""
@@ -79,6 +80,7 @@ class Server:
         self._components = components
         self._parts = AsyncExitStack()
         self._native: NativeServer | None = None
+        self._remembered: MetadataStamp | None = None
         self.native_address = ("", 0)
 
     @classmethod
@@ -120,6 +122,8 @@ class Server:
         registry = Registry(store, clock)
         await registry.load()
         writer = await self._open_log(directory, store, await registry.known_ledgers())
+        await self._remember_metadata(store, directory, writer)
+        self._parts.push_async_callback(self._remember_metadata, store, directory, writer)
         objects = await open_store(settings.store_url, settings.storage.options)
         self._parts.push_async_callback(objects.close)
         tasks = Tasks()
@@ -140,6 +144,7 @@ class Server:
         await broker.start()
         assert broker.tiers is not None
         tasks.spawn(broker.tiers.run(), "object storage")
+        tasks.spawn(self._keep_remembering(store, directory, writer), "metadata revision remembering")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
         host, port = await self._native.start(settings.server.host, settings.server.port)
@@ -172,39 +177,57 @@ class Server:
 
     async def _refuse_older_metadata(self, store: Store, directory: DataDirectory) -> None:
         """A copy of the metadata that is older than the log would give out ids and offsets a second time."""
-        disk, path = self._components.disk, directory.path / REVISION_FILE
-        seen = int(read_whole(disk, path)) if disk.exists(path) else 0
-        if await store.revision() < seen:
-            raise Refused(
-                f"{self._settings.metadata_path} is at revision {await store.revision()}, and this data directory has "
-                f"seen {seen}: it is an older copy; put back the newest one"
-            )
+        seen = read_seen(self._components.disk, directory.path)
+        if seen is not None:
+            identity, revision = await store.identity(), await store.revision()
+            refuse_older(identity, revision, dict([seen]), directory.path, self._settings.metadata_path)
 
-        async def remember() -> None:
-            replace_whole(disk, path, b"%d" % await store.revision())
+    async def _remember_metadata(self, store: Store, directory: DataDirectory, writer: LogWriter) -> None:
+        """Write down how far the metadata has come, so that a later start refuses an older copy. A disk that refuses is
+        tried again the next time; the log names its metadata too."""
+        stamp = MetadataStamp((await store.identity()).store_id, await store.revision())
+        writer.note_revision(stamp.revision)
+        if stamp == self._remembered:
+            return
+        try:
+            await asyncio.to_thread(write_seen, self._components.disk, directory.path, stamp)
+        except OSError as error:
+            log.warning("metadata.revision_not_written", revision=stamp.revision, error=str(error))
+        else:
+            self._remembered = stamp
 
-        await remember()
-        self._parts.push_async_callback(remember)
+    async def _keep_remembering(self, store: Store, directory: DataDirectory, writer: LogWriter) -> None:
+        while True:
+            await self._components.clock.sleep(REVISION_INTERVAL_S)
+            try:
+                await self._remember_metadata(store, directory, writer)
+            except DanubeError as error:
+                log.warning("metadata.revision_not_read", error=error.message)
 
     async def _open_log(self, directory: DataDirectory, store: Store, known: KnownLedgers) -> LogWriter:
+        metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
+        identity, revision = await store.identity(), await store.revision()
+
         async def check(recovered: Recovered) -> None:
+            refuse_older(identity, revision, recovered.metadata, log_directory, metadata_path)
             newest = max(recovered.ledgers, default=0)
             if newest > await last_id(store, LEDGER_COUNTER):
                 raise Refused(
-                    f"the log has ledger {newest}, which {self._settings.metadata_path} never gave out: the metadata "
+                    f"the log has ledger {newest}, which {metadata_path} never gave out: the metadata "
                     f"is older than the log; put back the newest copy"
                 )
-            await known.check(store, recovered, self._settings.metadata_path)
+            await known.check(store, recovered, metadata_path)
 
         writer = await LogWriter.open(
             self._components.disk,
-            self._settings.log_directory,
+            log_directory,
             directory.identity,
             _wal_settings(self._settings),
             self._components.clock,
             must_exist=directory.knows(LOG_PART),
             is_needed=known.needed.__contains__,
             check=check,
+            metadata=MetadataStamp(identity.store_id, revision),
         )
         self._parts.push_async_callback(writer.close)
         directory.add_part(LOG_PART)

@@ -23,7 +23,7 @@ from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import Identity, LogWriter, WalSettings
+from pydanube.storage.wal import Identity, LogWriter, MetadataStamp, WalSettings
 
 TOPIC = TopicName.parse("/default/orders")
 SETTINGS = BrokerSettings(
@@ -68,10 +68,12 @@ async def open_broker(
     tiering: TieringSettings | None = None,
     metadata: FaultyStore | None = None,
     metadata_disk=None,
+    stamped: bool = True,
     **changes,
 ):
     """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves. `metadata` stands
-    before the real store, and fails where it is told to."""
+    before the real store, and fails where it is told to. Not `stamped`: the log does not name its metadata, as that of
+    an earlier release."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as parts:
         store = await EmbeddedStore.open(directory / "metadata.db", clock, disk=metadata_disk)
@@ -81,6 +83,7 @@ async def open_broker(
         registry = Registry(store, clock)
         await registry.load()
         known = await registry.known_ledgers()
+        stamp = MetadataStamp((await store.identity()).store_id, await store.revision()) if stamped else None
         writer = await LogWriter.open(
             disk or OsDisk(),
             directory / "wal",
@@ -89,6 +92,7 @@ async def open_broker(
             clock,
             is_needed=known.needed.__contains__,
             check=lambda recovered: known.check(store, recovered, directory / "metadata.db"),
+            metadata=stamp,
         )
         parts.push_async_callback(writer.close)
         writer.forget(set(writer.recovered.ledgers) - known.needed)

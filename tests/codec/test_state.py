@@ -18,6 +18,7 @@ from pydanube.codec.state import (
     decode,
     encode,
     encode_delta,
+    ledger_stamp,
     packed,
 )
 from pydanube.model.errors import Corrupt
@@ -26,10 +27,12 @@ from pydanube.model.ledgers import CursorEntry, ProducerEntry
 PRODUCER = ProducerEntry(7, 2, 500, 1_700_000_000_000_000, [(0, 10, 300), (300, 400, 200)])
 CURSOR = CursorEntry(3, 120, [(130, 140), (150, 151)])
 
+LEDGER_START_0_1 = "9301cd0258919507" + "02cd01f4cf00060a24181e4000" + "9293000acd012c93cd012ccd0190ccc8"
+
 GOLDEN = [
     (
-        LedgerStart(FORMAT, 600, [PRODUCER]),
-        "9301cd0258919507" + "02cd01f4cf00060a24181e4000" + "9293000acd012c93cd012ccd0190ccc8",
+        LedgerStart(FORMAT, 600, [PRODUCER], "5f" * 4, 300),
+        "95" + LEDGER_START_0_1[2:] + "a8" + b"5f5f5f5f".hex() + "cd012c",
     ),
     (Snapshot(FORMAT, 600, [], [CURSOR]), "9401cd0258" + "90" + "919303789292cc82cc8c92cc96cc97"),
     (
@@ -43,6 +46,14 @@ GOLDEN = [
 def test_golden_bytes(entry, golden):
     assert encode(entry).hex() == golden
     assert decode(bytes.fromhex(golden), type(entry)) == entry
+
+
+def test_a_ledger_start_of_an_earlier_release_names_no_metadata():
+    body = bytes.fromhex(LEDGER_START_0_1)
+    assert decode(body, LedgerStart) == LedgerStart(FORMAT, 600, [PRODUCER])
+    assert ledger_stamp(body) is None
+    assert ledger_stamp(encode(LedgerStart(FORMAT, 600, [PRODUCER], "5f", 300))) == ("5f", 300)
+    assert ledger_stamp(b"start") is None
 
 
 def test_a_later_format_is_refused_by_name():

@@ -14,6 +14,7 @@ from pydanube.codec.wal import (
     HEADERS_RESIDUE,
     RECORD_HEADER_BYTES,
     RECORD_HEADER_RESIDUE,
+    MetadataStamp,
     RecordHeader,
     RecordKind,
     batch_is_intact,
@@ -72,8 +73,22 @@ def test_the_first_record_of_a_file_says_whose_it_is() -> None:
     )
     assert decode_file_body(body).identity == IDENTITY
     assert decode_file_body(body).base == 0x3000
+    assert decode_file_body(body).metadata is None
     with pytest.raises(Corrupt):
         decode_file_body(b"\x80")
+
+
+def test_the_first_record_of_a_file_names_the_metadata_that_the_log_depends_on() -> None:
+    body = encode_file_body(IDENTITY, 0x3000, MetadataStamp("a1" * 16, 300))
+    assert body.hex() == (
+        "86a7636c7573746572a664616e756265a46e6f6465a862726f6b65722d31ab696e6361726e6174696f6ed920"
+        + (b"5f" * 16).hex()
+        + "a462617365cd3000"
+        + "a873746f72655f6964d920"
+        + (b"a1" * 16).hex()
+        + "a87265766973696f6ecd012c"
+    )
+    assert decode_file_body(body).metadata == MetadataStamp("a1" * 16, 300)
 
 
 def test_the_manifest_is_a_line_for_people_and_its_checksum() -> None:

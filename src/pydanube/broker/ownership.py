@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -63,6 +63,12 @@ class Ids:
         return 0 < number <= self._last
 
 
+class OpenedLedger(NamedTuple):
+    ledger_id: int
+    revision: int
+    """Of the metadata that lists it."""
+
+
 class Ownership:
     """This broker's hold on one partition."""
 
@@ -115,12 +121,12 @@ class Ownership:
         found = [unpack(one.value, RestoredRecord) async for one in list_all(self._store, prefix)]
         return [CursorEntry(one.subscription_id, one.position, one.acked) for one in found]
 
-    async def open_ledger(self, kind: Literal["data", "state"]) -> int:
-        """A new ledger under this epoch; durable on return."""
+    async def open_ledger(self, kind: Literal["data", "state"]) -> OpenedLedger:
+        """Open a new ledger under this epoch; it is listed durably on return."""
         ledger_id = await self._ledger_ids.take()
         record = LedgerRecord(kind, self.epoch)
-        await self._write([Put(ledger_key(self.topic_id, self.index, ledger_id), pack(record))])
-        return ledger_id
+        revision = await self._write([Put(ledger_key(self.topic_id, self.index, ledger_id), pack(record))])
+        return OpenedLedger(ledger_id, revision)
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
         """Delete the keys of ledgers that hold nothing anybody needs, and leave tombstones for the log."""
@@ -167,12 +173,13 @@ class Ownership:
                 raise self._fenced()
             self._record, self._revision = record, result.revision
 
-    async def _write(self, writes: list[Put | Delete]) -> None:
+    async def _write(self, writes: list[Put | Delete]) -> int:
         async with self._writing:
             await self._look_again()
             result = await self._store.transact([Compare.mod_revision(self._key, self._revision)], writes)
             if not result.succeeded:
                 raise self._fenced()
+            return result.revision
 
     async def _look_again(self) -> None:
         if not self._in_doubt:

@@ -321,10 +321,12 @@ class Partition:
             await ownership.reserve(decide.next_offset + max(span, self._settings.offset_block))
         if self.ack_level is AckLevel.MEMORY or self._ledger_id is not None:
             return
-        ledger_id = await ownership.open_ledger("data")
+        ledger_id, revision = await ownership.open_ledger("data")
+        self._writer.note_revision(revision)
+        store_id = self._writer.metadata.store_id if self._writer.metadata is not None else ""
         assert isinstance(self.stream, LoggedStream) and not decide.in_flight
-        start = LedgerStart(FORMAT, decide.visible_end, decide.producers.entries(self._remembered_since()))
-        body = encode(start)
+        producers = decide.producers.entries(self._remembered_since())
+        body = encode(LedgerStart(FORMAT, decide.visible_end, producers, store_id, revision if store_id else 0))
         self.stream.open_ledger(decide.visible_end, ledger_id)
         self._ledger_id, self._next_entry = ledger_id, 1
         self._batches_since_snapshot = 0

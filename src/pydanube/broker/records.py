@@ -10,7 +10,6 @@
 /access/<topic id>                            AccessRecord        who last had the topic to itself
 /deleted/<topic id>                           nothing             a topic of which something may be left behind
 /dropped/<ledger id>                          nothing             tombstone of a ledger whose records the log may hold
-/dropped_recorded                             nothing             every dropped ledger of this store has a tombstone
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      where it stood, until the log says; after a restore
 /staged/queries/<query>                       QueryRecord         of core.staging: who writes by stages, and how far
 /staged/decisions/<number>/<batch id>         DecisionRecord      stages that count, until all of them are published
@@ -216,7 +215,6 @@ def deleted_of_key(key: str) -> int:
 
 
 DROPPED = "/dropped/"
-DROPPED_RECORDED = "/dropped_recorded"
 
 
 def dropped_key(ledger_id: int) -> str:

@@ -130,7 +130,8 @@ class StateLedger:
         """Cancelled: an unused ledger may stay in the metadata; the next start removes it."""
         try:
             _check_size(encode(self._take_snapshot()))  # or every try would leave a ledger that holds nothing
-            ledger_id = await self._ownership.open_ledger("state")
+            ledger_id, revision = await self._ownership.open_ledger("state")
+            self._writer.note_revision(revision)
         except DanubeError as error:
             self._opening = False
             waiters, self._waiters = self._waiters, []

@@ -51,13 +51,11 @@ class KnownLedgers:
     """Ledgers with a tombstone, and those of topics whose deletion has not been cleaned up yet."""
     lost: dict[str, int] = field(default_factory=dict)
     """Keys of ledgers whose topic neither exists nor was deleted, with the topic's id."""
-    is_recorded: bool = False
-    """Whether every ledger that was ever dropped got a tombstone; an earlier release wrote none."""
 
     @classmethod
     async def load(cls, store: Store, topic_ids: set[int]) -> Self:
         """Read every ledger's key and tombstone; `topic_ids` are the topics that exist."""
-        known = cls(is_recorded=await store.get(records.DROPPED_RECORDED) is not None)
+        known = cls()
         deleted = {records.deleted_of_key(one.key) async for one in list_all(store, records.DELETED)}
         async for one in list_all(store, records.LEDGERS):
             topic_id, ledger_id = records.ledger_of_key(one.key)
@@ -73,10 +71,11 @@ class KnownLedgers:
     async def check(self, store: Store, recovered: Recovered, metadata: Path) -> None:
         """Raise Refused when the log holds a ledger that `metadata` lost.
 
-        Where an earlier release dropped ledgers without tombstones, they are written now, once, and nothing is refused.
+        An earlier release dropped ledgers without tombstones. Where one was the last to write this log, which then does
+        not name its metadata, they are written now, and nothing is refused.
         """
         unknown = sorted(recovered.oldest_files.keys() - self.needed - self.dropped)
-        if not self.is_recorded:
+        if not recovered.is_stamped:
             await self._record(store, unknown)
             return
         remedy = (
@@ -102,12 +101,10 @@ class KnownLedgers:
         for start in range(0, len(unknown), METADATA_OPERATIONS_MAX):
             some = unknown[start : start + METADATA_OPERATIONS_MAX]
             await store.transact([], [Put(records.dropped_key(ledger_id), b"") for ledger_id in some])
-        await store.transact([], [Put(records.DROPPED_RECORDED, b"")])
         if unknown or self.lost:
             log.info("tombstones.recorded", ledgers=len(unknown) + len(self.lost))
         self.dropped.update(unknown, (records.ledger_of_key(key)[1] for key in self.lost))
         self.lost.clear()
-        self.is_recorded = True
 
 
 class Tombstones:

@@ -4,7 +4,8 @@ MessagePack arrays, so that a later release can append fields and still read the
 format version; a newer one is refused by name. Times are microseconds, ranges are [start, end).
 
 ```
-LedgerStart   [1, next offset, [producer, ...]]                          first entry of every data ledger
+LedgerStart   [1, next offset, [producer, ...], store id, revision]      first entry of every data ledger; the last two
+                                                                         name the metadata that lists it, if known
 Snapshot      [1, next offset, [producer, ...], [cursor, ...]]           first entry of every state ledger, and more
 Delta         [1, [change, ...]]                                         what happened since
 producer      [id, epoch, next sequence, last append time, [[sequence, offset, count], ...]]
@@ -51,6 +52,18 @@ class LedgerStart(msgspec.Struct, array_like=True):
     format: int
     next_offset: int
     producers: list[ProducerEntry]
+    store_id: str = ""
+    revision: int = 0
+
+
+class LedgerStamp(msgspec.Struct, array_like=True):
+    """The same entry, read only for the metadata that it names."""
+
+    format: int
+    next_offset: int
+    producers: msgspec.Raw
+    store_id: str = ""
+    revision: int = 0
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -66,6 +79,8 @@ class Delta(msgspec.Struct, array_like=True):
 
 
 ControlEntry = TypeVar("ControlEntry", LedgerStart, Snapshot, Delta)
+
+_stamp_decoder: Final = msgspec.msgpack.Decoder(LedgerStamp)
 
 OffsetArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -94,6 +109,16 @@ def packed(starts: OffsetArray, ends: OffsetArray) -> msgspec.Raw:
     ranges["pair"], ranges["start_kind"], ranges["end_kind"] = 0x92, _KINDS[form], _KINDS[form]
     ranges["start"], ranges["end"] = starts, ends
     return msgspec.Raw(b"\xdd" + len(ranges).to_bytes(4, "big") + ranges.tobytes())
+
+
+def ledger_stamp(body: bytes | memoryview) -> tuple[str, int] | None:
+    """Return the store id and the revision that a LedgerStart entry names; None when it names none or cannot be read,
+    which whoever needs the entry will find out."""
+    try:
+        found = _stamp_decoder.decode(body)
+    except msgspec.MsgspecError:
+        return None
+    return (found.store_id, found.revision) if found.store_id else None
 
 
 def decode(body: bytes | memoryview, kind: type[ControlEntry]) -> ControlEntry:

@@ -112,7 +112,14 @@ class Identity(msgspec.Struct, frozen=True):
     incarnation: str
 
 
-class FileBody(msgspec.Struct, frozen=True):
+class MetadataStamp(NamedTuple):
+    """Which metadata the log depends on: this store, at this revision or a later one."""
+
+    store_id: str
+    revision: int
+
+
+class FileBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of a FILE record, in MessagePack."""
 
     cluster: str
@@ -120,6 +127,14 @@ class FileBody(msgspec.Struct, frozen=True):
     incarnation: str
     base: int
     """The log position at which this file begins; whatever the file before it holds from there on does not count."""
+    store_id: str = ""
+    """Of the metadata when the file was begun; empty in files of earlier releases, which wrote neither this nor the
+    revision."""
+    revision: int = 0
+
+    @property
+    def metadata(self) -> MetadataStamp | None:
+        return MetadataStamp(self.store_id, self.revision) if self.store_id else None
 
     @property
     def identity(self) -> Identity:
@@ -228,8 +243,9 @@ def body_is_intact(kind: int, body: memoryview, body_crc: int) -> bool:
     return bool(crc32c(body) == body_crc)
 
 
-def encode_file_body(identity: Identity, base: int) -> bytes:
-    return msgspec.msgpack.encode(FileBody(identity.cluster, identity.node, identity.incarnation, base))
+def encode_file_body(identity: Identity, base: int, metadata: MetadataStamp | None = None) -> bytes:
+    body = FileBody(identity.cluster, identity.node, identity.incarnation, base, *(metadata or ()))
+    return msgspec.msgpack.encode(body)
 
 
 def decode_file_body(body: ByteBuffer) -> FileBody:

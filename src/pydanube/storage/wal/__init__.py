@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pydanube.codec.wal import Identity
+from pydanube.codec.wal import Identity, MetadataStamp
 
 from .recovery import Recovered
 from .settings import Level, WalSettings
 from .table import LedgerSummary
 from .writer import LogWriter
 
-__all__ = ["Identity", "LedgerSummary", "Level", "LogWriter", "Recovered", "WalSettings"]
+__all__ = ["Identity", "LedgerSummary", "Level", "LogWriter", "MetadataStamp", "Recovered", "WalSettings"]

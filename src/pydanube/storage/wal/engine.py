@@ -27,6 +27,7 @@ from pydanube.codec.wal import (
     VERSION,
     ByteBuffer,
     Identity,
+    MetadataStamp,
     RecordKind,
     encode_file_body,
     encode_record,
@@ -63,6 +64,8 @@ class Engine:
         self.held_from: int | None = None
         """From this generation on, files hold records that are to be sealed off: until they are, none may go, or a
         later start would find the rest of them."""
+        self.metadata: MetadataStamp | None = None
+        """What a new file says about the metadata; whoever knows a newer revision replaces it, in any thread."""
         self.closed: list[WalFile] = []
         """Files closed since the caller last looked: they want an index."""
         self.spares: list[int] = []
@@ -260,7 +263,7 @@ class Engine:
         return self._disk.create(path)
 
     def _first_records(self, file: WalFile) -> bytes:
-        body = encode_file_body(self._identity, file.base)
+        body = encode_file_body(self._identity, file.base, self.metadata)
         records = [encode_record(RecordKind.FILE, file.generation, file.base, 0, 0, file.base, body)]
         position = file.base + len(records[0])
         for ledger_id in sorted(self.abandoned):

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from pydanube.runtime.disk import Disk, DiskFile, read_whole, replace_whole, write_all
+from pydanube.runtime.disk import Disk, DiskFile, read_whole, replace_whole
 from pydanube.runtime.telemetry import get_logger
 
 from .layout import DURABLE
@@ -83,7 +83,7 @@ class DurableMark:
         self._disk = disk
         self._path = directory / DURABLE
         self._handle: DiskFile | None = None
-        self._last = Mark(0, 0, 0)
+        self._sequence = 0
         self._is_synced = True
         self._is_failing = False
 
@@ -95,7 +95,7 @@ class DurableMark:
                 found = Mark(1, generation, position)
                 gap = bytes(SLOTS_AT[1] - SLOT_BYTES)
                 replace_whole(self._disk, self._path, gap.join((encode_slot(Mark(0, 0, 0)), encode_slot(found))))
-            self._last = found
+            self._sequence = found.sequence
             self._handle = self._disk.open(self._path)
         except OSError as error:
             self._failed(error)
@@ -104,14 +104,16 @@ class DurableMark:
         """Say that this file is synced up to this position. The caller has synced it."""
         if self._handle is None:
             return
-        mark = Mark(self._last.sequence + 1, generation, position)
+        sequence = self._sequence + 1
+        checked = SLOT.pack(MAGIC, VERSION, sequence, generation, position)
         try:
-            write_all(self._handle, (encode_slot(mark),), SLOTS_AT[mark.sequence & 1])
+            written = self._handle.pwritev((checked + CHECKSUM.pack(crc32c(checked)),), SLOTS_AT[sequence & 1])
         except OSError as error:
-            self._failed(error)  # the next one goes into the same slot: the other is whole
+            self._failed(error)
             return
-        self._last = mark
-        self._is_synced = self._is_failing = False
+        if written == SLOT_BYTES:  # or the next one goes into the same slot: the other is whole
+            self._sequence = sequence
+            self._is_synced = self._is_failing = False
 
     def sync(self) -> None:
         if self._handle is None or self._is_synced:

@@ -22,6 +22,7 @@ from pydanube.codec.wal import (
     FileBody,
     Identity,
     Manifest,
+    MetadataStamp,
     RecordKind,
     body_is_intact,
     decode_file_body,
@@ -48,6 +49,10 @@ class Recovered:
     ledgers: dict[int, LedgerSummary] = field(default_factory=dict)
     oldest_files: dict[int, Path] = field(default_factory=dict)
     """By ledger: the oldest file with records of it. A ledger of which only a seal is left has none."""
+    metadata: dict[str, int] = field(default_factory=dict)
+    """By id of a metadata store: the newest revision that the log names."""
+    is_stamped: bool = False
+    """Whether the newest file names its metadata; those of earlier releases do not."""
     damaged: dict[int, Corrupt] = field(default_factory=dict)
     """Ledgers that must not be served, each with its reason and remedy."""
     files: int = 0
@@ -72,8 +77,11 @@ class Recovery:
         settings: WalSettings,
         is_needed: Callable[[int], bool] | None = None,
         on_progress: Callable[[Recovered], None] | None = None,
+        metadata: MetadataStamp | None = None,
     ) -> None:
+        """`metadata` is what the first file of this run says about it."""
         self._disk = disk
+        self._metadata = metadata
         self._directory = directory
         self._identity = identity
         self._settings = settings
@@ -109,6 +117,7 @@ class Recovery:
     def begin(self) -> Engine:
         """Open the first file of this run, after `read`."""
         engine = self.engine_class(self._disk, self._directory, self._identity, self._settings, self._table)
+        engine.metadata = self._metadata
         engine.spares = self._spares
         engine.closed = self._unindexed
         engine.start()
@@ -185,6 +194,13 @@ class Recovery:
                 raise Corrupt(f"{path} begins at position {body.base}, before the file in front of it: {REMEDY}")
             previous = body.base
             self._bodies[generation] = body
+            self.recovered.is_stamped = body.metadata is not None
+            if body.metadata is not None:
+                self._note_metadata(*body.metadata)
+
+    def _note_metadata(self, store_id: str, revision: int) -> None:
+        known = self.recovered.metadata
+        known[store_id] = max(revision, known.get(store_id, 0))
 
     def _first_record(self, generation: int) -> FileBody:
         path = log_path(self._directory, generation)
@@ -252,6 +268,8 @@ class Recovery:
         self.recovered.files_scanned += 1
         self.recovered.records_scanned += scanned.records
         self.recovered.bytes_scanned += scanned.end - file.base
+        for stamp in scanned.stamps.items():
+            self._note_metadata(*stamp)
         for ledger_id, error in scanned.damaged.items():
             self._note_damage(ledger_id, error)
         self._files.append(file)

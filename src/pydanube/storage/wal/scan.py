@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from crc32c import crc32c
 
+from pydanube.codec.state import ledger_stamp
 from pydanube.codec.wal import (
     GENERATION,
     GENERATION_AT,
@@ -59,6 +60,8 @@ class Scanned:
     """Everything below this position is known to have been synced."""
     end: int = 0
     """Where what counts ends."""
+    stamps: dict[str, int] = field(default_factory=dict)
+    """By store id: the newest revision of the metadata that ledgers beginning here name."""
     records: int = 0
     torn_bytes: int = 0
 
@@ -206,6 +209,8 @@ class Scanner:
             return
         place = (header.position - self._file.base) >> UNIT_SHIFT
         batch = PEEK.unpack_from(body) if header.kind == DATA else None
+        if header.kind == RecordKind.LEDGER_START and (stamp := ledger_stamp(body)) is not None:
+            self.found.stamps[stamp[0]] = max(stamp[1], self.found.stamps.get(stamp[0], 0))
         span.add(header.kind, header.entry_id, place, header.body_length, batch)
 
     # -- the rest --------------------------------------------------------------------------------------------------

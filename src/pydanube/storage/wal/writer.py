@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from pydanube.codec.batch import BatchHeader
-from pydanube.codec.wal import ByteBuffer, Identity
+from pydanube.codec.wal import ByteBuffer, Identity, MetadataStamp
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.clock import Clock
@@ -107,18 +107,21 @@ class LogWriter:
         must_exist: bool = False,
         is_needed: Callable[[int], bool] | None = None,
         check: Callable[[Recovered], Awaitable[None]] | None = None,
+        metadata: MetadataStamp | None = None,
     ) -> LogWriter:
         """Recover the log and go on writing in a new file.
 
         `must_exist`: this log was there before, so an empty directory is an emptied disk. `is_needed`: whether a
         ledger's damage matters. `check` is awaited when the log has been read and before anything new is written;
-        what it raises refuses the start. Raises Corrupt or Refused, with the remedy; OSError when the disk cannot be
-        read. Cancelled, recovery still runs to its end in its thread, and nothing stays open.
+        what it raises refuses the start. `metadata` is the store that this log depends on.
+
+        Raises Corrupt or Refused, with the remedy; OSError when the disk cannot be read. Cancelled, recovery still runs
+        to its end in its thread, and nothing stays open.
         """
         disk.make_directory(directory)
         lock = disk.lock(directory / LOCK)
         started = clock.monotonic()
-        recovery = Recovery(disk, directory, identity, settings, is_needed, _Progress(clock))
+        recovery = Recovery(disk, directory, identity, settings, is_needed, _Progress(clock), metadata)
         loop = asyncio.get_running_loop()
         running: asyncio.Future[Any] = loop.run_in_executor(None, lambda: recovery.read(must_exist=must_exist))
         try:
@@ -141,6 +144,19 @@ class LogWriter:
         engine.closed.clear()
         writer._thread.start()
         return writer
+
+    # -- the metadata ----------------------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> MetadataStamp | None:
+        """The metadata that this log depends on, as the next file will name it."""
+        return self._engine.metadata
+
+    def note_revision(self, revision: int) -> None:
+        """The metadata has durably reached this revision: the next file says so."""
+        known = self._engine.metadata
+        if known is not None and revision > known.revision:
+            self._engine.metadata = known._replace(revision=revision)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,83 @@
+"""Metadata must not be older than what depends on it: the log, and the data directory, remember what they have seen.
+
+```
+METADATA_REVISION    a JSON object and, on the second line, its CRC32C in hexadecimal:
+                     {"store_id":"5f0c...","revision":1234}
+                     earlier releases wrote the revision alone, in digits
+```
+
+An older copy of the metadata would give out ids and offsets a second time, and call ledgers unknown that it never heard
+of. Revisions of two stores say nothing about each other; a store says which others it succeeds, and up to where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pydanube.codec.wal import MetadataStamp, checked_line, with_checksum
+from pydanube.metadata.store import StoreIdentity
+from pydanube.model.errors import Corrupt, Refused
+from pydanube.runtime.disk import Disk, read_whole, replace_whole
+
+REVISION_FILE: Final = "METADATA_REVISION"
+ANY_STORE: Final = ""
+"""Stands for the store's id where an earlier release wrote none."""
+
+
+class _Written(msgspec.Struct):
+    store_id: str
+    revision: int
+
+
+def encode_seen(seen: MetadataStamp) -> bytes:
+    return with_checksum(msgspec.json.encode(_Written(*seen)))
+
+
+def decode_seen(content: bytes) -> MetadataStamp:
+    """Return what was written, in the form of any release. Raises Corrupt."""
+    if content.isdigit() and len(content) < 20:
+        return MetadataStamp(ANY_STORE, int(content))
+    try:
+        written = msgspec.json.decode(checked_line(content), type=_Written)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"cannot be read: {error}") from None
+    return MetadataStamp(written.store_id, written.revision)
+
+
+def read_seen(disk: Disk, directory: Path) -> MetadataStamp | None:
+    """Return what the data directory has seen of its metadata; None when it has seen nothing yet. Raises Corrupt."""
+    path = directory / REVISION_FILE
+    if not disk.exists(path):
+        return None
+    try:
+        return decode_seen(read_whole(disk, path))
+    except Corrupt as error:
+        raise Corrupt(
+            f"{path} {error.message}: put back a copy of it; or remove it, if the metadata is surely the newest (the "
+            f"log still refuses metadata that is older than itself)"
+        ) from None
+
+
+def write_seen(disk: Disk, directory: Path, seen: MetadataStamp) -> None:
+    replace_whole(disk, directory / REVISION_FILE, encode_seen(seen))
+
+
+def refuse_older(store: StoreIdentity, revision: int, seen: Mapping[str, int], where: Path, metadata: Path) -> None:
+    """Raise Refused when the store at `metadata` is at a lower revision than `where` has seen, or is another store."""
+    known = {former.store_id: former.revision for former in store.succeeds} | {store.store_id: revision}
+    for store_id, wanted in seen.items():
+        found = max(known.values()) if store_id == ANY_STORE else known.get(store_id)
+        if found is None:
+            raise Refused(
+                f"{where} depends on metadata store {store_id}, and {metadata} is store {store.store_id}, which does "
+                f"not succeed it: put back the metadata of this data directory"
+            )
+        if found < wanted:
+            raise Refused(
+                f"{metadata} is older than {where}: it knows revision {found} of its store, and {where} has seen "
+                f"revision {wanted}; put back the newest copy of the metadata"
+            )
