@@ -4,7 +4,8 @@
     producer table   the newer of the last snapshot and the last ledger's first entry, then the batches after it
     cursors          the last snapshot and the deltas after it; a subscription without either stands at its start
 
-Damage in one of its ledgers keeps this partition closed, and no other.
+Damage in one of its ledgers keeps this partition closed, and no other. So does a hole: of a durable topic, the catalog
+and the log together have every offset from the partition's start to its end, but for what a restore recorded as lost.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class Opening:
         snapshot, changes = await self._state(state)
         producers, end = await self._producers(written, snapshot, past, kept)
         end = max(end, ownership.start_offset)  # what retention took may have been the last
+        if ack_level is AckLevel.DURABLE:
+            self._refuse_hole(name, written, ownership, end)
         if ownership.reserved_end > end:  # of a durable topic, only after a restore
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
             end = ownership.reserved_end
@@ -135,6 +138,22 @@ class Opening:
             summary = self._writer.ledger(ledger_id)
             if damage is not None and not (summary is not None and 0 < summary.end_offset <= uploaded_end):
                 raise Corrupt(damage.message)
+
+    def _refuse_hole(self, name: str, written: list[LedgerSummary], ownership: Ownership, end: int) -> None:
+        """Raise Corrupt where offsets below `end` are neither in the catalog nor in the log. What the catalog itself
+        lacks is found by whoever reads it."""
+        position = max(ownership.start_offset, ownership.uploaded_end, ownership.reserved_end)  # the last: see _past
+        filled = [one for one in written if one.end_offset > one.first_offset]
+        if self._history is None:  # nobody recorded what the log was told to release
+            position = max(position, filled[0].first_offset if filled else end)
+        for start, reached in [*((one.first_offset, one.end_offset) for one in filled), (end, end)]:
+            if start > position:
+                raise Corrupt(
+                    f"{name}: offsets {position}..{start - 1} are missing: neither the log nor the catalog has them, "
+                    f"and no gap is recorded; put back the newest copies of the log and the metadata, or delete the "
+                    f"topic (see docs/operations.md)"
+                )
+            position = max(position, reached)
 
     async def _bases(
         self, last: LedgerSummary | None, snapshot: Snapshot | None, past: PartitionHistory | None
