@@ -273,3 +273,46 @@ async def test_a_trim_that_the_disk_cut_short_keeps_the_tombstones(tmp_path):
 
 def _failing(files) -> None:
     raise OSError("no manifest")
+
+
+async def test_an_ack_that_comes_after_the_deletion_writes_nothing(tmp_path):
+    """Its ledger's tombstone may be gone by then: the next start would find a ledger that nobody knows."""
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        await door.create()
+        consumer = await door.subscribe()
+        await door.publish(await door.producer(), [b"1", b"2"])
+        await consumer.wait_for(2)
+        await consumer.ack((0, 1))
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker._writer.held([])
+        before = broker._writer.appended_bytes
+        await consumer.ack((1, 2))
+        consumer.consumer.ack([(1, 2)], False)
+        await broker._writer.held([])
+        assert broker._writer.appended_bytes == before
+    async with open_broker(tmp_path) as broker:
+        assert await broker.list_topics(ANONYMOUS) == []
+
+
+async def test_a_ledger_that_is_opened_while_its_topic_is_deleted_gets_no_record(tmp_path):
+    metadata = FaultyStore()
+    async with open_broker(tmp_path, metadata=metadata) as broker:
+        door = Door(broker)
+        await door.create()
+        producer = await door.producer()
+        opening = metadata.hold_answer(puts(records.LEDGERS))
+        published = door.publish(producer, [b"1"])
+        await opening.asked.wait()
+        await broker.delete_topic(ANONYMOUS, TOPIC)
+        dropped = await tombstones(broker)
+        assert dropped
+        before = broker._writer.appended_bytes
+        opening.go_on()
+        with pytest.raises(DanubeError):
+            await published
+        await broker._partitions._tombstones.sweep()
+        assert broker._writer.appended_bytes == before
+        assert await tombstones(broker) == set()
+    async with open_broker(tmp_path) as broker:
+        assert await broker.list_topics(ANONYMOUS) == []

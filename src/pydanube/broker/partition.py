@@ -323,6 +323,8 @@ class Partition:
             return
         ledger_id, revision = await ownership.open_ledger("data")
         self._writer.note_revision(revision)
+        if self.closed is not None:
+            raise self.closed
         store_id = self._writer.metadata.store_id if self._writer.metadata is not None else ""
         assert isinstance(self.stream, LoggedStream) and not decide.in_flight
         producers = decide.producers.entries(self._remembered_since())
@@ -490,6 +492,7 @@ class Partition:
     def deleted(self) -> list[int]:
         """The topic is gone. Returns the ledgers that nobody needs any more."""
         self._end(NotFound(f"{self.name} was deleted with its topic"))
+        self.state.delete()
         self.stream.clear()
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]

@@ -57,6 +57,7 @@ class StateLedger:
         self._opening = False
         self._deltas = 0
         self._next_entry = 0
+        self._is_deleted = False
         self.ledger_id: int | None = None
 
     def change(self, change: CursorChange | PackedChange, done: Done | None = None) -> None:
@@ -82,9 +83,15 @@ class StateLedger:
             self._former.append(self.ledger_id)
             self.ledger_id = None
 
+    def delete(self) -> None:
+        """The topic is deleted: from here on nothing is written, and nobody waits for what was changed. A record after
+        the ledger's tombstone is gone would be one of a ledger that nobody knows."""
+        self._is_deleted = True
+        self.flush()
+
     def snapshot(self) -> None:
         """Write the whole state now, so that older records of this ledger are no longer needed."""
-        if self.ledger_id is None:
+        if self.ledger_id is None or self._is_deleted:
             return
         self._deltas = 0
         body = encode(self._take_snapshot())
@@ -103,6 +110,9 @@ class StateLedger:
     def flush(self) -> None:
         """Hand everything to the log; at the end of a loop iteration, so that what came together goes together."""
         self._flush_scheduled = False
+        if self._is_deleted:
+            self._forget_changes()
+            return
         if self.ledger_id is None:
             if (self._changes or self._waiters) and not self._opening:
                 self._opening = True
@@ -137,6 +147,9 @@ class StateLedger:
             waiters, self._waiters = self._waiters, []
             _tell(waiters, error)
             return
+        if self._is_deleted:
+            self._forget_changes()
+            return
         former, self._former = self._former, []
         # Everything that changed until now is in the snapshot.
         self._changes.clear()
@@ -151,6 +164,11 @@ class StateLedger:
                 self._former = former + self._former
 
         self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.SYNC, synced)
+
+    def _forget_changes(self) -> None:
+        self._changes.clear()
+        waiters, self._waiters = self._waiters, []
+        _tell(waiters, None)
 
     async def _drop(self, former: list[int]) -> None:
         """Cancelled or refused: they stay listed, and the next owner supersedes them again."""
@@ -194,6 +212,8 @@ class NoState:
     def abandoned(self, ledger_ids: set[int]) -> None: ...
 
     def snapshot(self) -> None: ...
+
+    def delete(self) -> None: ...
 
     def carry_forward(self) -> bool:
         return False

@@ -119,9 +119,13 @@ class Tombstones:
 
         Cancelled or failed: some are removed, a later sweep finds the others.
         """
-        dropped = [records.dropped_of_key(one.key) async for one in list_all(self._store, records.DROPPED)]
-        held = await self._writer.held(dropped) if dropped else set[int]()
-        done = [records.dropped_key(ledger_id) for ledger_id in dropped if ledger_id not in held]
-        for start in range(0, len(done), METADATA_OPERATIONS_MAX):
-            await self._store.transact([], [Delete(key) for key in done[start : start + METADATA_OPERATIONS_MAX]])
-        return len(done)
+        removed, after = 0, ""
+        while page := await self._store.list(records.DROPPED, start_after=after, limit=METADATA_OPERATIONS_MAX):
+            after = page[-1].key
+            ledger_ids = [records.dropped_of_key(one.key) for one in page]
+            held = await self._writer.held(ledger_ids)
+            gone = [Delete(records.dropped_key(ledger_id)) for ledger_id in ledger_ids if ledger_id not in held]
+            if gone:
+                await self._store.transact([], gone)
+            removed += len(gone)
+        return removed
