@@ -68,7 +68,9 @@ def write_seen(disk: Disk, directory: Path, seen: MetadataStamp) -> None:
 
 def refuse_older(store: StoreIdentity, revision: int, seen: Mapping[str, int], where: Path, metadata: Path) -> None:
     """Raise Refused when the store at `metadata` is at a lower revision than `where` has seen, or is another store."""
-    known = {former.store_id: former.revision for former in store.succeeds} | {store.store_id: revision}
+    known = {store.store_id: revision}
+    for former in store.succeeds:
+        known[former.store_id] = max(former.revision, known.get(former.store_id, 0))
     for store_id, wanted in seen.items():
         found = max(known.values()) if store_id == ANY_STORE else known.get(store_id)
         if found is None:
