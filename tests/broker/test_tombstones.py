@@ -131,7 +131,7 @@ async def test_a_sweep_sees_what_was_appended_and_is_not_written_yet(tmp_path):
 @pytest.mark.parametrize("what", ["all", "ledgers", "topic"])
 async def test_metadata_that_lost_a_topic_is_refused_and_nothing_is_freed(tmp_path, what):
     topic_id = await filled(tmp_path)
-    good = (tmp_path / "metadata.db").read_bytes()
+    good = {path: path.read_bytes() for path in tmp_path.glob("metadata*")}
     prefixes = {
         "ledgers": [records.ledgers_of(topic_id)],
         "topic": [records.topic_key(TOPIC)],
@@ -146,9 +146,10 @@ async def test_metadata_that_lost_a_topic_is_refused_and_nothing_is_freed(tmp_pa
         if what != "topic":
             assert "wal-0000000001.log" in refusal.value.message
         assert log_files(tmp_path) == before, "nothing was freed, and no file was begun"
-    for path in tmp_path.glob("metadata.db*"):
+    for path in tmp_path.glob("metadata*"):
         path.unlink()
-    (tmp_path / "metadata.db").write_bytes(good)
+    for path, content in good.items():
+        path.write_bytes(content)
     async with open_broker(tmp_path) as broker:
         assert [payload for _, payload in await Door(broker).read_all()] == [b"1", b"2"]
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
