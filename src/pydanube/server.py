@@ -12,6 +12,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Final, Self
 
@@ -81,6 +82,7 @@ class Server:
         self._parts = AsyncExitStack()
         self._native: NativeServer | None = None
         self._remembered: MetadataStamp | None = None
+        self._remembering: asyncio.Future[None] | None = None
         self.native_address = ("", 0)
 
     @classmethod
@@ -183,26 +185,26 @@ class Server:
             refuse_older(identity, revision, dict([seen]), directory.path, self._settings.metadata_path)
 
     async def _remember_metadata(self, store: Store, directory: DataDirectory, writer: LogWriter) -> None:
-        """Write down how far the metadata has come, so that a later start refuses an older copy. A disk that refuses is
-        tried again the next time; the log names its metadata too."""
-        stamp = MetadataStamp((await store.identity()).store_id, await store.revision())
-        writer.note_revision(stamp.revision)
-        if stamp == self._remembered:
-            return
+        """Write down how far the metadata has come, so that a later start refuses an older copy. What fails is tried
+        again the next time; the log names its metadata too. Cancelled: the file is written all the same."""
+        assert writer.metadata is not None
         try:
-            await asyncio.to_thread(write_seen, self._components.disk, directory.path, stamp)
-        except OSError as error:
-            log.warning("metadata.revision_not_written", revision=stamp.revision, error=str(error))
-        else:
-            self._remembered = stamp
+            if self._remembering is not None:  # of a call that was cancelled
+                await asyncio.wait([self._remembering])
+            writer.note_revision(await store.revision())
+            seen = writer.metadata
+            if seen != self._remembered:
+                write = partial(write_seen, self._components.disk, directory.path, seen)
+                self._remembering = asyncio.get_running_loop().run_in_executor(None, write)
+                await asyncio.shield(self._remembering)
+                self._remembered = seen
+        except (OSError, DanubeError) as error:
+            log.warning("metadata.revision_not_written", error=str(error))
 
     async def _keep_remembering(self, store: Store, directory: DataDirectory, writer: LogWriter) -> None:
         while True:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
-            try:
-                await self._remember_metadata(store, directory, writer)
-            except DanubeError as error:
-                log.warning("metadata.revision_not_read", error=error.message)
+            await self._remember_metadata(store, directory, writer)
 
     async def _open_log(self, directory: DataDirectory, store: Store, known: KnownLedgers) -> LogWriter:
         metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
@@ -213,8 +215,8 @@ class Server:
             newest = max(recovered.ledgers, default=0)
             if newest > await last_id(store, LEDGER_COUNTER):
                 raise Refused(
-                    f"the log has ledger {newest}, which {metadata_path} never gave out: the metadata "
-                    f"is older than the log; put back the newest copy"
+                    f"the log has ledger {newest}, which {metadata_path} never gave out: the metadata is older than "
+                    f"the log; put back the newest copy"
                 )
             await known.check(store, recovered, metadata_path)
 

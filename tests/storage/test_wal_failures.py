@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
-from wal_simulation import make_batch
+from wal_simulation import IDENTITY, make_batch
 from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloads, sim_disk, until
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.storage.wal import Level, LogWriter, WalSettings
+from pydanube.storage.wal.recovery import Recovery
 
 PATIENT = WalSettings(file_bytes=8192, cure_ms=60_000, fill_bytes=0)
 """Never cured while the test looks."""
@@ -299,3 +300,18 @@ def test_a_file_size_limit_of_the_system_is_survived_and_named(tmp_path: Path) -
             assert len(await payloads(log, 2)) == 3
 
     asyncio.run(look())
+
+
+async def test_a_ledger_that_was_abandoned_is_held_until_it_is_sealed() -> None:
+    """Nothing of it counts, but a start that comes before the seal still finds its records."""
+    disk = sim_disk()
+    log = await open_log(disk, settings=PATIENT)
+    await Ledger(log, 1).fill(1)
+    disk.fail("sync_data", errno.EIO)
+    with pytest.raises(Unavailable):
+        await Ledger(log, 2).start()
+    assert await log.held([1, 2, 3]) == {1, 2}
+    disk.crash()
+    found = Recovery(disk, DIRECTORY, IDENTITY, PATIENT).read()
+    assert 2 in found.oldest_files
+    await log.close()

@@ -207,6 +207,27 @@ def test_without_a_mark_the_log_starts_as_an_earlier_release_left_it(how: str) -
     assert mark_of(disk) == (2, engine.durable)
 
 
+def test_a_mark_that_the_disk_does_not_give_is_as_good_as_none() -> None:
+    disk = sim_disk()
+    written(disk)
+    disk.crash()
+    recovery = Recovery(_UnreadableMark(disk), DIRECTORY, IDENTITY, LARGE)  # type: ignore[arg-type]
+    assert recovery.run().table.ledgers[1].end_entry == 5
+
+
+class _UnreadableMark:
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.disk, name)
+
+    def open(self, path: Path) -> object:
+        if path.name == DURABLE:
+            raise OSError(errno.EIO, "unreadable")
+        return self.disk.open(path)
+
+
 def test_the_damage_of_one_slot_leaves_the_mark_before_it() -> None:
     disk = sim_disk()
     engine = started(disk)

@@ -357,12 +357,13 @@ class Engine:
 
     def close(self) -> None:
         """Sync what is written and let go of the file, which then wants an index like any closed one."""
-        if self._file is None:
+        try:
+            if self._file is None:
+                return
+            self.sync()
+            self.mark.sync()
+        finally:
             self.mark.close()
-            return
-        self.sync()
-        self.mark.sync()
-        self.mark.close()
         self._file.end = self.position
         self.closed.append(self._file)
         self._file = None

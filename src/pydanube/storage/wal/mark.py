@@ -68,11 +68,13 @@ def decode_slots(content: bytes) -> Mark | None:
 def read_mark(disk: Disk, directory: Path) -> Mark | None:
     """Return the mark of a log directory; None, with a warning, when there is none that can be read."""
     path = directory / DURABLE
-    mark = decode_slots(read_whole(disk, path)) if disk.exists(path) else None
+    try:
+        mark = decode_slots(read_whole(disk, path)) if disk.exists(path) else None
+        why = "missing or damaged"
+    except OSError as error:
+        mark, why = None, str(error)
     if mark is None:
-        log.warning(
-            "wal.mark_missing", path=str(path), advice="a cut end of the open log file cannot be told this time"
-        )
+        log.warning("wal.mark_missing", path=str(path), why=why)
     return mark
 
 

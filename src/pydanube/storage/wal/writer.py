@@ -292,8 +292,9 @@ class LogWriter:
         answer: asyncio.Future[set[int]] = self._loop.create_future()
 
         def look() -> None:
-            ledgers = self._engine.table.ledgers
-            held = {known for known in ledger_ids if known in ledgers and ledgers[known].spans}
+            ledgers, abandoned = self._engine.table.ledgers, self._engine.abandoned
+            # What was abandoned is not sealed yet: a start that came before that could find some of it.
+            held = {one for one in ledger_ids if one in abandoned or (one in ledgers and ledgers[one].spans)}
             self._post(_settle, answer, held, None)
 
         self._send(look)
