@@ -207,6 +207,7 @@ class Collector:
         self.reasons: list[str | None] = []
         """Of every message received, in the same order."""
         self.ack_timeout_ms: int | None = None
+        self.generation: int | None = None
         self.error: DanubeError | None = None
         self.consumer = None
         self._arrived = asyncio.Event()
@@ -227,8 +228,8 @@ class Collector:
         self.reasons += reasons or [None] * len(chosen)
         self._arrived.set()
 
-    def changed(self, ack_timeout_ms: int) -> None:
-        self.ack_timeout_ms = ack_timeout_ms
+    def changed(self, ack_timeout_ms: int, generation: int) -> None:
+        self.ack_timeout_ms, self.generation = ack_timeout_ms, generation
 
     def closed(self, error: DanubeError) -> None:
         self.error = error
@@ -241,7 +242,8 @@ class Collector:
                 await self._arrived.wait()
         return self.received
 
-    async def ack(self, *ranges: tuple[int, int], cumulative: bool = False) -> None:
+    async def ack(self, *ranges: tuple[int, int], cumulative: bool = False, generation: int | None = None) -> None:
+        """Without a generation: as clients of earlier releases do."""
         done = asyncio.get_running_loop().create_future()
-        self.consumer.ack(list(ranges), cumulative, lambda error: done.set_result(error))
+        self.consumer.ack(list(ranges), cumulative, lambda error: done.set_result(error), generation)
         assert await done is None

@@ -125,6 +125,13 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         01020304 05060708 090a0b0c 0d0e0f10
         """),
     ),
+    "ACK, of a generation": (
+        frames.encode(Kind.ACK, frames.encode_ack_head(6, [(1000, 1003)], (2 << 32) + 1), 0),
+        unhex("""
+        30000000 20000000 00000000 20000000 06000000 01000000 e8030000 00000000
+        eb030000 00000000 01000000 02000000
+        """),
+    ),
     "CREDIT": (
         frames.encode(Kind.CREDIT, frames.CREDIT.pack(6, 1000, 1 << 20)),
         unhex("""
@@ -208,6 +215,22 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         9192cd03 eccd03ed a774696d 656f7574 c3000000 00000000
         """),
     ),
+    "NACK, of a generation": (
+        frames.encode(Kind.NACK, requests.encode(requests.Nack(6, [(1004, 1005)], generation=(2 << 32) + 1))),
+        unhex("""
+        40000000 22000000 00000000 2c000000 83a66861 6e646c65 06a67261 6e676573
+        9192cd03 eccd03ed aa67656e 65726174 696f6ecf 00000002 00000001 00000000
+        """),
+    ),
+    "CONSUMER_CHANGED, after a seek": (
+        frames.encode(
+            Kind.CONSUMER_CHANGED, requests.encode(requests.ConsumerChanged(6, 30_000, generation=(2 << 32) + 1))
+        ),
+        unhex("""
+        40000000 23000000 00000000 2f000000 83a66861 6e646c65 06ae6163 6b5f7469
+        6d656f75 745f6d73 cd7530aa 67656e65 72617469 6f6ecf00 00000200 00000100
+        """),
+    ),
     "CONSUMER_CHANGED": (
         frames.encode(Kind.CONSUMER_CHANGED, requests.encode(requests.ConsumerChanged(6, 30_000))),
         unhex("""
@@ -254,6 +277,21 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         6f776e65 725f6570 6f636802 ae61636b 5f74696d 656f7574 5f6d73cd 75300000
         """),
     ),
+    "RESPONSE, consumer.open after a seek": (
+        frames.encode(
+            Kind.RESPONSE,
+            requests.encode(
+                requests.ConsumerOpened(6, 9, 1000, owner_epoch=2, moves=(2 << 32) + 1, generation=(2 << 32) + 1)
+            ),
+            13,
+        ),
+        unhex("""
+        68000000 0b000000 0d000000 56000000 86a66861 6e646c65 06af7375 62736372
+        69707469 6f6e5f69 6409a870 6f736974 696f6ecd 03e8ab6f 776e6572 5f65706f
+        636802a5 6d6f7665 73cf0000 00020000 0001aa67 656e6572 6174696f 6ecf0000
+        00020000 00010000
+        """),
+    ),
     "REQUEST, policies.set": (
         frames.encode(
             Kind.REQUEST,
@@ -293,6 +331,7 @@ SUBSCRIPTION = SubscriptionStatistics(
     dropped=9,
     expired=10,
     evicted=11,
+    stale_acks=12,
     messages_per_s=12.5,
     bytes_per_s=1250.0,
     acks_per_s=10.0,
@@ -477,7 +516,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         041aaf70 75626c69 73686564 5f627974 6573ce00 019a28ae 6d657373 61676573
         5f706572 5f73cb40 34000000 000000ab 62797465 735f7065 725f73cb 409f4000
         00000000 a7756e68 65617264 0dab7468 726f7474 6c65645f 73cb3fd0 00000000
-        0000ad73 75627363 72697074 696f6e73 91de0019 a46e616d 65a76269 6c6c696e
+        0000ad73 75627363 72697074 696f6e73 91de001a a46e616d 65a76269 6c6c696e
         67a47479 7065aa6b 65792d73 68617265 64a8706f 73697469 6f6ecd03 e8a76261
         636b6c6f 6732ad62 61636b6c 6f675f62 79746573 cd1388a9 6261636b 6c6f675f
         73cb3ff8 00000000 0000a775 6e61636b 656403a7 77616974 696e6701 a764656c
@@ -485,14 +524,15 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         626c6f63 6b65645f 6b657973 07a96465 6c697665 72656428 af64656c 69766572
         65645f62 79746573 cd0fa0a5 61636b65 641eab72 6564656c 69766572 656401ad
         64656164 5f6c6574 74657265 6408a764 726f7070 656409a7 65787069 7265640a
-        a7657669 63746564 0bae6d65 73736167 65735f70 65725f73 cb402900 00000000
-        00ab6279 7465735f 7065725f 73cb4093 88000000 0000aa61 636b735f 7065725f
-        73cb4024 00000000 0000a963 6f6e7375 6d657273 918ba46e 616d65a8 776f726b
-        65722d31 a8707269 6f726974 7902ab6b 65795f66 696c7465 727391a4 65752d2a
-        a6616374 697665c2 a6637265 64697464 a7756e61 636b6564 03a96465 6c697665
-        72656428 af64656c 69766572 65645f62 79746573 cd0fa0ab 72656465 6c697665
-        72656401 ae6d6573 73616765 735f7065 725f73cb 40290000 00000000 ab627974
-        65735f70 65725f73 cb409388 00000000 00a66865 616c7468 a26f6b
+        a7657669 63746564 0baa7374 616c655f 61636b73 0cae6d65 73736167 65735f70
+        65725f73 cb402900 00000000 00ab6279 7465735f 7065725f 73cb4093 88000000
+        0000aa61 636b735f 7065725f 73cb4024 00000000 0000a963 6f6e7375 6d657273
+        918ba46e 616d65a8 776f726b 65722d31 a8707269 6f726974 7902ab6b 65795f66
+        696c7465 727391a4 65752d2a a6616374 697665c2 a6637265 64697464 a7756e61
+        636b6564 03a96465 6c697665 72656428 af64656c 69766572 65645f62 79746573
+        cd0fa0ab 72656465 6c697665 72656401 ae6d6573 73616765 735f7065 725f73cb
+        40290000 00000000 ab627974 65735f70 65725f73 cb409388 00000000 00a66865
+        616c7468 a26f6b
         """),
     ),
 ]

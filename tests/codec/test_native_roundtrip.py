@@ -73,14 +73,17 @@ def test_more_reasons_than_a_head_takes_lose_some_reasons_and_no_row() -> None:
     assert head.reasons[:kept] == [reason] * kept
 
 
-@given(U32, st.lists(st.tuples(OFFSET, OFFSET).filter(lambda one: one[0] < one[1]), max_size=60))
+GENERATION = st.just(frames.GENERATION_UNKNOWN) | st.integers(0, 2**64 - 1)
+
+
+@given(U32, st.lists(st.tuples(OFFSET, OFFSET).filter(lambda one: one[0] < one[1]), max_size=60), GENERATION)
 def test_an_ack_head_comes_back_however_many_ranges_it_has_and_however_they_are_given(
-    handle: int, ranges: list[tuple[int, int]]
+    handle: int, ranges: list[tuple[int, int]], generation: int
 ) -> None:
-    head = frames.encode_ack_head(handle, ranges)
-    assert frames.encode_ack_head(handle, np.array(ranges, np.int64).reshape(-1, 2)) == head
-    found, decoded = frames.decode_ack_head(memoryview(head))
-    assert (found, [(int(start), int(end)) for start, end in decoded]) == (handle, ranges)
+    head = frames.encode_ack_head(handle, ranges, generation)
+    assert frames.encode_ack_head(handle, np.array(ranges, np.int64).reshape(-1, 2), generation) == head
+    found, decoded, told = frames.decode_ack_head(memoryview(head))
+    assert (found, [(int(start), int(end)) for start, end in decoded], told) == (handle, ranges, generation)
     assert isinstance(decoded, np.ndarray) == (len(ranges) >= frames.MANY_RANGES)
 
 

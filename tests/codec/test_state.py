@@ -34,12 +34,27 @@ GOLDEN = [
         LedgerStart(FORMAT, 600, [PRODUCER], "5f" * 4, 300),
         "95" + LEDGER_START_0_1[2:] + "a8" + b"5f5f5f5f".hex() + "cd012c",
     ),
+    (
+        Snapshot(FORMAT, 600, [], [CURSOR], [(3, (2 << 32) + 1)]),
+        "9501cd0258" + "90" + "919303789292cc82cc8c92cc96cc97" + "919203" + "cf0000000200000001",
+    ),
+    (
+        Delta(
+            FORMAT,
+            [CursorChange(3, ChangeKind.ACKED, [(1, 2)]), CursorChange(3, ChangeKind.MOVED, [(9, 9)], (2 << 32) + 1)],
+        ),
+        "9201" + "92" + "94030091920102" + "00" + "940301919209" + "09" + "cf0000000200000001",
+    ),
+]
+
+EARLIER = [
     (Snapshot(FORMAT, 600, [], [CURSOR]), "9401cd0258" + "90" + "919303789292cc82cc8c92cc96cc97"),
     (
         Delta(FORMAT, [CursorChange(3, ChangeKind.ACKED, [(1, 2)]), CursorChange(3, ChangeKind.MOVED, [(9, 9)])]),
         "9201" + "92" + "930300919201" + "02" + "9303019192" + "0909",
     ),
 ]
+"""As releases wrote them that knew no seek generation."""
 
 
 @pytest.mark.parametrize(("entry", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
@@ -54,6 +69,11 @@ def test_a_ledger_start_of_an_earlier_release_names_no_metadata():
     assert ledger_stamp(body) is None
     assert ledger_stamp(encode(LedgerStart(FORMAT, 600, [PRODUCER], "5f", 300))) == ("5f", 300)
     assert ledger_stamp(b"start") is None
+
+
+@pytest.mark.parametrize(("entry", "golden"), EARLIER, ids=lambda value: type(value).__name__)
+def test_bytes_of_releases_without_a_seek_generation_are_read(entry, golden):
+    assert decode(bytes.fromhex(golden), type(entry)) == entry
 
 
 def test_a_later_format_is_refused_by_name():

@@ -46,7 +46,7 @@ def test_one_stuck_message_costs_one_gap_however_many_follow_it():
 def test_moving_a_cursor_forgets_what_was_acked_ahead():
     cursor = Cursor(0)
     cursor.ack(5, 10)
-    cursor.move(3)
+    cursor.move(3, 1)
     assert cursor.missing(0, 12) == [(3, 12)]
 
 

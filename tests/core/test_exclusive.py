@@ -170,7 +170,7 @@ def test_after_a_seek_everything_from_there_comes_again():
     one.stored.publish(10)
     one.pump()
     one.ack(*range(10))
-    one.window.move(6)
+    one.window.move(6, 1)
     assert one.pump() == {"a": [6, 7, 8, 9]}
-    one.window.move(10)
+    one.window.move(10, 2)
     assert one.pump() == {}

@@ -203,6 +203,6 @@ def test_a_seek_forgets_failures(kind):
     one.nack(0, delay_ms=0)
     one.pump()
     one.nack(0)
-    one.window.move(0)
+    one.window.move(0, 1)
     assert one.pump() == {"a": [0, 1, 2]}
     assert len(one.window.failures) == one.window.policy.blocked_keys == 0

@@ -328,7 +328,7 @@ class WindowMachine(WindowModel):
     @rule(position=spots)
     def seek(self, position):
         position %= self.desk.stored.end + 1
-        self.window.move(position)
+        self.window.move(position, self.window.cursor.generation + 1)
         self._start_over(set(range(position)))
 
     @rule()

@@ -37,8 +37,9 @@ class Sink(Protocol):
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
         """All rows of these, one batch after the other; none of them has failed before."""
 
-    def changed(self, ack_timeout_ms: int) -> None:
-        """The subscription's ack timeout is another one from now on."""
+    def changed(self, ack_timeout_ms: int, generation: int) -> None:
+        """The subscription's ack timeout, or its seek generation, is another one from now on: deliveries that follow
+        are of this generation."""
 
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away."""
@@ -47,9 +48,7 @@ class Sink(Protocol):
 class Consumer:
     """One consumer's hold on a subscription of one partition."""
 
-    def __init__(
-        self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int, moves: int
-    ) -> None:
+    def __init__(self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int) -> None:
         self._subscription = subscription
         self._member = member
         self.subscription_id = subscription.subscription_id
@@ -58,7 +57,12 @@ class Consumer:
         self.ack_timeout_ms = subscription.core.failures.policy.ack_timeout_ms
         self.created = created
         self.owner_epoch = owner_epoch
-        self.moves = moves
+        self._generation_attached = subscription.generation
+
+    @property
+    def generation(self) -> int:
+        """The seek generation of what is delivered now."""
+        return self._subscription.generation
 
     def credit(self, messages: int, size_bytes: int) -> None:
         """The consumer has room for this much more."""
@@ -75,12 +79,23 @@ class Consumer:
         self._member.paused = False
         self._subscription.refresh(self._member)
 
-    def ack(self, ranges: Sequence[tuple[int, int]] | RangeTable, cumulative: bool, done: Done | None = None) -> None:
+    def ack(
+        self,
+        ranges: Sequence[tuple[int, int]] | RangeTable,
+        cumulative: bool,
+        done: Done | None = None,
+        generation: int | None = None,
+    ) -> None:
         """Settle these offsets; `done` is called once that is synced. Late and repeated acks are no error. Many ranges
-        may come as a table of two columns."""
+        may come as a table of two columns.
+
+        `generation` is the seek generation under which the messages were delivered: when the subscription was sought
+        since, the ack is ignored. None, from clients of earlier releases: it counts for what this consumer holds now
+        if the subscription was sought since it attached.
+        """
         if isinstance(ranges, np.ndarray):
             ranges = RangeArray(ranges[:, 0], ranges[:, 1])
-        self._subscription.ack(self._member, self.moves, ranges, cumulative, done)
+        self._subscription.ack(self._member, ranges, cumulative, done, generation, self._generation_attached)
 
     def nack(
         self,
@@ -88,9 +103,10 @@ class Consumer:
         delay_ms: int | None = None,
         reason: str = "",
         timeout: bool = False,
+        generation: int | None = None,
     ) -> None:
-        """These were not managed. Late and repeated nacks are no error."""
-        self._subscription.nack(self._member, ranges, delay_ms, ACK_TIMEOUT if timeout else reason)
+        """These were not managed. Late and repeated nacks are no error; `generation` is that of `ack`."""
+        self._subscription.nack(self._member, ranges, delay_ms, ACK_TIMEOUT if timeout else reason, generation)
 
     def close(self) -> None:
         """Let go. What was delivered and not acked goes to the next consumer."""

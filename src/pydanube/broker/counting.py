@@ -23,6 +23,7 @@ class Counts:
     dropped: int = 0
     expired: int = 0
     evicted: int = 0
+    stale_acks: int = 0
     meter: Meter = field(default_factory=Meter)
     acks: Meter = field(default_factory=Meter)
 
@@ -66,6 +67,7 @@ def describe_window(window: Window, counts: Counts, now_us: int) -> Subscription
         dropped=counts.dropped,
         expired=counts.expired,
         evicted=counts.evicted,
+        stale_acks=counts.stale_acks,
         messages_per_s=messages_per_s,
         bytes_per_s=bytes_per_s,
         acks_per_s=counts.acks.rates(now_us)[0],

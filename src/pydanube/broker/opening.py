@@ -110,7 +110,8 @@ class Opening:
             last_time = max(last_time, await past.last_time())
         decided = PartitionLog(end, producers, last_time)
         known = snapshot.cursors if snapshot is not None else await ownership.restored_cursors()
-        return Recovered(decided, stream, _cursors(starts, known, changes), state, past)
+        generations = dict(snapshot.generations) if snapshot is not None else {}
+        return Recovered(decided, stream, _cursors(starts, known, generations, changes), state, past)
 
     def _written(self, data: list[int]) -> list[LedgerSummary]:
         """The data ledgers that the log has something of. What is damaged is uploaded, and read there."""
@@ -220,19 +221,22 @@ class Opening:
             await ownership.drop_ledgers(unwritten)
 
 
-def _cursors(starts: Mapping[int, int], known: list[CursorEntry], changes: list[CursorChange]) -> dict[int, Cursor]:
+def _cursors(
+    starts: Mapping[int, int], known: list[CursorEntry], generations: Mapping[int, int], changes: list[CursorChange]
+) -> dict[int, Cursor]:
     """Where every subscription that still exists stands."""
     cursors = {subscription_id: Cursor(start) for subscription_id, start in starts.items()}
     for entry in known:
         if entry.subscription_id in cursors:
-            cursors[entry.subscription_id] = Cursor(entry.position, entry.acked)
+            generation = generations.get(entry.subscription_id, 0)
+            cursors[entry.subscription_id] = Cursor(entry.position, entry.acked, generation)
     for change in changes:
         cursor = cursors.get(change.subscription_id)
         if cursor is None:
             continue
         for start, end in change.ranges:
             if change.kind is ChangeKind.MOVED:
-                cursor.move(start)
+                cursor.move(start, change.generation or cursor.generation + 1)
             else:
                 cursor.ack(start, end)
     return cursors

@@ -407,9 +407,12 @@ class Partition:
             CursorEntry(one.subscription_id, one.core.cursor.position, one.core.cursor.acked)
             for one in self.subscriptions.values()
         ]
+        generations = [
+            (one.subscription_id, one.cursor.generation) for one in self.subscriptions.values() if one.cursor.generation
+        ]
         entries = self._decide.producers.entries(self._remembered_since())
         self._batches_since_snapshot = 0
-        return Snapshot(FORMAT, self._decide.visible_end, entries, cursors)
+        return Snapshot(FORMAT, self._decide.visible_end, entries, cursors, generations)
 
     def rotated(self, ledger_ids: set[int]) -> None:
         """A file of the log was closed. State in it moves on, so that no partition pins a file for long."""

@@ -83,7 +83,6 @@ class LiveSubscription:
         self._turn = Turn(self.pump)
         self._gathered = Gathered(self._acked)
         self._is_closed = False
-        self._moves = 0
         self._dying: deque[Exhausted] = deque()
         self._bury_again_ms = 0
         """How long dead letters wait that could not be stored; 0 while they can."""
@@ -92,6 +91,11 @@ class LiveSubscription:
     @property
     def cursor(self) -> Cursor:
         return self.core.cursor
+
+    @property
+    def generation(self) -> int:
+        """The seek generation: deliveries of an earlier one can no longer be acked."""
+        return self.core.cursor.generation
 
     @property
     def consumers(self) -> int:
@@ -115,7 +119,7 @@ class LiveSubscription:
         if seat is not None:
             seat.sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
         self.pump()
-        return Consumer(self, member, created, self._place.epoch(), self._moves)
+        return Consumer(self, member, created, self._place.epoch())
 
     def detach(self, *members: Member) -> None:
         """These go, all at once: nothing of theirs is delivered to another of them."""
@@ -299,9 +303,15 @@ class LiveSubscription:
     # -- settling ------------------------------------------------------------------------------------------------------
 
     def ack(
-        self, member: Member, moves: int, ranges: Sequence[tuple[int, int]], cumulative: bool, done: Done | None
+        self,
+        member: Member,
+        ranges: Sequence[tuple[int, int]],
+        cumulative: bool,
+        done: Done | None,
+        generation: int | None,
+        generation_attached: int,
     ) -> None:
-        """`moves`: how often the subscription had been moved when the member came."""
+        """See `Consumer.ack`. `generation_attached` is the generation at which the member attached."""
         if cumulative:
             try:
                 self.core.check_cumulative()
@@ -309,8 +319,12 @@ class LiveSubscription:
                 self._put_out(member, error, done)
                 return
             ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
-        if moves != self._moves:
-            ranges = self.core.held_by(member, merged(below(ranges, self._stream.end_offset)))
+        if generation is None:
+            if generation_attached != self.generation:
+                ranges = self.core.held_by(member, merged(below(ranges, self._stream.end_offset)))
+        elif generation != self.generation:
+            self.counts.stale_acks += len(ranges) > 0
+            ranges = []
         if isinstance(ranges, RangeArray):
             self._gathered.add(ranges, done)
             return
@@ -354,7 +368,17 @@ class LiveSubscription:
         if seat is not None:
             seat.sink.closed(error)
 
-    def nack(self, member: Member, ranges: Sequence[tuple[int, int]], delay_ms: int | None, reason: str) -> None:
+    def nack(
+        self,
+        member: Member,
+        ranges: Sequence[tuple[int, int]],
+        delay_ms: int | None,
+        reason: str,
+        generation: int | None,
+    ) -> None:
+        if generation not in (None, self.generation):
+            self.counts.stale_acks += 1
+            return
         self._gathered.settle()
         self.last_active_us = now_us = self._clock.now_us()
         self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member))
@@ -375,7 +399,7 @@ class LiveSubscription:
         self._end(self.core.set_failure_policy(policy))
         if policy.ack_timeout_ms != former.ack_timeout_ms:
             for seat in list(self._seats.values()):
-                seat.sink.changed(policy.ack_timeout_ms)
+                seat.sink.changed(policy.ack_timeout_ms, self.generation)
         self.pump()
 
     def set_dispatch_rate(self, messages_per_s: int, bytes_per_s: int) -> None:
@@ -443,15 +467,20 @@ class LiveSubscription:
     # -- moving --------------------------------------------------------------------------------------------------------
 
     def seek(self, position: int, done: Done) -> None:
-        """Start over at `position`, for the consumers that are attached too."""
+        """Start over at `position`, for the consumers that are attached too. Raises the generation: acks and nacks of
+        what was delivered before are ignored from here on."""
         if position > self._stream.end_offset:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
         self._gathered.settle()
-        self.core.move(position)
-        self._moves += 1  # acks of what was delivered before mean nothing from here on
+        # Of each owner other numbers: one that a crash forgot, before it was synced, is never given again.
+        generation = max(self.generation, self._place.epoch() << 32) + 1
+        self.core.move(position, generation)
         self._dying.clear()
         self.forget_ahead()
-        self._place.state.change(CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)]), done)
+        moved = CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)], generation)
+        self._place.state.change(moved, done)
+        for seat in list(self._seats.values()):  # before anything of the new generation is delivered
+            seat.sink.changed(self.core.failures.policy.ack_timeout_ms, generation)
         self.pump()
 
     def advance(self, offset: int, expected: int, done: Done) -> None:

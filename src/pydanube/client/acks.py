@@ -6,8 +6,9 @@
  nack() --> gathered --take_nacks()--> sent and forgotten: what gets lost with its session is redelivered anyway
 ```
 
-Acks are valid by offset: it does not matter through which session a message came. The common case, one message after
-the other, only moves the end of a range.
+Within a seek generation acks are valid by offset: it does not matter through which session a message came. A seek ends
+the generation, and the source begins with new `Acks`: what is said of deliveries of before stays here and is never
+sent. The common case, one message after the other, only moves the end of a range.
 
 A nack takes its offsets out of the gathered acks. So whatever is still gathered for an offset that was nacked came
 after the nack, and nacks that are sent before acks keep the order of the two.
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pydanube.codec.native.frames import GENERATION_UNKNOWN
 from pydanube.model.errors import DanubeError
 
 from .unsettled import Unsettled
@@ -75,15 +77,21 @@ class Acks:
         "closed",
         "confirmed_number",
         "end",
+        "generation",
         "on_dirty",
         "on_nack",
         "sent_number",
         "unsettled",
     )
 
-    def __init__(self, on_dirty: Callable[[], None], on_nack: Callable[[], None]) -> None:
+    def __init__(
+        self, on_dirty: Callable[[], None], on_nack: Callable[[], None], generation: int = GENERATION_UNKNOWN
+    ) -> None:
         self.on_dirty = on_dirty
         self.on_nack = on_nack
+        self.generation = generation
+        """The seek generation of the deliveries that are acked here; unknown before the first attachment, and with a
+        broker of an earlier release."""
         self.closed: DanubeError | None = None
         """Why nothing said here reaches the broker any more."""
         self.unsettled: Unsettled | None = None

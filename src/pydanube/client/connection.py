@@ -258,15 +258,18 @@ class Connection:
         handle: int,
         ranges: list[tuple[int, int]] | frames.RangeTable,
         cumulative: bool = False,
+        generation: int = frames.GENERATION_UNKNOWN,
         on_done: Callable[[DanubeError | None], None] | None = None,
     ) -> None:
-        """Confirm offsets. `on_done` is called once they are synced, were refused, or the connection ended."""
+        """Confirm offsets, which were delivered under `generation`. `on_done` is called once they are synced, were
+        refused, or the connection ended."""
         correlation = 0
         if on_done is not None:
             correlation = self._next_correlation()
             self._asked[correlation] = AckAnswer(on_done)
         flags = frames.FLAG_CUMULATIVE if cumulative else 0
-        self._framed.send(frames.encode(Kind.ACK, frames.encode_ack_head(handle, ranges), correlation, flags))
+        head = frames.encode_ack_head(handle, ranges, generation)
+        self._framed.send(frames.encode(Kind.ACK, head, correlation, flags))
 
     def nack(self, nack: requests.Nack) -> None:
         """Give offsets back. Not answered: what the broker does not hear of is redelivered anyway."""
@@ -397,7 +400,7 @@ class Connection:
                 changed = requests.decode(frame.head, requests.ConsumerChanged)
                 listener = self._consumers.get(changed.handle)
                 if listener is not None:
-                    listener.changed(changed.ack_timeout_ms)
+                    listener.changed(changed.ack_timeout_ms, changed.generation)
             case _:
                 raise Invalid(f"a broker does not send {frame.kind.name} frames here")
 

@@ -145,8 +145,8 @@ class Consumer(Stream):
     async def seek(self, position: AnyPosition) -> None:
         """Move the subscription, on every partition of its topics: the next message received is from there.
 
-        Durable on return. Acks of messages received before mean nothing afterwards. Cancelled, the subscription may
-        have moved on some partitions.
+        Durable on return. Acks and nacks of messages received before mean nothing afterwards, in whichever consumer of
+        the subscription. Cancelled, the subscription may have moved on some partitions.
         """
         start = wire_start(position)
         self._check_open()

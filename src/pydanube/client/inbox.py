@@ -57,11 +57,14 @@ class Inbox:
         if self._waiting:
             self.wake()
 
-    def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> None:
-        """Forget batches that will come again; what was handed out stays handed out."""
-        self._batches = deque(batch for batch in self._batches if not unwanted(batch))
+    def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> list[ReceivedBatch]:
+        """Forget batches that will come again; what was handed out stays handed out. Returns those not begun."""
+        dropped = [batch for batch in self._batches if unwanted(batch)]
+        if dropped:
+            self._batches = deque(batch for batch in self._batches if not unwanted(batch))
         if self._current is not None and unwanted(self._current):
             self._drop_current()
+        return dropped
 
     def fail(self, error: DanubeError) -> None:
         """From now on receiving raises this."""

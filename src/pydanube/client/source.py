@@ -6,7 +6,11 @@
 
 Acks come before credit, so the broker has heard of them before it chooses what to deliver again.
 
+Whoever seeks the subscription ends a *generation* of deliveries. The broker tells the generation when the source
+attaches, and again (CONSUMER_CHANGED) before the first delivery behind a seek; acks and nacks name it.
+
 Invariants
+    acks and nacks of deliveries of an earlier generation are not sent, or are ignored by the broker
     deliveries of an older session are never mixed with those of the present one
     a batch is verified whole before a user sees it
 """
@@ -20,7 +24,7 @@ from typing import Final, Protocol
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import requests
-from pydanube.codec.native.frames import DeliverHead
+from pydanube.codec.native.frames import GENERATION_UNKNOWN, DeliverHead
 from pydanube.model.errors import Corrupt, DanubeError, NotOwner
 from pydanube.model.failure import ACK_TIMEOUT
 from pydanube.model.limits import NACKED_MESSAGES_MAX
@@ -39,15 +43,16 @@ from .unsettled import Unsettled
 log = get_logger(__name__)
 
 RANGES_PER_FRAME: Final = 10_000
-"""An ACK frame's head has to fit its limit; the broker keeps no more gaps than this anyway."""
+"""An ACK frame's head has to fit its limit."""
 
 
 class Receiver(Protocol):
     """The consumer, as a source sees it."""
 
     def delivered(self, batch: ReceivedBatch) -> None: ...
-    def restarted(self, source: Source) -> None:
-        """What it delivered and nobody took will come again."""
+    def restarted(self, source: Source) -> list[ReceivedBatch]:
+        """Forget what it delivered and nobody took: it comes again, unless somebody sought. Returns what was forgotten
+        and not begun."""
 
     def failed(self, source: Source, error: DanubeError) -> None: ...
     def dirty(self, source: Source) -> None:
@@ -89,7 +94,7 @@ class Source:
         self._backoff = Backoff(brokers.random)
         self._connection: Connection | None = None
         self._handle = 0
-        self._epoch = self._moves = 0
+        self._subscription_id = self._epoch = self._moves = 0
         self._confirming = 0
         self._fruitless = False
         self._attaching: asyncio.Task[None] | None = None
@@ -115,13 +120,14 @@ class Source:
         connection.listen(opened.handle, self)
         self._connection, self._handle = connection, opened.handle
         self._confirming = 0
-        if self._epoch == opened.owner_epoch and self._moves != opened.moves:  # somebody sought meanwhile
+        if self._is_void(opened):
             self.forget_acks()
             self._receiver.confirmed()
+        self.acks.generation, self._subscription_id = opened.generation, opened.subscription_id
         self._epoch, self._moves = opened.owner_epoch, opened.moves
         if opened.type:
             self.type = SubscriptionType.parse(opened.type)
-        self.changed(opened.ack_timeout_ms)
+        self._set_ack_timeout(opened.ack_timeout_ms)
         left = self.acks.unconfirmed()
         if left is not None:
             self._send(connection, left, confirm=True)
@@ -129,6 +135,14 @@ class Source:
             self.send_acks()
         self.credit.restart()
         self.give_credit()
+
+    def _is_void(self, opened: requests.ConsumerOpened) -> bool:
+        """Whether acks of earlier deliveries mean nothing: somebody sought, or it is another subscription."""
+        if self._subscription_id not in (0, opened.subscription_id):
+            return True
+        if GENERATION_UNKNOWN not in (self.acks.generation, opened.generation):
+            return self.acks.generation != opened.generation
+        return self._epoch == opened.owner_epoch and self._moves != opened.moves
 
     async def detach(self) -> None:
         """Let go: nothing is delivered any more. A broker that cannot be asked lets go with the connection."""
@@ -194,6 +208,17 @@ class Source:
         received = ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries, head.reasons)
         self._receiver.delivered(received)
 
+    def changed(self, ack_timeout_ms: int, generation: int) -> None:
+        """The subscription has another ack timeout, or was sought: deliveries that follow are of this generation."""
+        self._set_ack_timeout(ack_timeout_ms)
+        if generation not in (GENERATION_UNKNOWN, self.acks.generation):
+            for batch in self._receiver.restarted(self):
+                self.credit.taken(len(batch), batch.stored_bytes)
+            self.forget_acks(generation)
+            self._moves = generation
+            self._receiver.confirmed()
+            self.give_credit()
+
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away, or what it sends cannot be used."""
         self._let_go()
@@ -228,11 +253,12 @@ class Source:
         connection.give_credit(self._handle, *grant)
         return True
 
-    def forget_acks(self) -> None:
-        """After a seek, acks of what was received before it mean nothing."""
+    def forget_acks(self, generation: int = GENERATION_UNKNOWN) -> None:
+        """Begin with new acks after a seek: those of what was received before it mean nothing. `generation` is that of
+        the deliveries that follow, where it is known yet."""
         self.acks.on_dirty = self.acks.on_nack = _ignore
         self.acks.watch(None)
-        self.acks = Acks(self._dirty, self._nacked)
+        self.acks = Acks(self._dirty, self._nacked, generation)
         self._confirming = 0
         self._watch_unsettled()
 
@@ -258,21 +284,23 @@ class Source:
     def _send_nacks(self, connection: Connection) -> None:
         for nack in self.acks.take_nacks():
             for ranges in portions(nack.ranges, NACKED_MESSAGES_MAX):
-                connection.nack(requests.Nack(self._handle, ranges, nack.delay_ms, nack.reason, nack.timeout))
+                about = (nack.delay_ms, nack.reason, nack.timeout, self.acks.generation)
+                connection.nack(requests.Nack(self._handle, ranges, *about))
 
     def _send(self, connection: Connection, taken: AckSet, confirm: bool) -> None:
+        generation = self.acks.generation
         if taken.below:
-            connection.ack(self._handle, [(0, taken.below)], cumulative=True)
+            connection.ack(self._handle, [(0, taken.below)], cumulative=True, generation=generation)
         ranges = taken.ranges
         for start in range(0, len(ranges) - RANGES_PER_FRAME, RANGES_PER_FRAME):
-            connection.ack(self._handle, ranges[start : start + RANGES_PER_FRAME])
+            connection.ack(self._handle, ranges[start : start + RANGES_PER_FRAME], generation=generation)
         last = ranges[-(len(ranges) % RANGES_PER_FRAME or RANGES_PER_FRAME) :]
         on_done: Callable[[DanubeError | None], None] | None = None
         if confirm:
             self._confirming = taken.number
             on_done = partial(self._confirmed, connection, self._handle, self.acks, taken.number)
         if len(last) or confirm:
-            connection.ack(self._handle, last, on_done=on_done)
+            connection.ack(self._handle, last, generation=generation, on_done=on_done)
 
     def _confirmed(
         self, connection: Connection, handle: int, acks: Acks, number: int, error: DanubeError | None
@@ -299,7 +327,7 @@ class Source:
 
     # -- ack timeout -------------------------------------------------------------------------------------------------
 
-    def changed(self, ack_timeout_ms: int) -> None:
+    def _set_ack_timeout(self, ack_timeout_ms: int) -> None:
         """How long the application may keep a message of this subscription without settling it; 0: for ever."""
         timeout_s = ack_timeout_ms / 1_000 if self._own_timeout_s is None else self._own_timeout_s
         if timeout_s != self._timeout_s:

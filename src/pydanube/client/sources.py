@@ -61,7 +61,7 @@ class Queue(Protocol):
     """Where received batches go: the consumer's stream."""
 
     def put(self, batch: ReceivedBatch) -> None: ...
-    def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> None: ...
+    def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> list[ReceivedBatch]: ...
     def rechunk(self) -> None: ...
     def fail(self, error: DanubeError) -> None: ...
 
@@ -205,8 +205,8 @@ class Sources:
     def delivered(self, batch: ReceivedBatch) -> None:
         self._queue.put(batch)
 
-    def restarted(self, source: Source) -> None:
-        self._queue.discard(lambda batch: batch.acks is source.acks)
+    def restarted(self, source: Source) -> list[ReceivedBatch]:
+        return self._queue.discard(lambda batch: batch.acks is source.acks)
 
     def failed(self, source: Source, error: DanubeError) -> None:
         if isinstance(error, NotFound) and source.topic not in self._wish.names:

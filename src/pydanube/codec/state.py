@@ -6,11 +6,12 @@ format version; a newer one is refused by name. Times are microseconds, ranges a
 ```
 LedgerStart   [1, next offset, [producer, ...], store id, revision]      first entry of every data ledger; the last two
                                                                          name the metadata that lists it, if known
-Snapshot      [1, next offset, [producer, ...], [cursor, ...]]           first entry of every state ledger, and more
+Snapshot      [1, next offset, [producer, ...], [cursor, ...],           first entry of every state ledger, and more
+               [[subscription id, generation], ...]]                     those that were sought; earlier releases: none
 Delta         [1, [change, ...]]                                         what happened since
 producer      [id, epoch, next sequence, last append time, [[sequence, offset, count], ...]]
 cursor        [subscription id, position, [[start, end], ...]]
-change        [subscription id, kind, [[start, end], ...]]               kind 0 acked, 1 moved to start
+change        [subscription id, kind, [[start, end], ...], generation]   kind 0 acked, 1 moved to start; 0: not told
 ```
 """
 
@@ -38,6 +39,8 @@ class CursorChange(msgspec.Struct, array_like=True):
     subscription_id: int
     kind: ChangeKind
     ranges: list[tuple[int, int]]
+    generation: int = 0
+    """Of a MOVED: the seek generation that it begins. 0 in what earlier releases wrote."""
 
 
 class PackedChange(msgspec.Struct, array_like=True):
@@ -71,6 +74,8 @@ class Snapshot(msgspec.Struct, array_like=True):
     next_offset: int
     producers: list[ProducerEntry]
     cursors: list[CursorEntry]
+    generations: list[tuple[int, int]] = []
+    """Subscription id and seek generation of those whose generation is not 0."""
 
 
 class Delta(msgspec.Struct, array_like=True):

@@ -64,6 +64,8 @@ class SubscriptionStatistics:
     """Settled by their time to live."""
     evicted: int = 0
     """Settled by the backlog quota."""
+    stale_acks: int = 0
+    """Acks and nacks that were ignored because a seek came after the delivery; one may be of many messages."""
     messages_per_s: float = 0.0
     bytes_per_s: float = 0.0
     acks_per_s: float = 0.0

@@ -19,6 +19,8 @@ from pydanube.model.storage import (
     StorageVerified,
 )
 
+from .frames import GENERATION_UNKNOWN
+
 
 class Done(msgspec.Struct):
     """It was done. Nothing more to say."""
@@ -88,7 +90,10 @@ class ConsumerOpened(msgspec.Struct, omit_defaults=True):
     type: str = ""
     """Of the subscription."""
     moves: int = 0
-    """How often it was moved under this owner epoch: acks of what was delivered before the last time are void."""
+    """The same number as `generation`, for clients of earlier releases: they forget their acks when it is another one
+    under the same owner epoch."""
+    generation: int = GENERATION_UNKNOWN
+    """The seek generation of the deliveries that follow. Brokers of earlier releases tell none."""
 
 
 class SubscriptionPlace(msgspec.Struct, omit_defaults=True):

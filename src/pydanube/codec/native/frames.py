@@ -152,10 +152,14 @@ _DELIVER_FRONT: Final = struct.Struct(f"{HEADER.format} IIII {ALIGNMENT - HEADER
 assert _PUBLISH_FRONT.size == _DELIVER_FRONT.size == ALIGNMENT
 
 ACK: Final = struct.Struct("<II")
-"""handle u32, ranges u32; then for each range (start i64, end i64) of offsets. FLAG_CUMULATIVE: one range, and
-everything below its end counts. A correlation number asks for a RESPONSE once the acks are synced."""
+"""handle u32, ranges u32; then for each range (start i64, end i64) of offsets, then the seek generation u64 under which
+the messages were delivered; clients of earlier releases leave it out. FLAG_CUMULATIVE: one range, and everything below
+its end counts. A correlation number asks for a RESPONSE once the acks are synced."""
 
 FLAG_CUMULATIVE: Final = 1
+
+GENERATION_UNKNOWN: Final = -1
+"""Stands for the seek generation that a peer of an earlier release does not tell."""
 
 FETCHED: Final = struct.Struct("<qqqI")
 """next offset i64 (where to go on), start offset i64, end offset i64 of what can be read, owner epoch u32.
@@ -175,6 +179,7 @@ _ARRAY_HEAD_BYTES_MAX: Final = 5
 
 _RANGE_ROWS: Final = struct.Struct("<II")
 _RANGE_OFFSETS: Final = struct.Struct("<qq")
+_GENERATION: Final = struct.Struct("<Q")
 
 
 def encode_publish_front(correlation: int, handle: int, body_length: int) -> bytes:
@@ -266,29 +271,41 @@ def _decode_reasons(packed: memoryview, count: int) -> list[str | None]:
     return reasons
 
 
-def encode_ack_head(handle: int, ranges: Sequence[tuple[int, int]] | RangeTable) -> bytes:
+def encode_ack_head(
+    handle: int, ranges: Sequence[tuple[int, int]] | RangeTable, generation: int = GENERATION_UNKNOWN
+) -> bytes:
     """Many ranges may come as a table of two columns, which costs no loop."""
+    tail = b"" if generation == GENERATION_UNKNOWN else _GENERATION.pack(generation)
     if isinstance(ranges, np.ndarray):
-        return ACK.pack(handle, len(ranges)) + ranges.astype("<i8", copy=False).tobytes()
-    return ACK.pack(handle, len(ranges)) + b"".join(_RANGE_OFFSETS.pack(start, end) for start, end in ranges)
+        return ACK.pack(handle, len(ranges)) + ranges.astype("<i8", copy=False).tobytes() + tail
+    return ACK.pack(handle, len(ranges)) + b"".join(_RANGE_OFFSETS.pack(start, end) for start, end in ranges) + tail
 
 
-def decode_ack_head(head: memoryview) -> tuple[int, list[tuple[int, int]] | RangeTable]:
-    """The handle, and ranges that are not empty, not negative; order and overlap are the receiver's business. Many of
-    them come as a table of two columns."""
+class AckHead(NamedTuple):
+    handle: int
+    ranges: list[tuple[int, int]] | RangeTable
+    """Not empty and not negative; order and overlap are the receiver's business. Many of them come as a table of two
+    columns."""
+    generation: int = GENERATION_UNKNOWN
+
+
+def decode_ack_head(head: memoryview) -> AckHead:
     _at_least(head, ACK.size, Kind.ACK)
     handle, count = ACK.unpack_from(head)
-    if len(head) != ACK.size + count * _RANGE_OFFSETS.size:
+    generation, ranges_end = GENERATION_UNKNOWN, ACK.size + count * _RANGE_OFFSETS.size
+    if len(head) == ranges_end + _GENERATION.size:
+        (generation,) = _GENERATION.unpack_from(head, ranges_end)
+    elif len(head) != ranges_end:
         raise Invalid("ACK head does not have the length its count asks for")
     if count >= MANY_RANGES:
-        table = np.frombuffer(head, "<i8", offset=ACK.size).reshape(count, 2)
+        table = np.frombuffer(head, "<i8", count=2 * count, offset=ACK.size).reshape(count, 2)
         if int(table[:, 0].min()) < 0 or not (table[:, 0] < table[:, 1]).all():
             raise Invalid("ACK holds a range that is empty or negative")
-        return handle, table
-    ranges = list(_RANGE_OFFSETS.iter_unpack(head[ACK.size :]))
+        return AckHead(handle, table, generation)
+    ranges = list(_RANGE_OFFSETS.iter_unpack(head[ACK.size : ranges_end]))
     if any(start < 0 or end <= start for start, end in ranges):
         raise Invalid("ACK holds a range that is empty or negative")
-    return handle, ranges
+    return AckHead(handle, ranges, generation)
 
 
 def unpack_head(head: memoryview, layout: struct.Struct, kind: Kind) -> tuple[int, ...]:

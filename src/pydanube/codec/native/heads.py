@@ -8,7 +8,7 @@ import msgspec
 
 from pydanube.model.errors import DanubeError, Invalid, NotOwner, from_code
 
-from .frames import PROTOCOL_VERSION
+from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
 
 
 class Hello(msgspec.Struct):
@@ -76,6 +76,8 @@ class Nack(msgspec.Struct, omit_defaults=True):
     delay_ms: int = -1
     reason: str = ""
     timeout: bool = False
+    generation: int = GENERATION_UNKNOWN
+    """The seek generation under which they were delivered. Clients of earlier releases name none."""
 
     def __post_init__(self) -> None:
         check_ranges("NACK", self.ranges)
@@ -107,10 +109,12 @@ class Stage(msgspec.Struct, omit_defaults=True):
 
 
 class ConsumerChanged(msgspec.Struct, omit_defaults=True):
-    """CONSUMER_CHANGED: the subscription of this consumer has other settings from now on."""
+    """CONSUMER_CHANGED: the subscription of this consumer has other settings from now on, or was sought."""
 
     handle: int
     ack_timeout_ms: int = 0
+    generation: int = GENERATION_UNKNOWN
+    """The seek generation of the deliveries that follow. Brokers of earlier releases tell none."""
 
 
 class Start(msgspec.Struct, omit_defaults=True):

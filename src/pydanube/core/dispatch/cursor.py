@@ -1,5 +1,8 @@
 """A subscription's place in one partition: what it has settled, in any order.
 
+A seek begins a new *generation*: acks and nacks name the generation of the delivery they settle, and count only while
+it is the present one.
+
 Invariants
     every offset below `position` is acked
     no range above it touches `position`
@@ -16,10 +19,11 @@ from .ranges import Range, RangeSet
 class Cursor:
     """Everything below `position`, and the ranges in `acked`, is settled."""
 
-    __slots__ = ("_ahead", "position")
+    __slots__ = ("_ahead", "generation", "position")
 
-    def __init__(self, position: int, acked: Iterable[Range] = ()) -> None:
+    def __init__(self, position: int, acked: Iterable[Range] = (), generation: int = 0) -> None:
         self.position = position
+        self.generation = generation
         self._ahead = RangeSet()
         for start, end in acked:
             self.ack(start, end)
@@ -67,9 +71,10 @@ class Cursor:
         """Settle everything below `end`."""
         return self.ack(self.position, end)
 
-    def move(self, position: int) -> None:
-        """Start over at `position`: everything from there on is unsettled."""
+    def move(self, position: int, generation: int) -> None:
+        """Start over at `position`, under another generation: everything from there on is unsettled."""
         self.position = position
+        self.generation = generation
         self._ahead.clear()
 
     def missing(self, start: int, end: int) -> list[Range]:

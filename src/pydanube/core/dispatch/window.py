@@ -383,9 +383,10 @@ class Window:
 
     # -- moving and telling --------------------------------------------------------------------------------------------
 
-    def move(self, position: int) -> None:
-        """Start over at `position`."""
-        self.cursor.move(position)
+    def move(self, position: int, generation: int) -> None:
+        """Start over at `position`: everybody's deliveries are void, and those of the new generation count."""
+        assert generation > self.cursor.generation
+        self.cursor.move(position, generation)
         self.next_read = position
         self._ready.clear()
         self._delayed.clear()

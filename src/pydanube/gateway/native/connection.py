@@ -267,14 +267,14 @@ class Session:
             consumer.credit(messages, size_bytes)
 
     def _ack(self, frame: Frame) -> None:
-        handle, ranges = frames.decode_ack_head(frame.head)
+        handle, ranges, generation = frames.decode_ack_head(frame.head)
         cumulative = bool(frame.flags & frames.FLAG_CUMULATIVE)
         if cumulative and len(ranges) != 1:
             raise Invalid(f"a cumulative ACK has one range, not {len(ranges)}")
         done = partial(self._acked, frame.correlation, handle) if frame.correlation else None
         consumer = self.consumers.get(handle)
         if consumer is not None:
-            consumer.ack(ranges, cumulative, done)
+            consumer.ack(ranges, cumulative, done, _told(generation))
         elif done is not None:
             done(_unknown("consumer", handle))
 
@@ -289,7 +289,8 @@ class Session:
             raise Invalid(f"NACK: a delay of {nack.delay_ms} ms is out of range: use -1 to {DELAY_MS_MAX}")
         consumer = self.consumers.get(nack.handle)
         if consumer is not None:  # it may have been closed while the frame was on its way
-            consumer.nack(nack.ranges, nack.delay_ms if nack.delay_ms >= 0 else None, nack.reason, nack.timeout)
+            delay_ms = nack.delay_ms if nack.delay_ms >= 0 else None
+            consumer.nack(nack.ranges, delay_ms, nack.reason, nack.timeout, _told(nack.generation))
             if messages > NACKED_AT_ONCE:  # whatever of its frames has arrived with this one is not taken in one go
                 self.hold(Hold.TURN)
                 asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
@@ -475,6 +476,10 @@ def _needed_correlation(frame: Frame) -> int:
     if frame.correlation == 0:
         raise Invalid(f"{frame.kind.name} needs a correlation number: 0 cannot be answered")
     return frame.correlation
+
+
+def _told(generation: int) -> int | None:
+    return None if generation == frames.GENERATION_UNKNOWN else generation
 
 
 def _unknown(what: str, handle: int) -> NotFound:

@@ -46,8 +46,9 @@ class DeliverySink:
         else:
             self._connection.send(*buffers)
 
-    def changed(self, ack_timeout_ms: int) -> None:
-        self._connection.send(encode(Kind.CONSUMER_CHANGED, pack(ConsumerChanged(self.handle, ack_timeout_ms))))
+    def changed(self, ack_timeout_ms: int, generation: int) -> None:
+        changed = ConsumerChanged(self.handle, ack_timeout_ms, generation)
+        self._connection.send(encode(Kind.CONSUMER_CHANGED, pack(changed)))
 
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away: the client is told why, and its handle is gone."""

@@ -212,7 +212,8 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
         consumer.owner_epoch,
         consumer.ack_timeout_ms,
         str(consumer.type),
-        consumer.moves,
+        consumer.generation,
+        consumer.generation,
     )
 
 
