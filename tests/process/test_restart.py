@@ -164,3 +164,21 @@ async def test_an_older_copy_of_the_database_alone_is_brought_up_to_date_from_it
         async with pydanube.connect(broker.url) as client:
             assert "/default/later" in [str(topic) for topic in await client.list_topics()]
     assert (data / "metadata.db.damaged-1").read_bytes() == older
+
+
+@pytest.mark.parametrize("is_latest", [True, False])
+async def test_a_reader_that_ends_behind_a_gap_of_reserved_offsets_waits_for_nothing(tmp_path, monkeypatch, is_latest):
+    monkeypatch.setattr("pydanube.client.reader.WAIT_MS", 60_000)
+    with BrokerProcess(tmp_path / "data") as broker:
+        async with pydanube.connect(broker.url) as client:
+            await client.create_topic(TOPIC, ack_level="written")
+        assert await publish(broker.url, [b"%d" % n for n in range(10)]) == list(range(10))
+        await broker.restart()
+        async with pydanube.connect(broker.url) as client:
+            (partition,) = await client.partitions(TOPIC)
+            assert partition.end_offset > 10, "a crash leaves a gap up to what was reserved"
+            end = "latest" if is_latest else partition.end_offset
+            async with asyncio.timeout(30):  # less than the broker would wait for a message
+                async with client.reader(TOPIC, start="earliest", end=end) as reader:
+                    assert [message.offset async for message in reader] == list(range(10))
+                    assert reader.next_offset == partition.end_offset

@@ -103,7 +103,8 @@ class Fetches:
                 await self._writable.wait()
                 self._check_memory()
                 fetched = await read(start, bytes_max, 0)
-                if fetched.batches or wait_ms == 0:
+                is_behind_gap = start.kind == "offset" and fetched.next_offset > start.value
+                if fetched.batches or wait_ms == 0 or is_behind_gap:
                     self._send(correlation, fetched)
                     return
             start = Position("offset", fetched.next_offset)

@@ -1,0 +1,166 @@
+"""Random histories of deliveries, acks, nacks, seeks and restarts, against sets: an ack settles the delivery it is of.
+
+A failure prints its seed. More of them: SEEK_SEEDS=500.
+"""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
+
+import pytest
+from broker_harness import TOPIC, Collector, Door, open_broker
+
+from pydanube.broker.subscriptions import Attachment
+from pydanube.core.access import ANONYMOUS
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.topics import SubscriptionType
+
+SEEDS = int(os.environ.get("SEEK_SEEDS", "6"))
+STEPS = 120
+SINGLE = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+
+
+class Recorder(Collector):
+    """Knows under which generation it was given what, from what its sink was told."""
+
+    def __init__(self, history: "History") -> None:
+        super().__init__()
+        self.history = history
+
+    def deliver(self, batch, epoch, ranges, redeliveries, reasons) -> None:
+        before = len(self.received)
+        super().deliver(batch, epoch, ranges, redeliveries, reasons)
+        for offset, _ in self.received[before:]:
+            self.history.delivered.append((self.generation, offset))
+
+    def closed(self, error) -> None:
+        super().closed(error)
+        self.history.consumers.remove(self)
+
+
+class History:
+    """One subscription, what was delivered ever, and what must be settled."""
+
+    def __init__(self, directory: Path, kind: SubscriptionType, seed: int) -> None:
+        self.directory = directory
+        self.kind = kind
+        self.random = Random(seed)
+        self.settled: set[int] = set()
+        self.delivered: list[tuple[int, int]] = []
+        self.consumers: list[Recorder] = []
+        self.end = self.generation = 0
+
+    async def run(self) -> None:
+        begun = False
+        for _ in range(3):
+            crash = self.random.random() < 0.5
+            async with AsyncExitStack() as stack:
+                broker = await stack.enter_async_context(open_broker(self.directory, crash=crash))
+                self.door = Door(broker)
+                if not begun:
+                    await self.door.create()
+                    policy = FailurePolicy(delay_ms=0)
+                    wish = (TOPIC, "billing", self.kind, EARLIEST, policy)
+                    await broker.subscriptions.create(ANONYMOUS, *wish)
+                    begun = True
+                self.consumers = []
+                self.producer = await self.door.producer()
+                ((_, self.live),) = await broker.subscriptions._places(TOPIC, "billing")
+                self.check()
+                await self.publish()
+                await self.attach()
+                for _ in range(STEPS // 3):
+                    await self.random.choice(self.STEPS)(self)
+                    self.check()
+                await self.drain()
+
+    def check(self) -> None:
+        cursor = self.live.cursor
+        assert cursor.generation == self.generation
+        assert {offset for offset in range(self.end) if cursor.is_settled(offset)} == self.settled
+
+    async def publish(self) -> None:
+        count = self.random.randint(1, 8)
+        keys = [self.random.choice("abc") for _ in range(count)]
+        await self.door.publish(self.producer, [b"x"] * count, keys=keys)
+        self.end += count
+
+    async def attach(self) -> None:
+        name = "a" if self.kind is SubscriptionType.EXCLUSIVE else self.random.choice("abc")
+        recorder = Recorder(self)
+        wish = Attachment("billing", name, self.kind)
+        recorder.consumer = await self.door.broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, wish, recorder)
+        recorder.generation = recorder.consumer.generation
+        self.consumers.append(recorder)
+        recorder.consumer.credit(self.random.choice([3, 1_000]), 1 << 30)
+
+    async def detach(self) -> None:
+        if self.consumers:
+            gone = self.consumers.pop(self.random.randrange(len(self.consumers)))
+            gone.consumer.close()
+
+    async def ack(self) -> None:
+        """Of any delivery ever, through any consumer: what was not acked through one session comes with the next."""
+        if not self.consumers or not self.delivered:
+            return
+        generation, offset = self.random.choice(self.delivered)
+        cumulative = self.kind in SINGLE and self.random.random() < 0.3
+        await self.random.choice(self.consumers).ack((offset, offset + 1), cumulative=cumulative, generation=generation)
+        if generation == self.generation:
+            self.settled |= set(range(offset + 1)) if cumulative else {offset}
+
+    async def ack_latest(self) -> None:
+        """What an application does that keeps up."""
+        present = [offset for generation, offset in self.delivered if generation == self.generation]
+        if self.consumers and present:
+            offset = self.random.choice(present)
+            await self.random.choice(self.consumers).ack((offset, offset + 1), generation=self.generation)
+            self.settled.add(offset)
+
+    async def ack_many(self) -> None:
+        """Of one generation, so many ranges that the broker gathers them."""
+        if self.consumers and self.delivered:
+            generation = self.random.choice(self.delivered)[0]
+            offsets = sorted({offset for one, offset in self.delivered if one == generation})
+            ranges = [(offset, offset + 1) for offset in offsets]
+            await self.random.choice(self.consumers).ack(*ranges, generation=generation)
+            if generation == self.generation:
+                self.settled |= set(offsets)
+
+    async def nack(self) -> None:
+        if self.consumers and self.delivered:
+            generation, offset = self.random.choice(self.delivered)
+            self.random.choice(self.consumers).consumer.nack([(offset, offset + 1)], 0, generation=generation)
+
+    async def seek(self) -> None:
+        position = self.random.randint(0, self.end)
+        await self.door.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", position))
+        assert self.live.generation > self.generation
+        self.generation = self.live.generation
+        self.settled = set(range(position))
+
+    async def drain(self) -> None:
+        """Everything that is not settled comes under the present generation, and its acks count."""
+        await self.attach()
+        async with asyncio.timeout(30):
+            while len(self.settled) < self.end:
+                for one in self.consumers:
+                    one.consumer.credit(1_000, 1 << 30)
+                offsets = {offset for generation, offset in self.delivered if generation == self.generation}
+                for offset in sorted(offsets - self.settled):
+                    await self.consumers[-1].ack((offset, offset + 1), generation=self.generation)
+                self.settled |= offsets
+                await asyncio.sleep(0)
+        self.check()
+
+    STEPS = (publish, publish, attach, detach, ack, ack, ack_latest, ack_latest, ack_many, nack, seek)
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_acks_settle_the_delivery_they_are_of_in_any_history(tmp_path, kind, seed):
+    print("seed", seed)
+    await History(tmp_path, kind, seed).run()
