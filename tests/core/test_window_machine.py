@@ -335,7 +335,7 @@ class WindowMachine(WindowModel):
     def restart(self):
         """A new owner knows what was acked and nothing else."""
         cursor = self.window.cursor
-        again = Cursor(cursor.position, cursor.acked)
+        again = Cursor(cursor.position, cursor.acked, cursor.generation)
         self.desk.window = Window(self.type, again, self.policy, 1)
         self._start_over(set(self.settled))
 

@@ -14,6 +14,7 @@ from pydanube.codec.native import requests
 from pydanube.codec.native.frames import Kind
 from pydanube.model import statistics
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
+from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.policies import DEFAULTS, FIELDS
 from pydanube.spark import options, sessions
 
@@ -87,3 +88,7 @@ def test_every_setting_of_a_spark_session_is_listed_with_its_value() -> None:
 
 def test_every_column_of_the_spark_data_source_is_listed() -> None:
     assert set(options.COLUMNS) <= rows_of("spark/README.md").keys()
+
+
+def test_the_documented_limit_of_ack_gaps_is_the_real_one() -> None:
+    assert f"up to {ACKED_RANGES_MAX:,} gaps" in (DOCS / "concepts" / "subscriptions.md").read_text()

@@ -1,6 +1,7 @@
 """Policies, access modes, growth and non-reliable topics over the native door."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from native_peer import TOPIC, Peer, door, neighbour, one_batch
@@ -186,9 +187,9 @@ async def test_many_messages_given_back_at_once_leave_others_their_turn() -> Non
             turns += 1
             asyncio.get_running_loop().call_soon(turn)
 
-        def observed(ranges: list[tuple[int, int]], delay_ms: int | None, reason: str, timeout: bool) -> None:
+        def observed(ranges: list[tuple[int, int]], *how: Any) -> None:
             taken.append(turns)
-            give_back(ranges, delay_ms, reason, timeout)
+            give_back(ranges, *how)
 
         attached.nack = observed  # type: ignore[method-assign]
         turn()

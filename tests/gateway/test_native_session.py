@@ -492,3 +492,50 @@ async def test_a_waiting_fetch_does_not_keep_the_door_open() -> None:
         assert isinstance(await peer.error(9), Unavailable)
         async with asyncio.timeout(5):
             await closing
+
+
+# -- seek generations --------------------------------------------------------------------------------------------------
+
+
+async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_should_after_a_seek() -> None:
+    async with door() as here, await Peer.greet(here) as peer:
+        await peer.create_topic()
+        producer = await peer.open_producer()
+        peer.publish(producer.handle, one_batch(producer, count=9))
+        await peer.receive(Kind.PUBLISHED)
+        opened = await peer.subscribe("billing")
+        assert (opened.moves, opened.generation) == (0, 0)
+        handle = opened.handle
+        peer.credit(handle, 100, 1 << 20)
+        await peer.receive(Kind.DELIVER)
+
+        peer.write(bytes.fromhex(EARLIER_ACK.format(handle=f"{handle:02x}")))  # offsets 0 to 2
+        assert await position(peer) == 2
+
+        async with await Peer.greet(here) as operator:
+            seek = requests.Seek(topic=TOPIC, subscription="billing", position=requests.Start("earliest"))
+            await operator.request(seek, requests.Positions)
+        frame = await peer.receive(Kind.CONSUMER_CHANGED)  # comes before the replay
+        changed = requests.decode(frame.head, requests.ConsumerChanged)
+        assert (changed.handle, changed.ack_timeout_ms) == (handle, 0) and changed.generation > 0
+        await peer.receive(Kind.DELIVER)
+
+        peer.send(Kind.ACK, frames.encode_ack_head(handle, [(0, 9)], 0), 77)
+        assert (await peer.receive(Kind.RESPONSE)).correlation == 77, "answered as done"
+        peer.send(Kind.ACK, frames.encode_ack_head(handle, [(0, 9)], 0), flags=frames.FLAG_CUMULATIVE)
+        peer.send(Kind.NACK, requests.encode(requests.Nack(handle, [(0, 9)], 0, generation=0)))
+        assert await position(peer) == 0
+
+        peer.write(bytes.fromhex(EARLIER_ACK.format(handle=f"{handle:02x}")))  # which it holds again
+        assert await position(peer) == 2
+        peer.send(Kind.ACK, frames.encode_ack_head(handle, [(2, 9)], changed.generation))
+        assert await position(peer) == 9
+
+
+EARLIER_ACK = "28000000200000000000000018000000{handle}0000000100000000000000000000000200000000000000"
+"""ACK of offsets 0 and 1 as releases sent it that knew no generation."""
+
+
+async def position(peer: Peer) -> int:
+    request = requests.DescribeSubscription(topic=TOPIC, subscription="billing")
+    return (await peer.request(request, requests.Subscription)).partitions[0].position

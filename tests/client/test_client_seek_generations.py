@@ -1,0 +1,252 @@
+"""Two clients: one has received messages, the other seeks the subscription. What the first one then says of its messages
+does not settle the replay, and it goes on with what is delivered after the seek."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from flaky_wire import Wire, until
+
+import pydanube
+from pydanube import Client, Consumer, testing
+from pydanube.client.message import Message
+from pydanube.client.source import Source
+
+TOPIC = "/default/orders"
+LATER_MS = 60_000
+"""Acks are sent when somebody flushes, not by themselves."""
+TYPES = ("exclusive", "shared", "failover", "key-shared")
+
+
+@pytest.fixture
+async def operator(url: str) -> AsyncIterator[Client]:
+    async with pydanube.connect(url) as client:
+        yield client
+
+
+async def publish(client: Client, count: int = 20) -> None:
+    async with client.producer(TOPIC) as producer:
+        for number in range(count):
+            producer.send_nowait(b"%d" % number, key=f"user-{number % 5}")
+        await producer.flush()
+
+
+async def take(consumer: Consumer, count: int = 20) -> list[Message]:
+    return [await consumer.receive(timeout=10) for _ in range(count)]
+
+
+def payloads(messages: list[Message]) -> list[bytes]:
+    return sorted((message.payload for message in messages), key=int)
+
+
+def sources(consumer: Consumer) -> list[Source]:
+    return list(consumer._sources._sources.values())
+
+
+async def heard_of_a_seek(consumer: Consumer, after: int = 0) -> None:
+    """Until every source of it was told a generation that is higher than this."""
+    await until(lambda: all(source.acks.generation > after for source in sources(consumer)))
+
+
+async def position(client: Client) -> list[int]:
+    return [one.position for one in (await client.describe_subscription(TOPIC, "billing")).partitions]
+
+
+@pytest.mark.parametrize("has_heard", [False, True], ids=["at once", "once it has heard of it"])
+@pytest.mark.parametrize("how", ["ack", "coalesced", "batch", "cumulative", "nack"])
+@pytest.mark.parametrize("partitions", [0, 3])
+@pytest.mark.parametrize("kind", TYPES)
+async def test_what_is_said_of_messages_of_before_a_seek_does_not_settle_the_replay(
+    client: Client, operator: Client, kind: str, partitions: int, how: str, has_heard: bool
+) -> None:
+    if how == "cumulative" and "shared" in kind:
+        pytest.skip("shared subscriptions have no cumulative acks")
+    await client.create_topic(TOPIC, partitions=partitions)
+    await publish(client)
+    linger = {"ack_linger_ms": LATER_MS} if how == "coalesced" else {}
+    async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest", **linger) as consumer:
+        if how == "batch":
+            received: list[pydanube.ReceivedBatch | Message] = []
+            while sum(map(len, received)) < 20:
+                received.append(await consumer.receive_batch(timeout=10))
+        else:
+            received = [*await take(consumer)]
+        if how == "coalesced":
+            for one in received:
+                await consumer.ack(one)
+        await operator.seek(TOPIC, "billing", "earliest")
+        if has_heard:
+            await heard_of_a_seek(consumer)
+        for one in received if how != "coalesced" else ():
+            if how == "nack":
+                await consumer.nack(one, delay=0, reason="too late")
+            elif how == "cumulative":
+                await consumer.ack_cumulative(one)
+            else:
+                await consumer.ack(one)
+        await consumer.flush()
+        assert set(await position(operator)) == {0}
+    async with operator.consumer(TOPIC, subscription="billing", type=kind) as another:
+        again = await take(another)
+        assert payloads(again) == [b"%d" % number for number in range(20)]
+        assert {one.redeliveries for one in again} == {0}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_consumer_that_was_attached_during_a_seek_receives_the_replay_and_its_acks_count(
+    client: Client, operator: Client, kind: str
+) -> None:
+    await publish(client)
+    async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
+        old = await take(consumer)
+        await operator.seek(TOPIC, "billing", 5)
+        await heard_of_a_seek(consumer)
+        again = await take(consumer, 15)
+        assert payloads(again) == [b"%d" % number for number in range(5, 20)]
+        for message in old:
+            await consumer.ack(message)
+        for message in again[:-1]:
+            await consumer.ack(message)
+        await consumer.flush()
+        assert await position(operator) == [again[-1].offset]
+        (statistics,) = (await operator.topic_statistics(TOPIC)).partitions[0].subscriptions
+        assert statistics.backlog == 1
+
+
+async def test_messages_that_were_sent_ahead_before_a_seek_are_not_handed_out_after_it(
+    client: Client, operator: Client
+) -> None:
+    await publish(client)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        assert (await consumer.receive(timeout=10)).offset == 0
+        await operator.seek(TOPIC, "billing", "latest")
+        await heard_of_a_seek(consumer)
+        async with operator.producer(TOPIC) as producer:
+            await producer.send(b"new")
+        message = await consumer.receive(timeout=10)
+        assert (message.offset, message.payload) == (20, b"new")
+
+
+async def test_the_room_of_messages_that_a_seek_dropped_is_used_again(client: Client, operator: Client) -> None:
+    for _ in range(4):
+        await publish(client, 5)  # some batches wait in the client when it hears of a seek
+    async with client.consumer(
+        TOPIC, subscription="billing", start="earliest", prefetch_messages=8, prefetch_bytes=1 << 20
+    ) as consumer:
+        for _ in range(10):
+            assert (await consumer.receive(timeout=10)).offset == 0
+            (source,) = sources(consumer)
+            before = source.acks.generation
+            await operator.seek(TOPIC, "billing", "earliest")
+            await heard_of_a_seek(consumer, before)
+        assert [message.offset for message in await take(consumer)] == list(range(20))
+
+
+async def test_the_ack_timeout_of_messages_of_before_a_seek_ends_with_it(client: Client, operator: Client) -> None:
+    await publish(client)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_timeout=3600) as consumer:
+        await take(consumer)
+        (source,) = sources(consumer)
+        old = source.acks
+        assert old.unsettled is not None and len(old.unsettled) == 20
+        await operator.seek(TOPIC, "billing", "earliest")
+        await heard_of_a_seek(consumer)
+        assert old.unsettled is None
+        await take(consumer, 3)
+        assert source.acks.unsettled is not None and len(source.acks.unsettled) == 3
+
+
+async def test_a_flush_does_not_wait_for_acks_that_somebody_elses_seek_has_made_void(
+    client: Client, operator: Client
+) -> None:
+    await publish(client)
+    async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_linger_ms=LATER_MS) as consumer:
+        for message in await take(consumer):
+            await consumer.ack(message)
+        seeking = asyncio.create_task(operator.seek(TOPIC, "billing", "earliest"))
+        async with asyncio.timeout(20):
+            await consumer.flush()
+            await seeking
+            await consumer.flush()
+
+
+async def test_a_consumer_that_was_attached_during_a_seek_comes_back_with_its_acks(wire: Wire) -> None:
+    async with (
+        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
+        pydanube.connect(wire.url) as client,
+    ):
+        await publish(client, 10)
+        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+            await take(consumer, 10)
+            await operator.seek(TOPIC, "billing", "earliest")
+            await heard_of_a_seek(consumer)
+            messages = await take(consumer, 10)
+            wire.open_for_new = False
+            wire.cut()
+            await until(lambda: nobody_is_attached(operator))
+            for message in messages[:6]:
+                await consumer.ack(message)
+            wire.open_for_new = True
+            assert [message.offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
+            await consumer.flush()
+            assert await position(operator) == [6]
+
+
+async def test_acks_through_a_subscription_that_was_deleted_do_not_count_for_the_next_of_its_name(wire: Wire) -> None:
+    async with (
+        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
+        pydanube.connect(wire.url) as client,
+    ):
+        await publish(client, 10)
+        async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+            messages = await take(consumer, 10)
+            wire.open_for_new = False
+            wire.cut()
+            await until(lambda: nobody_is_attached(operator))
+            for message in messages:
+                await consumer.ack(message)
+            await operator.delete_subscription(TOPIC, "billing")
+            await operator.create_subscription(TOPIC, "billing", start="earliest")
+            wire.open_for_new = True
+            assert [message.offset for message in await take(consumer, 10)] == list(range(10))
+            await consumer.flush()
+            assert await position(operator) == [0]
+
+
+async def test_a_seek_and_a_restart_while_a_consumer_is_away_make_its_acks_void(tmp_path: Path) -> None:
+    wire = Wire()
+    server = await asyncio.start_server(wire.accept, "127.0.0.1", 0)
+    wire.port = server.sockets[0].getsockname()[1]
+    client = pydanube.connect(wire.url)
+    try:
+        async with testing.broker(tmp_path / "data", server_advertised=wire.address) as url:
+            wire.target = int(url.rsplit(":", 1)[1])
+            await client.open()
+            await publish(client, 10)
+            consumer = await client.consumer(TOPIC, subscription="billing", start="earliest")
+            messages = await take(consumer, 10)
+            wire.open_for_new = False
+            wire.cut()
+            for message in messages[:6]:
+                await consumer.ack(message)
+            async with pydanube.connect(url) as operator:
+                await until(lambda: nobody_is_attached(operator))
+                await operator.seek(TOPIC, "billing", "earliest")
+        async with testing.broker(tmp_path / "data", server_advertised=wire.address) as url:
+            wire.target = int(url.rsplit(":", 1)[1])
+            wire.open_for_new = True
+            assert [message.offset for message in await take(consumer, 10)] == list(range(10))
+            await consumer.flush()
+            assert await position(client) == [0]
+            await consumer.close()
+            await client.close()
+    finally:
+        await wire.close()
+        server.close()
+
+
+async def nobody_is_attached(operator: Client) -> bool:
+    return not (await operator.describe_subscription(TOPIC, "billing")).partitions[0].consumer
