@@ -1,5 +1,5 @@
-"""Two clients: one has received messages, the other seeks the subscription. What the first one then says of its messages
-does not settle the replay, and it goes on with what is delivered after the seek."""
+"""Two clients: one has received messages, the other seeks the subscription. What the first one then says of its
+messages does not settle the replay, and it goes on with what is delivered after the seek."""
 
 from __future__ import annotations
 
