@@ -188,7 +188,8 @@ class TurnsOut:
         return requests.Done()
 
     def _ack(self, frame: Frame) -> bytes:
-        session, ranges = frames.decode_ack_head(frame.head)
+        session, ranges, generation = frames.decode_ack_head(frame.head)
+        assert generation == frames.GENERATION_UNKNOWN, "a broker of an earlier release tells none and refuses one"
         self.acked.append((session, list(ranges)))
         if session > 1:
             return frames.encode(Kind.RESPONSE, requests.encode(requests.Done()), frame.correlation)
