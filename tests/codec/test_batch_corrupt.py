@@ -351,6 +351,14 @@ def zstd_without_a_size(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_content_size=False).compress(data)
 
 
+def zstd_with_a_window(window_log: int, data: bytes) -> bytes:
+    """A frame without a size, whose reader is told to keep so much of what it has unpacked."""
+    packer = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
+    ).compressobj()
+    return packer.compress(data) + packer.flush()
+
+
 @pytest.mark.parametrize(
     ("codec", "packed"),
     [
@@ -377,6 +385,7 @@ def test_foreign_compressed_data_is_read(codec: Codec, packed: bytes) -> None:
         (Codec.ZSTD, zstandard.compress(DATA) + b"x", "cannot be unpacked"),
         (Codec.ZSTD, b"\xff" * 40, "cannot be unpacked"),
         (Codec.ZSTD, b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip", "claims|unpacked"),
+        (Codec.ZSTD, zstd_with_a_window(27, DATA), "cannot be unpacked"),
     ],
 )
 def test_compressed_data_of_another_length_is_refused(codec: Codec, packed: bytes, reason: str) -> None:

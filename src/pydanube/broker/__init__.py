@@ -8,7 +8,7 @@ Never           sockets, frames, HTTP; a decision that core/ could make without 
 
 from .consumer import Consumer, Sink, closings
 from .facade import Broker, BrokerSettings
-from .partition import Fetched, Published
+from .partition import Fetched, PublishDone, Published
 from .producers import Producer
 from .stage_intake import SectionWish, StageWish
 from .staging import Committed, CommitWish
@@ -23,6 +23,7 @@ __all__ = [
     "Consumer",
     "Fetched",
     "Producer",
+    "PublishDone",
     "Published",
     "SectionWish",
     "Sink",

@@ -15,7 +15,7 @@ def check_publishable(batch: Batch, topic: str, policies: Policies) -> None:
     assert limit is not None
     if batch.header.plain_length <= limit:
         return
-    largest = max(map(len, batch.payloads))
+    largest = batch.largest_payload_bytes
     if largest > limit:
         raise Invalid(
             f"a message of {largest} bytes is larger than topic {topic} takes, which is {limit}: send smaller ones, or "

@@ -27,6 +27,7 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .checking import check_publishable
+from .decompression import DecompressionBudget
 from .lifetimes import Lifetimes
 from .opening import Opening
 from .partition import Fetched, PartitionSettings, PublishDone
@@ -114,9 +115,13 @@ class Broker:
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
         self.storage = Storage(registry, self._partitions, authorizer, store, writer, clock, tasks, self.tiers)
+        self.decompression = DecompressionBudget()
+        """Whoever hands in a compressed batch asks this first."""
         self._staging: Staging | None = None
         if self.tiers is not None:
-            self._staging = Staging(registry, self._partitions, self.producers, authorizer, store, clock, self.tiers)
+            self._staging = Staging(
+                registry, self._partitions, self.producers, authorizer, store, clock, self.tiers, self.decompression
+            )
         self._removal = Removal(registry, self._partitions, writer, self.tiers, self._staging)
         self.lifetimes = Lifetimes(registry, self._partitions, self.subscriptions, self._removal, clock)
         self._started_at = clock.now_us()
@@ -255,7 +260,10 @@ class Broker:
         return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access, opener)
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
-        """Take one batch. `done` hears the outcome exactly once, now or when the ack level is reached."""
+        """Take one batch. `done` hears the outcome exactly once, now or when the ack level is reached.
+
+        A compressed batch is unpacked here: ask `decompression` before.
+        """
         try:
             self._authorizer.check(principal, Action.PRODUCE, producer.topic)
             opened = self._check_batch(producer, batch)

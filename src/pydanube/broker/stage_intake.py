@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from pydanube.codec import stage
 from pydanube.codec.batch import HEADER_BYTES, Batch
+from pydanube.codec.batch.peek import unpacked_bytes
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord, StageName, check_attempt, stage_time
 from pydanube.model.errors import Invalid, NotFound, Refused
@@ -18,6 +19,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
 
 from .checking import check_publishable
+from .decompression import DecompressionBudget
 from .partitions import Partitions
 from .producers import Producers
 from .query_book import QueryBook
@@ -27,7 +29,7 @@ from .stage_reading import StageReader, stages_of
 from .tiers import Tiers
 
 TURN_BYTES: Final = 1 * MIB
-"""Checked at a time; others have their turn in between."""
+"""Of stored bytes, checked at a time; others have their turn in between. What is compressed has a budget besides."""
 
 CHANCE_DIGITS: Final = 12
 
@@ -65,6 +67,7 @@ class StageIntake:
         reader: StageReader,
         tiers: Tiers,
         clock: Clock,
+        decompression: DecompressionBudget,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
@@ -74,6 +77,7 @@ class StageIntake:
         self._reader = reader
         self._tiers = tiers
         self._clock = clock
+        self._decompression = decompression
 
     async def take(self, principal: Principal, wish: StageWish, body: memoryview) -> str:
         """Synced once this returns its name, and seen by nobody. Cancelled: an object may be there that nobody names,
@@ -134,7 +138,10 @@ class StageIntake:
             batches: list[memoryview] = []
             messages = 0
             for _ in section.lengths:
-                batch = Batch.open(next(views))
+                view = next(views)
+                if plain_bytes := unpacked_bytes(view):
+                    await self._decompression.turn(plain_bytes)
+                batch = Batch.open(view)
                 check_publishable(batch, str(section.topic), policies)
                 if batch.header.first_sequence >= 0:
                     raise Invalid("a staged batch carries a sequence: leave it out, it gets one when it is published")

@@ -34,6 +34,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
+from .decompression import DecompressionBudget
 from .partitions import Partitions
 from .producers import Producers
 from .query_book import LOST_COMPARISONS_MAX, Known, QueryBook, lost_comparisons
@@ -86,6 +87,7 @@ class Staging:
         store: Store,
         clock: Clock,
         tiers: Tiers,
+        decompression: DecompressionBudget,
     ) -> None:
         self._registry = registry
         self._authorizer = authorizer
@@ -93,7 +95,9 @@ class Staging:
         self._tiers = tiers
         self._book = QueryBook(store, registry, clock)
         self._reader = StageReader(tiers.objects)
-        self._intake = StageIntake(registry, partitions, producers, authorizer, self._book, self._reader, tiers, clock)
+        self._intake = StageIntake(
+            registry, partitions, producers, authorizer, self._book, self._reader, tiers, clock, decompression
+        )
         self.decisions = Decisions(registry, partitions, store, tiers.objects, self._reader, clock)
         self.expiry = StageExpiry(
             tiers.objects, store, self._book, clock, tiers.settings.stage_keep_s, tiers.settings.staged_query_keep_s

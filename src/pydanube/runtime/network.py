@@ -239,6 +239,13 @@ class FramedConnection(asyncio.BufferedProtocol):
         if len(self._outgoing) > 1 and now - self.last_sent > _STALLED_S:
             self._outgoing = deque([b"".join(self._outgoing)])
 
+    def excuse(self, late_s: float, now: float) -> None:
+        """Count `late_s` seconds less of silence: this process did not listen for so long."""
+        self.last_received = min(now, self.last_received + late_s)
+        self.last_sent = min(now, self.last_sent + late_s)
+        if self.frame_since:
+            self.frame_since = min(now, self.frame_since + late_s)
+
     def close(self) -> None:
         """Send what was queued, then end. The peer gets its chance to read the last words before the socket goes."""
         if self._closing:

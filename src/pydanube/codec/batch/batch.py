@@ -28,6 +28,7 @@ from .columns import (
     Sections,
     UInt32Array,
     last_end,
+    offsets_array,
     offsets_list,
     sections,
     split,
@@ -164,6 +165,12 @@ class Batch:
             section = self.data[: last_end(self.view, start, count)]
             payloads = self._payloads = split(section, self.view, start, count)
         return payloads
+
+    @property
+    def largest_payload_bytes(self) -> int:
+        """The length of the longest payload, without making one."""
+        offsets = offsets_array(self.view, self.place.payload_offsets, self.header.count)
+        return int(np.maximum.reduce(offsets[1:] - offsets[:-1]))
 
     @property
     def keys(self) -> list[str | None]:

@@ -1,7 +1,9 @@
 """The variable section of a batch, compressed and back.
 
 The plain length is known from the header and checked before anything is unpacked, so hostile bytes can ask for no more
-memory than the largest batch. Zstandard contexts are kept per thread: they are costly to make and not safe to share.
+memory than the largest batch: more output than the header names is never produced, and a Zstandard frame whose window
+is larger than the largest batch is refused. Zstandard contexts are kept per thread: they are costly to make and not
+safe to share.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class _Contexts(threading.local):
 
     @cached_property
     def decompressor(self) -> zstandard.ZstdDecompressor:
-        return zstandard.ZstdDecompressor()
+        return zstandard.ZstdDecompressor(max_window_size=BATCH_BYTES_MAX)
 
 
 _contexts = _Contexts()

@@ -22,7 +22,8 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from pydanube.broker import Broker, Consumer, Producer, Published, closings
+from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, closings
+from pydanube.codec.batch.peek import unpacked_bytes
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, Kind
 from pydanube.codec.native.requests import (
@@ -210,6 +211,21 @@ class Session:
         is_logged = producer.partition.is_logged
         batch = self._chunks.cached(frame.body) if is_logged else self._chunks.uncached(frame.body)
         done = partial(self._published, correlation, handle, batch_bytes, is_logged and batch is not frame.body)
+        plain_bytes = unpacked_bytes(batch)
+        if plain_bytes and not self.broker.decompression.take(plain_bytes):
+            self.hold(Hold.DECOMPRESSION)  # nothing that follows it may overtake it
+            self.broker.decompression.wait(plain_bytes, partial(self._publish_later, producer, batch, done))
+            return
+        self._hand_in(producer, batch, done)
+
+    def _publish_later(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
+        if self.closed:
+            done(Unavailable("the connection was closed"))
+            return
+        self._hand_in(producer, batch, done)
+        self.release(Hold.DECOMPRESSION)
+
+    def _hand_in(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         try:
             self.broker.publish(self.principal, producer, batch, done)
         except Exception as error:  # the facade answers through `done`; whatever it raises is its mistake
@@ -427,6 +443,11 @@ class Session:
         if self.welcomed:
             self._send(Kind.GOAWAY, encode(Failure.of(_shutting_down())))
         self._fetches.cancel(_shutting_down())
+
+    def excuse(self, late_s: float, now: float) -> None:
+        """Extend what the peer is given by a time in which this process heard nobody, because its loop was late."""
+        self.since = min(now, self.since + late_s)
+        self.connection.excuse(late_s, now)
 
     def drained(self, now: float) -> bool:
         return self.in_flight == 0 and now - self.connection.last_received > QUIET_S

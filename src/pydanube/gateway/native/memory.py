@@ -18,6 +18,7 @@ class Hold:
     ANSWERS: Final = 4
     MEMORY: Final = 8
     TURN: Final = 16
+    DECOMPRESSION: Final = 32
 
 
 class Publisher(Protocol):

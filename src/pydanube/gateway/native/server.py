@@ -34,6 +34,9 @@ _ROUND_S_MAX: Final = 1.0
 
 _ROUNDS_PER_TIMEOUT: Final = 5
 
+_LATE_S: Final = 0.25
+"""A round that begins so much later than planned shows that the loop was busy, and heard no peer meanwhile."""
+
 _DRAIN_ROUND_S: Final = 0.05
 
 _LAST_WORDS_S: Final = 1.5
@@ -171,9 +174,15 @@ class NativeServer:
         shortest_ms = min(settings.handshake_timeout_ms, settings.keep_alive_ms, settings.frame_timeout_ms)
         round_s = min(_ROUND_S_MAX, shortest_ms / 1000 / _ROUNDS_PER_TIMEOUT)
         while True:
+            due = self._clock.monotonic() + round_s
             await self._clock.sleep(round_s)
             now = self._clock.monotonic()
+            late_s = now - due
+            if late_s > _LATE_S:
+                log.warning("native.loop_was_late", seconds=round(late_s, 3))
             for session in list(self._sessions):
+                if late_s > _LATE_S:
+                    session.excuse(late_s, now)
                 session.tick(now)
             if self._refused:
                 log.warning("native.connections_refused", count=self._refused, connections=len(self._sessions))

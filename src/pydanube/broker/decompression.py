@@ -1,0 +1,66 @@
+"""Bounds the decompression that is done in one turn of the event loop, over all producers and listeners.
+
+A compressed batch is unpacked on the event loop to be checked (docs/adr/0005). What that costs goes by its uncompressed
+size, which can be thousands of times what arrived. So each turn of the loop has a budget of uncompressed bytes. A batch
+that finds it used up waits in a queue, and the loop serves everybody else before the next turn.
+
+Invariants
+    batches are taken in the order in which they were handed in
+    one turn takes at most TURN_BYTES, and the batch that passes it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from pydanube.model.limits import MIB
+
+TURN_BYTES: Final = 4 * MIB
+"""Some milliseconds of work."""
+
+
+class DecompressionBudget:
+    """The uncompressed bytes that this turn of the loop may still produce, and the batches that wait for the next."""
+
+    def __init__(self) -> None:
+        self._left = TURN_BYTES
+        self._next: asyncio.Handle | None = None
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def take(self, plain_bytes: int) -> bool:
+        """Whether a batch of this uncompressed size may be unpacked now; if so, the size is counted."""
+        if self._left <= 0 or self._waiting:
+            return False
+        self._spend(plain_bytes)
+        return True
+
+    def wait(self, plain_bytes: int, go_on: Callable[[], None]) -> None:
+        """Call `go_on` in a later turn, in which its batch may be unpacked. `go_on` must not raise."""
+        self._waiting.append((plain_bytes, go_on))
+        self._plan_next()
+
+    async def turn(self, plain_bytes: int) -> None:
+        """Return when a batch of this uncompressed size may be unpacked. Cancelled: its turn passes unused."""
+        if not self.take(plain_bytes):
+            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.wait(plain_bytes, lambda: None if ready.done() else ready.set_result(None))
+            await ready
+
+    def _spend(self, plain_bytes: int) -> None:
+        self._left -= plain_bytes
+        self._plan_next()
+
+    def _plan_next(self) -> None:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._next = None
+        self._left = TURN_BYTES
+        while self._waiting and self._left > 0:
+            plain_bytes, go_on = self._waiting.popleft()
+            self._spend(plain_bytes)
+            go_on()
