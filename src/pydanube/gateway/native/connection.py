@@ -48,6 +48,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from . import requests, staging
+from .answers import AnswerMemory
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
@@ -81,8 +82,7 @@ class House:
     tasks: Tasks
     memory: PublishMemory
     forget: Callable[[Session], None]
-    unread_bytes: Callable[[], int]
-    """What all clients together have been sent and have not taken."""
+    answers: AnswerMemory
 
 
 class Session:
@@ -107,7 +107,7 @@ class Session:
         self._publishes = 0
         self.publish_bytes = 0
         self._requests = 0
-        self._fetches = Fetches(connection, house.broker, house.settings, house.tasks, house.unread_bytes)
+        self._fetches = Fetches(connection, house.broker, house.settings, house.tasks, house.answers)
         self._chunks = Chunks()
         self._last_ping = 0.0
         self._turn = 0
@@ -470,7 +470,7 @@ class Session:
 
     def _tear_down(self) -> None:
         self.closed = True
-        self._fetches.cancel(Unavailable("the connection was closed"))
+        self._fetches.close(Unavailable("the connection was closed"))
         closing = [*closings(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()
         self.producers.clear()

@@ -1,14 +1,14 @@
 """Fetches of one connection: reading by offset, pipelined, waiting for what is not there yet.
 
 A fetch holds one of READS_AT_ONCE places while its bytes are read and handed to the connection, and takes it only when
-the connection is writable; one that finds nothing waits outside. So neither many fetches nor a client that does not
-read what it asked for makes the broker hold more than a few answers.
+the connection is writable; one that finds nothing waits outside. Before it reads it reserves memory, of which all
+connections have a limited amount (`answers.py`). So neither many fetches nor clients that do not read what they asked
+for make the broker hold more than that.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -17,13 +17,14 @@ from pydanube.codec.native import frames
 from pydanube.codec.native.frames import Kind
 from pydanube.codec.native.requests import Fetch
 from pydanube.core.access import Principal
-from pydanube.model.errors import DanubeError, Full, Unavailable
+from pydanube.model.errors import DanubeError, Full
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.runtime.network import Buffer, FramedConnection
 from pydanube.runtime.tasks import Tasks
 
+from .answers import AnswerMemory, AnswerShare
 from .requests import error_frame, internal_error, position_of
 from .settings import NativeSettings
 
@@ -46,11 +47,10 @@ class Fetches:
         broker: Broker,
         settings: NativeSettings,
         tasks: Tasks,
-        unread_bytes: Callable[[], int],
+        memory: AnswerMemory,
     ) -> None:
-        """`unread_bytes`: what all clients together have been sent and have not taken."""
         self._connection = connection
-        self._unread_bytes = unread_bytes
+        self._memory = AnswerShare(memory, connection)
         self._broker = broker
         self._settings = settings
         self._tasks = tasks
@@ -72,9 +72,15 @@ class Fetches:
 
     def writable_changed(self, writable: bool) -> None:
         if writable:
+            self._memory.refresh()
             self._writable.set()
         else:
             self._writable.clear()
+
+    def close(self, error: DanubeError) -> None:
+        """The connection ends: as `cancel`, and nothing that was sent counts any longer."""
+        self.cancel(error)
+        self._memory.close()
 
     def cancel(self, error: DanubeError) -> None:
         """Answer all of them with this error, now."""
@@ -101,24 +107,21 @@ class Fetches:
         while True:
             async with self._places:
                 await self._writable.wait()
-                self._check_memory()
-                fetched = await read(start, bytes_max, 0)
-                is_behind_gap = start.kind == "offset" and fetched.next_offset > start.value
-                if fetched.batches or wait_ms == 0 or is_behind_gap:
-                    self._send(correlation, fetched)
-                    return
+                reserved_bytes, sent_bytes = await self._memory.reserve(bytes_max), 0
+                try:
+                    fetched = await read(start, reserved_bytes, 0)
+                    is_behind_gap = start.kind == "offset" and fetched.next_offset > start.value
+                    if fetched.batches or wait_ms == 0 or is_behind_gap:
+                        sent_bytes = self._send(correlation, fetched)
+                        return
+                finally:
+                    self._memory.give_back(reserved_bytes, sent_bytes)
             start = Position("offset", fetched.next_offset)
             await read(start, 1, wait_ms)
             wait_ms = 0
 
-    def _check_memory(self) -> None:
-        unread = self._unread_bytes()
-        if unread > self._settings.unread_answers_bytes_max:
-            raise Unavailable(
-                f"clients have not taken {unread} bytes they asked for: read what was sent, then try again"
-            )
-
-    def _send(self, correlation: int, fetched: Fetched) -> None:
+    def _send(self, correlation: int, fetched: Fetched) -> int:
+        """Send the answer and return its size."""
         body: list[Buffer] = []
         body_bytes = 0
         for batch in fetched.batches:
@@ -129,6 +132,7 @@ class Fetches:
         front = frames.encode_front(Kind.FETCHED, head, body_bytes, correlation)
         assert len(front) + body_bytes <= FRAME_BYTES_MAX
         self._connection.send(front, *body)
+        return len(front) + body_bytes
 
     def _fail(self, correlation: int, error: DanubeError) -> None:
         self._connection.send(error_frame(correlation, error))

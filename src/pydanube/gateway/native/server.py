@@ -22,6 +22,7 @@ from pydanube.runtime.network import FramedConnection, Framing, Handler, address
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
+from .answers import AnswerMemory
 from .connection import House, Session
 from .memory import PublishMemory
 from .requests import error_frame
@@ -57,7 +58,8 @@ class NativeServer:
         self._clock = clock
         self._tasks = tasks
         memory = PublishMemory(settings.publish_memory_bytes)
-        self._house = House(broker, settings, clock, tasks, memory, self._forget, self._unread_bytes)
+        answers = AnswerMemory(settings.unread_answers_bytes_max)
+        self._house = House(broker, settings, clock, tasks, memory, self._forget, answers)
         self._large_frames = Budget(settings.large_frames_bytes)
         self._connections_max = settings.connections_max
         self._per_address_max = settings.connections_per_address_max
@@ -144,9 +146,6 @@ class NativeServer:
         self._sessions.add(session)
         self._addresses[address] += 1
         return session
-
-    def _unread_bytes(self) -> int:
-        return sum(session.connection.queued_bytes for session in self._sessions)
 
     def _forget(self, session: Session) -> None:
         self._sessions.discard(session)

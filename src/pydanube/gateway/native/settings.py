@@ -45,7 +45,7 @@ class NativeSettings:
     write_high_bytes: int = 1 * MIB
     """With more than this waiting to be sent to a client, its consumers get nothing until it has read."""
     unread_answers_bytes_max: int = 256 * MIB
-    """With more than this waiting for all clients together, fetches are refused until some was taken."""
+    """Fetch answers of all connections, being read or not taken; past it fetches wait, and are refused in the end."""
     answers_bytes_max: int = 4 * MIB
     """With more than this waiting, the client is not read from either."""
 

@@ -1,0 +1,187 @@
+"""Fetch answers that nobody takes: all connections together hold no more than their limit, and nobody is starved."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from native_peer import TOPIC, Between, Door, Peer, door, neighbour
+from test_native_hostile import fill_topic
+
+from pydanube.broker import Fetched
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Kind
+from pydanube.gateway.native import answers
+from pydanube.gateway.native.answers import AnswerMemory, AnswerShare
+from pydanube.model.errors import Unavailable
+from pydanube.model.limits import KIB, MIB
+
+LIMIT = 4 * MIB
+ANSWER = 1 * MIB
+BATCH = 100_000
+PEERS = 12
+FETCHES = 20
+
+
+class SlowReads(Between):
+    """Reads that are answered when the test says so; knows how much they may bring at the same time."""
+
+    def __init__(self, broker: Any) -> None:
+        super().__init__(broker)
+        self.go_on = asyncio.Event()
+        self.reading_bytes = self.most_bytes = 0
+
+    async def fetch(
+        self, principal: Any, topic: Any, partition: int, start: Any, bytes_max: int, *rest: Any, **named: Any
+    ) -> Fetched:
+        self.reading_bytes += bytes_max
+        self.most_bytes = max(self.most_bytes, self.reading_bytes)
+        try:
+            await self.go_on.wait()
+            return await self._broker.fetch(principal, topic, partition, start, bytes_max, *rest, **named)
+        finally:
+            self.reading_bytes -= bytes_max
+
+
+def fetch_frames(count: int, bytes_max: int = ANSWER) -> bytes:
+    fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=bytes_max))
+    return b"".join(frames.encode(Kind.FETCH, fetch, number) for number in range(1, count + 1))
+
+
+def held_bytes(there: Door) -> int:
+    return sum(session.connection.queued_bytes for session in there.sessions) + there.broker.reading_bytes
+
+
+async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_limit() -> None:
+    settings = {"unread_answers_bytes_max": LIMIT, "keep_alive_ms": 60_000}
+    async with door(wrap=SlowReads, **settings) as there:
+        peers = [await Peer.greet(there) for _ in range(PEERS)]
+        await fill_topic(peers[0], total_bytes=2 * MIB, batch_bytes=BATCH)
+        for peer in peers:
+            peer.stop_reading()
+            peer.write(fetch_frames(FETCHES))
+        await there.until(lambda: all(session.in_flight == FETCHES for session in there.sessions))
+        await there.until(lambda: there.broker.reading_bytes > LIMIT)  # each has its first, and the limit is used up
+        for _ in range(100):
+            await asyncio.sleep(0)
+        bound = LIMIT + PEERS * (BATCH + 20_000)
+        assert there.broker.most_bytes <= bound
+        there.broker.go_on.set()
+        memory = there.server._house.answers
+        most = 0
+        async with asyncio.timeout(20.0):
+            while not memory.queue.locked():
+                most = max(most, held_bytes(there))
+                await asyncio.sleep(0)
+        for _ in range(100):
+            most = max(most, held_bytes(there))
+            await asyncio.sleep(0.001)
+        assert most <= bound
+        assert memory.used_bytes <= bound
+        for peer in peers:
+            peer.resume_reading()
+        for peer in peers:
+            heard = [await peer.receive(Kind.FETCHED, Kind.ERROR) for _ in range(FETCHES)]
+            assert {one.correlation for one in heard} == set(range(1, FETCHES + 1))
+            assert heard[0].kind is Kind.FETCHED
+        await there.until(lambda: held_bytes(there) == 0)
+        memory.refresh()
+        assert memory.used_bytes == 0
+        for peer in peers:
+            peer.close()
+
+
+async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
+    settings = {"unread_answers_bytes_max": LIMIT, "keep_alive_ms": 60_000}
+    async with door(**settings) as there, neighbour(there), await Peer.greet(there) as reader:
+        await fill_topic(reader, total_bytes=2 * MIB, batch_bytes=BATCH)
+        memory = there.server._house.answers
+        peers = [await Peer.greet(there) for _ in range(PEERS)]
+        for peer in peers:
+            peer.stop_reading()
+            peer.write(fetch_frames(FETCHES))
+        async with asyncio.timeout(20.0):
+            while not memory.queue.locked():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        reader.write(fetch_frames(1))
+        answer = await reader.receive(Kind.FETCHED)  # a first answer is always there, if only a small one
+        assert len(answer.body) >= BATCH
+        for peer in peers:
+            peer.close()
+        await there.until(lambda: there.server.connections == 2)
+        reader.write(fetch_frames(1))
+        assert len((await reader.receive(Kind.FETCHED)).body) > ANSWER - 2 * BATCH
+
+
+async def test_one_answer_that_is_larger_than_the_limit_is_given_all_the_same() -> None:
+    async with door(unread_answers_bytes_max=10_000) as there, await Peer.greet(there) as peer:
+        await fill_topic(peer, total_bytes=500_000, batch_bytes=BATCH)
+        peer.write(fetch_frames(5))
+        seen = {(await peer.receive(Kind.FETCHED)).correlation for _ in range(5)}
+        assert seen == set(range(1, 6))
+
+
+# -- the memory itself -------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A connection, as far as its share of the memory looks at it."""
+
+    def __init__(self) -> None:
+        self.queued_bytes = 0
+        self.is_closing = False
+
+
+def shares(limit: int, count: int) -> tuple[AnswerMemory, list[tuple[AnswerShare, Line]]]:
+    memory = AnswerMemory(limit)
+    lines = [Line() for _ in range(count)]
+    return memory, [(AnswerShare(memory, line), line) for line in lines]  # type: ignore[arg-type]
+
+
+async def test_waiting_fetches_come_in_the_order_in_which_they_asked() -> None:
+    memory, [(one, line), (two, _), (three, _)] = shares(1_000 * KIB, 3)
+    assert [await share.reserve(300 * KIB) for share in (one, two, three)] == [300 * KIB] * 3
+    order: list[str] = []
+
+    async def again(name: str, share: AnswerShare) -> None:
+        await share.reserve(500 * KIB)
+        order.append(name)
+
+    waiting = [asyncio.ensure_future(again(name, share)) for name, share in (("two", two), ("three", three))]
+    await asyncio.sleep(0)
+    line.queued_bytes = 300 * KIB
+    one.give_back(300 * KIB, 300 * KIB)
+    await asyncio.sleep(0)
+    assert not order, "it was read, and not taken"
+    line.queued_bytes = 0
+    two.give_back(300 * KIB, 0)
+    await asyncio.gather(waiting[0])
+    assert (order, memory.used_bytes) == (["two"], 800 * KIB)
+    three.give_back(300 * KIB, 0)
+    await asyncio.gather(waiting[1])
+    assert (order, memory.used_bytes) == (["two", "three"], 1_000 * KIB)
+
+
+async def test_a_fetch_waits_for_a_while_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "WAIT_S", 0.05)
+    memory, [(one, _)] = shares(100 * KIB, 1)
+    await one.reserve(100 * KIB)
+    with pytest.raises(Unavailable, match="have not taken"):
+        await one.reserve(1)
+    assert memory.used_bytes == 100 * KIB
+    one.give_back(100 * KIB, 0)
+    assert await one.reserve(100 * KIB) == 100 * KIB
+
+
+async def test_whoever_is_cancelled_while_it_waits_has_reserved_nothing() -> None:
+    memory, [(one, _), (two, _)] = shares(100 * KIB, 2)
+    await one.reserve(100 * KIB)
+    assert await two.reserve(100 * KIB) == answers.FIRST_BYTES, "the first of a connection goes past the limit"
+    waiting = [asyncio.ensure_future(share.reserve(KIB)) for share in (one, two, one)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert memory.used_bytes == 100 * KIB + answers.FIRST_BYTES
+    assert not memory.queue.locked()
