@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,7 +11,10 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import Client, Consumer, Invalid, NotFound, Refused
+from pydanube.client.connection import Connection
 from pydanube.client.message import Message
+from pydanube.client.sources import REQUESTS_AT_ONCE
+from pydanube.codec.native.requests import Request
 
 TOPIC = "/default/orders"
 
@@ -252,6 +256,35 @@ async def test_a_pattern_finds_topics_now_and_later(client: Client) -> None:
         await publish(client, b"third", topic="/default/orders-us")
         assert (await consumer.receive(timeout=5)).payload == b"third"
         await until(lambda: consumer.topics == ["/default/orders-us"])
+
+
+async def test_a_pattern_over_many_topics_does_not_ask_for_one_after_the_other(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = [f"/default/many-{number:03}" for number in range(200)]
+    for topic in topics:
+        await client.create_topic(topic)
+    unanswered: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    request = Connection.request
+
+    async def counted(self: Connection, asked: Request, *rest: object, **named: object) -> object:
+        kind = type(asked).__name__
+        unanswered[kind] += 1
+        most[kind] = max(most[kind], unanswered[kind])
+        try:
+            return await request(self, asked, *rest, **named)  # type: ignore[arg-type]
+        finally:
+            unanswered[kind] -= 1
+
+    monkeypatch.setattr(Connection, "request", counted)
+    async with client.consumer("/default/many-*", subscription="billing") as consumer:
+        assert consumer.topics == topics
+        assert most["Lookup"] == most["Subscribe"] == REQUESTS_AT_ONCE
+        for topic in (topics[0], topics[-1]):
+            await publish(client, topic.encode(), topic=topic)
+        received = {(await consumer.receive(timeout=20)).payload.decode() for _ in range(2)}
+        assert received == {topics[0], topics[-1]}
 
 
 async def test_a_pattern_that_matches_nothing_waits(client: Client) -> None:

@@ -44,13 +44,20 @@ class Ids:
         self._left: list[int] = []
         self._last = 0
         self._fetching = asyncio.Lock()  # a thousand takers at once need one block, not a thousand comparisons
+        self._takers = 0
+        """Those that wait for a block."""
 
     async def take(self) -> int:
         """Cancelled: a block may be lost, which is no harm."""
-        while not self._left:
-            async with self._fetching:
-                if not self._left:
-                    self._left = list(reversed(await take_ids(self._store, self._name, self._block)))
+        self._takers += 1
+        try:
+            while not self._left:
+                async with self._fetching:
+                    if not self._left:
+                        count = max(self._block, self._takers)
+                        self._left = list(reversed(await take_ids(self._store, self._name, count)))
+        finally:
+            self._takers -= 1
         self._last = self._left.pop()
         return self._last
 
@@ -81,6 +88,8 @@ class Ownership:
         self._record = PartitionRecord(owner=owner)
         self._revision = 0
         self._writing = asyncio.Lock()  # a reservation changes the revision that every other write compares
+        self._is_new = False
+        """Nobody had the partition before: it has no ledgers yet, and nothing was restored."""
         self._in_doubt = False
         """The last change of the record failed, and may have happened all the same."""
 
@@ -106,10 +115,12 @@ class Ownership:
         result = await self._store.transact([compare], [Put(self._key, pack(record))])
         if not result.succeeded:
             raise StaleEpoch(f"partition {self.index} of topic {self.topic_id} was taken by another broker")
-        self._record, self._revision = record, result.revision
+        self._record, self._revision, self._is_new = record, result.revision, found is None
 
     async def ledgers(self) -> list[tuple[int, LedgerRecord]]:
         """The partition's ledgers, oldest first."""
+        if self._is_new:
+            return []
         prefix = ledgers_of(self.topic_id, self.index)
         return [
             (ledger_of_key(one.key)[1], unpack(one.value, LedgerRecord)) async for one in list_all(self._store, prefix)
@@ -117,12 +128,15 @@ class Ownership:
 
     async def restored_cursors(self) -> list[CursorEntry]:
         """Where subscriptions stood when the partition was restored: it counts until the log says otherwise."""
+        if self._is_new:
+            return []
         prefix = restored_of(self.topic_id, self.index)
         found = [unpack(one.value, RestoredRecord) async for one in list_all(self._store, prefix)]
         return [CursorEntry(one.subscription_id, one.position, one.acked) for one in found]
 
     async def open_ledger(self, kind: Literal["data", "state"]) -> OpenedLedger:
         """Open a new ledger under this epoch; it is listed durably on return."""
+        self._is_new = False
         ledger_id = await self._ledger_ids.take()
         record = LedgerRecord(kind, self.epoch)
         revision = await self._write([Put(ledger_key(self.topic_id, self.index, ledger_id), pack(record))])

@@ -86,6 +86,8 @@ class Partitions:
         self._open: dict[int, dict[int, Partition]] = {}
         """By topic id, then by index."""
         self._effective: dict[int, Effective] = {}
+        self._of_namespaces: dict[str, tuple[Policies | None, Policies]] = {}
+        """What a namespace sets itself, and what counts in it."""
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
         writer.on_failed = self._log_failed
@@ -152,13 +154,21 @@ class Partitions:
         known = self._effective.get(topic.topic_id)
         if known is not None and known.topic is topic.policies and known.namespace is namespace.policies:
             return known.policies
-        effective = topic.own_policies().over(self.policies_of_namespace(name.namespace))
-        policies = self._within_settings(effective)
+        policies = self.policies_of_namespace(name.namespace)
+        if topic.policies is not None:
+            policies = self._within_settings(topic.policies.over(policies))
         self._effective[topic.topic_id] = Effective(topic.policies, namespace.policies, policies)
         return policies
 
     def policies_of_namespace(self, namespace: str) -> Policies:
-        return self._within_settings(self._registry.namespace(namespace).own_policies().over(self._policies))
+        own = self._registry.namespace(namespace).policies
+        known = self._of_namespaces.get(namespace)
+        if known is None or known[0] is not own:
+            known = self._of_namespaces[namespace] = (
+                own,
+                self._within_settings((own or Policies()).over(self._policies)),
+            )
+        return known[1]
 
     def _within_settings(self, policies: Policies) -> Policies:
         """0 stands for the broker's own settings; and what the broker does not take, no topic does."""

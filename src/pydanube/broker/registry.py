@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -24,6 +25,7 @@ from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.locks import SharedLock
 from pydanube.runtime.telemetry import get_logger
 
 from . import records
@@ -43,7 +45,9 @@ class Registry:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._changing = asyncio.Lock()  # administration happens one change at a time
+        self._changing = SharedLock()  # administration happens one change at a time
+        self._subscribing: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        """By topic, while subscriptions are created there. Those of different topics share the commits of the store."""
         self._topic_ids = Ids(store, "topic", 1)
         self._subscription_ids = Ids(store, "subscription", 1)
         self._producer_ids = Ids(store, "producer", 1000)
@@ -262,7 +266,7 @@ class Registry:
 
         Raises Full when the topic has `subscriptions_max` already; 0 is no limit.
         """
-        async with self._changing:
+        async with self._subscribing.setdefault(topic_id, asyncio.Lock()), self._changing.shared():
             self.check_same(topic, topic_id)
             if (found := self._subscriptions[topic_id].get(name)) is not None:
                 return found, False

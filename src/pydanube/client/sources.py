@@ -9,12 +9,12 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
@@ -34,6 +34,26 @@ log = get_logger(__name__)
 
 SHARES_MAX: Final = 100
 """Where there are more sources than this, each has this part of the prefetch limits: one alone must get ahead too."""
+
+
+REQUESTS_AT_ONCE: Final = 128
+"""Unanswered requests while a consumer opens: enough to keep a broker busy, which runs 64 of a connection at once, and
+few enough that each is answered long before its time is over."""
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+async def _all_of(items: Sequence[ItemT], work: Callable[[ItemT], Awaitable[ResultT]]) -> list[ResultT]:
+    """Do the work for every item, REQUESTS_AT_ONCE at a time, and return the results in their order. The first failure
+    ends the others and is raised. Cancelled, all of them are."""
+    places = asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+    async def one(item: ItemT) -> ResultT:
+        async with places:
+            return await work(item)
+
+    return await run_together(one(item) for item in items)
 
 
 def is_pattern(topic: str) -> bool:
@@ -221,14 +241,13 @@ class Sources:
 
     async def _attach_to(self, topics: Sequence[str], start: requests.Start) -> None:
         """Attach to every partition of these topics, or to none."""
-        added: list[Source] = []
-        for topic in topics:
-            added += await self._sources_of(topic, start)
+        found = await _all_of(topics, lambda topic: self._sources_of(topic, start))
+        added = [source for sources in found for source in sources]
         for source in added:
             self._sources[source.topic, source.partition] = source
         self._share_prefetch()
         try:
-            await run_together(self._brokers.retrying(one.attach, one.topic, one.partition) for one in added)
+            await _all_of(added, lambda one: self._brokers.retrying(one.attach, one.topic, one.partition))
         except BaseException:
             for source in added:
                 self._sources.pop((source.topic, source.partition), None)
