@@ -30,6 +30,7 @@ from .metadata.embedded import EmbeddedStore
 from .metadata.store import Compare, Put, Store
 from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
+from .runtime.descriptors import KEPT, log_files, make_descriptors
 from .runtime.disk import Disk, OsDisk
 from .runtime.objects.opening import open_store
 from .runtime.tasks import Tasks
@@ -263,6 +264,7 @@ def _wal_settings(settings: Settings) -> WalSettings:
         file_bytes=settings.log.file_bytes,
         group_bytes_max=settings.log.group_bytes_max,
         lazy_sync_ms=settings.log.lazy_sync_ms,
+        open_files_max=log_files(make_descriptors(settings.limits.connections_max + KEPT)),
     )
 
 

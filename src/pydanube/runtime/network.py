@@ -71,7 +71,8 @@ _LINGER_S: Final = 1.0
 _STALLED_S: Final = 1.0
 """A peer that takes nothing for so long, although something waits for it, may not take it for long."""
 
-_BACKLOG: Final = 1024
+BACKLOG: Final = 1024
+"""Connections that wait to be accepted."""
 
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", 0)
 """Without it an end is noticed only when everything before it was read."""
@@ -469,15 +470,25 @@ class FramedConnection(asyncio.BufferedProtocol):
 Factory = Callable[[FramedConnection], Handler]
 
 
-async def listen(host: str, port: int, factory: Factory, framing: Framing, clock: Clock) -> asyncio.Server:
-    """Accept connections; `factory` makes each one's handler. Port 0 takes a free one, on one address only."""
+async def listen(
+    host: str, port: int, factory: Factory, framing: Framing, clock: Clock, accepted_at_once: int = BACKLOG
+) -> asyncio.Server:
+    """Accept connections; `factory` makes each one's handler. Port 0 takes a free one, on one address only.
+
+    At most `accepted_at_once` are accepted before the first of them gets its handler.
+    """
     loop = asyncio.get_running_loop()
     if port == 0:
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         host = str(found[0][4][0])
-    return await loop.create_server(
-        lambda: FramedConnection(framing, clock, factory), host or None, port, backlog=_BACKLOG
+    server = await loop.create_server(
+        lambda: FramedConnection(framing, clock, factory), host or None, port, backlog=accepted_at_once
     )
+    if accepted_at_once < BACKLOG:  # asyncio means both by it; the others may wait in the kernel all the same
+        for listening in server.sockets:
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(BACKLOG)
+    return server
 
 
 def address_of(server: asyncio.Server) -> tuple[str, int]:

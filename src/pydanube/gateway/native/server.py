@@ -17,8 +17,8 @@ from pydanube.codec.native.frames import PREAMBLE
 from pydanube.model.errors import DanubeError, Full
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.descriptors import make_descriptors
-from pydanube.runtime.network import FramedConnection, Framing, Handler, address_of, listen
+from pydanube.runtime.descriptors import KEPT, connection_places, make_descriptors, open_descriptors
+from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, listen
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -43,9 +43,6 @@ _DRAIN_ROUND_S: Final = 0.05
 _LAST_WORDS_S: Final = 1.5
 """How long closing waits for clients to take their last frames; longer than a connection lingers."""
 
-_DESCRIPTORS_KEPT: Final = 256
-"""Never given to connections: the log, the metadata and other doors need files as well."""
-
 _POLITE_REFUSALS_MAX: Final = 64
 """So many refused connections at a time are told why; the others of a flood are just closed."""
 
@@ -67,6 +64,8 @@ class NativeServer:
         self._addresses: Counter[str] = Counter()
         self._saying_no: set[_Refusal] = set()
         self._refused = 0
+        self._polite_refusals_max = _POLITE_REFUSALS_MAX
+        self._accepted_at_once = BACKLOG
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -85,19 +84,23 @@ class NativeServer:
             large_frames=self._large_frames,
         )
         self._fit_descriptors()
-        self._server = await listen(host, port, self._accept, framing, self._clock)
+        self._server = await listen(host, port, self._accept, framing, self._clock, self._accepted_at_once)
         self._rounds = self._tasks.spawn(self._look_after(), "native sessions")
         return address_of(self._server)
 
     def _fit_descriptors(self) -> None:
         """More connections than descriptors would take from the log what it needs to write."""
-        available = make_descriptors(self._connections_max + _DESCRIPTORS_KEPT) - _DESCRIPTORS_KEPT
-        if available < self._connections_max:
-            self._connections_max = max(1, available)
-            self._per_address_max = min(self._per_address_max, max(1, available // 2))
+        limit = make_descriptors(self._connections_max + KEPT)
+        if limit >= self._connections_max + KEPT:
+            return
+        places = connection_places(limit, open_descriptors())
+        if places.connections < self._connections_max:
+            self._connections_max = places.connections
+            self._polite_refusals_max = self._accepted_at_once = places.at_once
             log.warning(
                 "native.connections_limited",
                 connections_max=self._connections_max,
+                open_files_max=limit,
                 advice="raise the limit of open files (ulimit -n) for more",
             )
 
@@ -157,7 +160,7 @@ class NativeServer:
     def _refuse(self, connection: FramedConnection, why: str) -> Handler:
         self._refused += 1
         refusal = _Refusal(connection, self._saying_no)
-        if len(self._saying_no) < _POLITE_REFUSALS_MAX:
+        if len(self._saying_no) < self._polite_refusals_max:
             self._saying_no.add(refusal)
             connection.send(error_frame(0, Full(f"{why}, as many as it may have: close some or raise the limit")))
             connection.close()
