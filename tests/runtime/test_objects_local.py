@@ -216,10 +216,41 @@ async def test_a_place_that_is_no_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-async def test_a_directory_that_may_not_be_written_is_denied(tmp_path: Path) -> None:
+async def test_a_directory_that_may_not_be_written_denies_writes_until_it_may(tmp_path: Path) -> None:
     await asyncio.to_thread(tmp_path.chmod, 0o500)
-    with pytest.raises(Denied):
-        await LocalStore.open(tmp_path / "objects")
+    async with await LocalStore.open(tmp_path / "objects") as store:
+        for refused in (store.put("key", b"x"), store.get("key"), store.head("key"), keys_of(store)):
+            with pytest.raises(Denied):
+                await refused
+        await asyncio.to_thread(tmp_path.chmod, 0o700)
+        await store.put("key", b"x")
+        assert bytes(await store.get("key")) == b"x"
+
+
+async def test_a_directory_that_is_away_is_opened_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is read-only: what is there can be read, and writes go on by themselves when it is cured."""
+    async with await LocalStore.open(tmp_path / "objects") as store:
+        await store.put("old", b"old")
+    really = os.open
+
+    def read_only(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return really(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", read_only)
+    async with await LocalStore.open(tmp_path / "objects") as store:
+        assert bytes(await store.get("old")) == b"old"
+        assert await keys_of(store) == ["old"]
+        for _ in range(2):
+            with pytest.raises(Denied, match="read-only file system"):
+                await store.put("new", b"new")
+        monkeypatch.setattr(os, "open", really)
+        await asyncio.gather(*(store.put(f"new-{number}", b"new") for number in range(20)))
+        assert len(await keys_of(store)) == 21
+    assert not list((tmp_path / "objects" / "~tmp").iterdir())
 
 
 async def test_memory_without_a_name_is_nobody_elses() -> None:

@@ -1,5 +1,8 @@
 """A directory as a store, safe against kill -9 and power cuts; `tree.py` says how.
 
+A directory that cannot be written when the store is opened (its disk is read-only, full or away) is no reason to
+refuse: as with a store behind a network, reads are tried, writes fail, and each write tries to open it again.
+
 All work on the disk is done by threads of the store's own. Reads are one `pread` into fresh memory, the only copy. A
 memory map would save it, and would stop the event loop at the first touch of each page that is not in memory.
 """
@@ -11,15 +14,19 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Final, Self, TypeVar
 
 from pydanube.model.errors import DanubeError, Denied, Invalid, Refused, Unavailable
 from pydanube.runtime.clock import Clock, SystemClock
+from pydanube.runtime.telemetry import get_logger
 
 from .address import Address, Options
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range
 from .threads import Threads
 from .tree import Tree, next_page
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -37,13 +44,19 @@ class LocalStore:
         self._tree = Tree(Path(os.path.abspath(root)), clock or SystemClock())  # noqa: PTH100
         self._shared = shared
         self._threads = Threads(THREADS, self._url)
+        self._opening = Lock()
 
     @classmethod
     async def open(cls, root: Path, *, shared: bool = False, clock: Clock | None = None) -> Self:
-        """Make the directory if there is none, and remove what dead processes left half-written."""
+        """Make the directory if there is none, and remove what dead processes left half-written.
+
+        Raises Refused for what is no directory. One that cannot be written now is opened by a later write.
+        """
         store = cls(root, shared=shared, clock=clock)
         try:
-            await store._work(store._tree.open)
+            await store._write(lambda: None)
+        except (Denied, Unavailable) as error:
+            log.warning("store.not_writable", store=store.url, error=error.message)
         except BaseException:
             await store.close()
             raise
@@ -63,27 +76,27 @@ class LocalStore:
         """Cancelled: a thread goes on with it to its end, so the bytes must not be changed."""
         check_key(key)
         pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
-        return await self._work(partial(self._tree.put, key, pieces, create, if_match))
+        return await self._write(partial(self._tree.put, key, pieces, create, if_match))
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
         check_key(key)
         check_range(start, end)
-        return await self._work(partial(self._tree.get, key, start, end))
+        return await self._work(partial(self._there, partial(self._tree.get, key, start, end)))
 
     async def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        return await self._work(partial(self._tree.head, key))
+        return await self._work(partial(self._there, partial(self._tree.head, key)))
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
         found = self._tree.walk(prefix, after)
-        while page := await self._work(partial(next_page, found)):
+        while page := await self._work(partial(self._there, partial(next_page, found))):
             for info in page:
                 yield info
 
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             check_key(key)
-        await self._work(partial(self._tree.delete, keys))
+        await self._write(partial(self._tree.delete, keys))
 
     async def close(self) -> None:
         """Waits for what threads are doing; a put that was cancelled comes to its end here."""
@@ -96,11 +109,28 @@ class LocalStore:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _write(self, work: Callable[[], T]) -> T:
+        return await self._work(partial(self._opened, work))
+
     async def _work(self, work: Callable[[], T]) -> T:
         try:
             return await self._threads.run(work)
         except OSError as error:
             raise self._explained(error) from error
+
+    def _opened(self, work: Callable[[], T]) -> T:
+        """In a thread: open the directory first, if that could not be done before."""
+        if not self._tree.is_open:
+            with self._opening:
+                if not self._tree.is_open:
+                    self._tree.open()
+        return work()
+
+    def _there(self, work: Callable[[], T]) -> T:
+        """In a thread: what is read from a directory that is away is unavailable, and not missing."""
+        if not self._tree.is_open and not self._tree.root.is_dir():
+            return self._opened(work)
+        return work()
 
     def _explained(self, error: OSError) -> DanubeError:
         reason = (error.strerror or str(error)).lower()

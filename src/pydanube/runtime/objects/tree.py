@@ -85,9 +85,18 @@ class Tree:
         with self._locked(fcntl.LOCK_EX):
             for left in self._temporary.parent.glob("*.lock"):
                 _remove_if_dead(left)
-            self._alive = os.open(self._temporary.with_suffix(".lock"), _CREATE, 0o644)
-            fcntl.flock(self._alive, fcntl.LOCK_EX)
-            self._temporary.mkdir()
+            alive = os.open(self._temporary.with_suffix(".lock"), _CREATE, 0o644)
+            try:
+                fcntl.flock(alive, fcntl.LOCK_EX)
+                self._temporary.mkdir(exist_ok=True)
+            except BaseException:
+                os.close(alive)
+                raise
+            self._alive = alive
+
+    @property
+    def is_open(self) -> bool:
+        return self._alive >= 0
 
     def close(self) -> None:
         alive, self._alive = self._alive, -1
