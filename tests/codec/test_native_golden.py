@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from native_pending_samples import PENDING_HEADS
 from native_samples import GOLDEN as SAMPLES
-from native_samples import HEADS
+from native_samples import HEADS, PARTITION, STATISTICS_BEFORE_GAPS
 from native_staging_samples import STAGING_FRAMES, STAGING_HEADS
 from native_storage_samples import STORAGE_HEADS
 
@@ -128,6 +129,14 @@ def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_releas
         assert requests.decode_request(memoryview(golden)) == value
     else:
         assert requests.decode(memoryview(golden), type(value)) == value
+
+
+def test_answers_of_a_broker_that_does_not_tell_gaps_are_read_as_having_none() -> None:
+    statistics = requests.decode(memoryview(STATISTICS_BEFORE_GAPS), requests.Statistics)
+    assert statistics.topic.partitions == [replace(PARTITION, missing_offsets=0)]
+    before = {"index": 0, "owner": "a:1", "epoch": 3, "start_offset": 10, "end_offset": 50}
+    info = requests.decode(memoryview(msgspec.msgpack.encode(before)), requests.PartitionInfo)
+    assert (info.missing_offsets, info.gaps) == (0, [])
 
 
 def test_the_golden_frames_of_delivery_say_what_was_put_in() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.sizes import Sizes
 from pydanube.model.errors import Full
+from pydanube.model.gaps import Gaps
 from pydanube.model.policies import BacklogAction, Policies
 from pydanube.storage.stream import LoggedStream, Stream
 from pydanube.storage.wal import LogWriter
@@ -81,11 +82,11 @@ class BacklogQuota:
                 one.settle_below(unsettled[-1][1], "evicted")
 
     def _messages(self, one: LiveSubscription, end: int) -> int:
-        cursor = one.cursor
+        cursor = one.cursor  # in which offsets that hold no message are acked
         return end - max(cursor.position, self._stream.start_offset) - cursor.acked_ahead
 
     def _bytes(self, one: LiveSubscription, end: int) -> int:
-        return backlog_bytes(self._sizes, one.cursor, end)
+        return backlog_bytes(self._sizes, self._stream.gaps, one.cursor, end)
 
     def _full(self, subscription: str, has: str, policy: str, limit: int) -> Full:
         return Full(
@@ -94,10 +95,12 @@ class BacklogQuota:
         )
 
 
-def backlog_bytes(sizes: Sizes, cursor: Cursor, end: int) -> int:
-    """About how much is not acked: what was acked ahead counts as if it were spread evenly."""
-    size, span = sizes.between(cursor.position, end), end - cursor.position
-    return size * max(0, span - cursor.acked_ahead) // span if span > 0 else 0
+def backlog_bytes(sizes: Sizes, gaps: Gaps, cursor: Cursor, end: int) -> int:
+    """About how much is not acked: what was acked ahead counts as if it were spread evenly over the messages. The
+    cursor has acked the offsets in the `gaps`."""
+    size, messages = sizes.between(cursor.position, end), gaps.messages(cursor.position, end)
+    unacked = max(0, end - cursor.position - cursor.acked_ahead)
+    return size * unacked // messages if messages > 0 else 0
 
 
 def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
@@ -112,5 +115,9 @@ def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
             found.append((first, one.end_offset, round(one.bytes * share)))
     sizes = Sizes(found[0][0] if found else stream.end_offset)
     for first, end, size in found:
-        sizes.add(first, end, size)
+        messages, left = stream.gaps.messages(first, end), size
+        for start, stop in stream.gaps.existing(first, end):  # a sample of a long history may reach over a gap
+            part = left if stop == end else size * (stop - start) // messages
+            sizes.add(start, stop, part)
+            left -= part
     return sizes

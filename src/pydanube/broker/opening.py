@@ -19,6 +19,7 @@ from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.log import PartitionLog
 from pydanube.core.producers import ProducerTable
 from pydanube.model.errors import Corrupt
+from pydanube.model.gaps import NO_GAPS, Gaps
 from pydanube.model.ledgers import CursorEntry, ProducerEntry
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
@@ -98,7 +99,10 @@ class Opening:
             end = ownership.reserved_end
             producers.may_have_lost()
         filled = [(one.first_offset, one.ledger_id) for one in written if one.end_offset > one.first_offset]
-        stream = LoggedStream(self._writer, self._cache, filled, end, past)
+        gaps = NO_GAPS
+        if not _is_dense(ownership, ack_level):
+            gaps = await _gaps(written, past, ownership.start_offset, end)
+        stream = LoggedStream(self._writer, self._cache, filled, end, past, gaps)
         stream.trim(ownership.start_offset)
         kept = {one.ledger_id for one in written}
         if past is not None:
@@ -122,7 +126,7 @@ class Opening:
         """What of the partition is in object storage."""
         if self._history is None:
             return None
-        is_dense = ack_level is AckLevel.DURABLE and not ownership.reserved_end  # which a restore sets
+        is_dense = _is_dense(ownership, ack_level)
         start, end = ownership.start_offset, ownership.uploaded_end
         if not is_dense or start > end:
             first = await self._history.catalog.find(ownership.topic_id, ownership.index, start)
@@ -219,6 +223,19 @@ class Opening:
         """Ledgers that were opened and never reached the disk."""
         if unwritten:
             await ownership.drop_ledgers(unwritten)
+
+
+def _is_dense(ownership: Ownership, ack_level: AckLevel) -> bool:
+    """Tell whether every offset of the partition was given to a message."""
+    return ack_level is AckLevel.DURABLE and not ownership.reserved_end  # which a restore sets
+
+
+async def _gaps(written: list[LedgerSummary], past: PartitionHistory | None, start: int, end: int) -> Gaps:
+    """Return the offsets of [start, end) that hold no message: between segments, and behind them between ledgers."""
+    uploaded = await past.gaps() if past is not None else []
+    in_log = [(one.first_offset, one.end_offset) for one in written]
+    behind = Gaps.outside(in_log, past.end if past is not None else 0, end)
+    return Gaps(Gaps([*uploaded, *behind.ranges]).within(start, end))
 
 
 def _cursors(

@@ -28,6 +28,7 @@ from pydanube.core.log import PartitionLog
 from pydanube.core.meters import Traffic
 from pydanube.core.producers import ProducerTable
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
+from pydanube.model.gaps import Gaps
 from pydanube.model.ledgers import CursorEntry
 from pydanube.model.policies import Policies
 from pydanube.model.positions import Position
@@ -465,14 +466,17 @@ class Partition:
         ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
         summaries = [self._writer.ledger(ledger_id) for ledger_id in ledger_ids]
         stored = sum(summary.bytes for summary in summaries if summary is not None)
+        start, end, gaps = self.stream.start_offset, self.stream.end_offset, self.stream.gaps
         return PartitionDescription(
             index=self.index,
             owner=owner,
             epoch=self.epoch,
-            start_offset=self.stream.start_offset,
-            end_offset=self.stream.end_offset,
+            start_offset=start,
+            end_offset=end,
             ledgers=len(ledger_ids),
             stored_bytes=stored or getattr(self.stream, "bytes", 0),
+            missing_offsets=gaps.missing(start, end),
+            gaps=Gaps(gaps.within(start, end)) if gaps else gaps,
         )
 
     # -- ending --------------------------------------------------------------------------------------------------------

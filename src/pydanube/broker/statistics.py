@@ -52,7 +52,8 @@ class Statistics:
                 age_s = await ages.at(counted.position) if counted.backlog else 0.0
             except DanubeError as error:
                 health, age_s = error.message, 0.0
-            size = backlog_bytes(partition.sizes, live.cursor, partition.stream.end_offset)
+            stream = partition.stream
+            size = backlog_bytes(partition.sizes, stream.gaps, live.cursor, stream.end_offset)
             subscriptions.append(replace(counted, backlog_bytes=size, backlog_s=age_s))
         return self._counted(partition, subscriptions, health)
 
@@ -65,6 +66,7 @@ class Statistics:
             index=partition.index,
             start_offset=about.start_offset,
             end_offset=about.end_offset,
+            missing_offsets=about.missing_offsets,
             stored_bytes=about.stored_bytes,
             producers=partition.producers,
             published=traffic.published,

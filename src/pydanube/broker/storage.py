@@ -88,12 +88,9 @@ class Run:
         left: dict[tuple[int, int], int] = {}
         for key, target in self._targets.items():
             tier = self._tiers.partitions.get(key)
-            waiting = tier.waiting() if tier is not None else None
-            if waiting is not None and waiting.first_offset < target:
-                part = (min(target, waiting.end_offset) - waiting.first_offset) / (
-                    waiting.end_offset - waiting.first_offset
-                )
-                left[key] = round(waiting.bytes * part)
+            waiting = tier.waiting(target) if tier is not None else None
+            if waiting is not None:
+                left[key] = waiting.bytes
         return left
 
     def describe(self) -> StorageUpload:
@@ -188,7 +185,7 @@ class Storage:
             end_offset=stream.end_offset,
             log_bytes=partition.describe("").stored_bytes,
             waiting_bytes=partition.sizes.between(first, stream.end_offset),
-            waiting_messages=max(0, stream.end_offset - first),
+            waiting_messages=stream.gaps.messages(first, stream.end_offset),
             waiting_s=waiting_s,
         )
 

@@ -65,6 +65,8 @@ class LiveSubscription:
         failure_policy: FailurePolicy,
         place: Place,
     ) -> None:
+        for one in place.stream.gaps.within(cursor.position, place.stream.end_offset):
+            cursor.ack(*one)  # no message has these offsets: nobody waits for them, and no count includes them
         self.subscription_id = subscription_id
         self.name = name
         self.type = subscription_type
@@ -475,6 +477,7 @@ class LiveSubscription:
         # Of each owner other numbers: one that a crash forgot, before it was synced, is never given again.
         generation = max(self.generation, self._place.epoch() << 32) + 1
         self.core.move(position, generation)
+        self.core.ack(self._stream.gaps.within(position, self._stream.end_offset))
         self._dying.clear()
         self.forget_ahead()
         moved = CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)], generation)
@@ -483,11 +486,15 @@ class LiveSubscription:
             seat.sink.changed(self.core.failures.policy.ack_timeout_ms, generation)
         self.pump()
 
+    def stands_at(self, offset: int) -> bool:
+        """Tell whether the position is `offset`, or lies behind it with no message in between."""
+        return self.cursor.position == self._stream.gaps.skip(offset)
+
     def advance(self, offset: int, expected: int, done: Done) -> None:
         """Compare and set, for somebody who keeps no consumer attached."""
         if self._seats:
             raise Refused(f"subscription {self.name!r} has consumers attached: they move it by their acks")
-        if self.cursor.position != expected:
+        if not self.stands_at(expected):
             raise Refused(f"subscription {self.name!r} stands at {self.cursor.position}, not at {expected}")
         self.last_active_us = self._clock.now_us()
         self.seek(offset, done)
@@ -499,6 +506,12 @@ class LiveSubscription:
         """Messages that can be read and are not acked."""
         cursor = self.cursor
         return max(0, self._stream.end_offset - max(cursor.position, self._stream.start_offset) - cursor.acked_ahead)
+
+    @property
+    def _acked_ahead(self) -> int:
+        """Messages acked above the position. The cursor has acked the gaps too, which are none."""
+        cursor, stream = self.cursor, self._stream
+        return cursor.acked_ahead - stream.gaps.missing(cursor.position, stream.end_offset)
 
     def unsettled(self, after: int, messages_max: int) -> list[tuple[int, int]]:
         """The first so many messages from `after` on that are not acked."""
@@ -516,7 +529,7 @@ class LiveSubscription:
             partition=index,
             position=self.cursor.position,
             lag=self.backlog,
-            acked_ahead=self.cursor.acked_ahead,
+            acked_ahead=self._acked_ahead,
             unacked=self.core.unacked,
             consumer=", ".join(sorted(active)),
         )

@@ -240,18 +240,19 @@ class Subscriptions:
         """Each (partition, offset, expected) by itself; durable on return. See codec.native.requests.AdvanceMany."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         waits: list[_Wait] = []
-        moved: list[tuple[int, LiveSubscription]] = []
+        moved: list[tuple[int, int, LiveSubscription]] = []
         for partition, offset, expected in moves:
             ((one, live),) = await self._stored_places(topic, subscription, max(0, partition))
             if not 0 <= offset <= one.stream.end_offset:
                 raise Invalid(_past_end(offset, topic, one))
-            if live.cursor.position == expected:
+            if live.stands_at(expected):
                 wait = _Wait()
                 live.advance(offset, expected, wait.done)
                 waits.append(wait)
-            moved.append((one.index, live))
+            moved.append((one.index, offset, live))
         await asyncio.gather(*(wait.future for wait in waits))
-        return [(index, live.cursor.position) for index, live in moved]
+        # Who asked for an offset in a gap is told that it stands there: no message lies between.
+        return [(index, to if live.stands_at(to) else live.cursor.position) for index, to, live in moved]
 
     async def settle(
         self,

@@ -79,11 +79,14 @@ class TieredPartition:
         self._is_tidy = False
         """The catalog lists nothing that ends before the partition begins."""
 
-    def waiting(self) -> Waiting | None:
-        first, end = max(self._past.end, self._stream.start_offset), self._stream.end_offset
-        # After a restore the end may lie behind offsets that were lost: nothing of them is in the log.
-        if first >= end or self._fenced or not self._stream.ledger_ids:
+    def waiting(self, below: int | None = None) -> Waiting | None:
+        """Return what is not uploaded yet, of the offsets below `below`; None if that is no message."""
+        stream = self._stream
+        first, end = max(self._past.end, stream.start_offset), stream.end_offset
+        if self._fenced or not stream.gaps.messages(first, end):
             self._oldest_us = 0
+            return None
+        if below is not None and not stream.gaps.messages(first, end := min(end, below)):
             return None
         self._oldest_us = self._oldest_us or elapsed_us(self._clock)
         size = self._partition.sizes.between(first, end)

@@ -30,7 +30,7 @@ class Figures:
 
     @property
     def messages(self) -> int:
-        return sum(one.end_offset - one.start_offset for one in self.partitions)
+        return sum(one.messages for one in self.partitions)
 
     def subscription(self, name: str) -> SubscriptionStatistics | None:
         return next((one for one in self.subscriptions if one.name == name), None)
@@ -94,4 +94,4 @@ def as_dict(figures: Figures) -> dict[str, Any]:
 
 def _partition_dict(partition: PartitionStatistics) -> dict[str, Any]:
     told = asdict(partition)
-    return {"partition": told.pop("index"), **told}
+    return {"partition": told.pop("index"), "messages": partition.messages, **told}

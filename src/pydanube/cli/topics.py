@@ -150,7 +150,7 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
                 p.epoch,
                 p.start_offset,
                 p.end_offset,
-                p.end_offset - p.start_offset,
+                p.messages,
                 size(p.stored_bytes),
                 p.health,
             )
@@ -175,7 +175,8 @@ def as_dict(found: TopicDescription) -> dict[str, Any]:
                 "epoch": p.epoch,
                 "start_offset": p.start_offset,
                 "end_offset": p.end_offset,
-                "messages": p.end_offset - p.start_offset,
+                "messages": p.messages,
+                "missing_offsets": p.missing_offsets,
                 "ledgers": p.ledgers,
                 "stored_bytes": p.stored_bytes,
                 "health": p.health,

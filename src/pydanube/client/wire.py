@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from pydanube.codec.native import requests
+from pydanube.model.gaps import NO_GAPS, Gaps
 from pydanube.model.positions import Position
 from pydanube.model.topics import (
     AckLevel,
@@ -41,6 +42,8 @@ def topic_description(topic: requests.Topic) -> TopicDescription:
                 ledgers=one.ledgers,
                 stored_bytes=one.stored_bytes,
                 health=one.health,
+                missing_offsets=one.missing_offsets,
+                gaps=Gaps(one.gaps) if one.gaps else NO_GAPS,
             )
             for one in topic.partition_infos
         ],

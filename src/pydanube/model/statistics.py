@@ -89,6 +89,13 @@ class PartitionStatistics:
     """How long publishes waited for the publish rate."""
     subscriptions: list[SubscriptionStatistics] = field(default_factory=list)
     health: str = "ok"
+    missing_offsets: int = 0
+    """Offsets in [start_offset, end_offset) that hold no message: a crash or a restore left them unused."""
+
+    @property
+    def messages(self) -> int:
+        """How many are stored."""
+        return self.end_offset - self.start_offset - self.missing_offsets
 
 
 @dataclass(frozen=True, slots=True)

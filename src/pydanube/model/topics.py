@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from .errors import Invalid
 from .failure import NATIVE, FailurePolicy
+from .gaps import NO_GAPS, Gaps
 from .limits import PARTITIONS_MAX
 
 
@@ -87,6 +88,14 @@ class PartitionDescription:
     stored_bytes: int
     health: str = "ok"
     """"ok", or what is wrong and what to do about it."""
+    missing_offsets: int = 0
+    """Offsets in [start_offset, end_offset) that hold no message: a crash or a restore left them unused."""
+    gaps: Gaps = NO_GAPS
+    """Where they lie; of very many gaps the largest."""
+
+    @property
+    def messages(self) -> int:
+        return self.end_offset - self.start_offset - self.missing_offsets
 
 
 @dataclass(frozen=True, slots=True)

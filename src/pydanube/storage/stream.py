@@ -18,6 +18,7 @@ from typing import Protocol
 from pydanube.codec.batch import read_header
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.model.errors import Corrupt, Full
+from pydanube.model.gaps import NO_GAPS, Gaps
 
 from .cache import Tail, TailCache
 from .wal import LogWriter
@@ -27,6 +28,9 @@ class Stream(Protocol):
     """Where visible batches are read. Offsets in [start_offset, end_offset) exist, but for reported gaps."""
 
     end_offset: int
+    gaps: Gaps
+    """The offsets in [start_offset, end_offset) that hold no message. They were left when the partition was opened:
+    while it is open, offsets are given out without a gap."""
 
     @property
     def start_offset(self) -> int: ...
@@ -86,8 +90,10 @@ class LoggedStream:
         ledgers: list[tuple[int, int]],
         end_offset: int,
         past: Past | None = None,
+        gaps: Gaps = NO_GAPS,
     ) -> None:
         """`ledgers` are (first offset, ledger id), in order."""
+        self.gaps = gaps
         self._log = log
         self._past = past
         self._cache = cache
@@ -244,6 +250,8 @@ class MemoryStream:
     refused with Full.
     """
 
+    gaps = NO_GAPS
+
     def __init__(self, bytes_max: int, end_offset: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
@@ -298,6 +306,7 @@ class NoStream:
 
     start_offset = 0
     end_offset = 0
+    gaps = NO_GAPS
 
     def add(self, base: int, end: int, view: memoryview) -> None: ...
 

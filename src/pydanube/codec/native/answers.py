@@ -57,6 +57,10 @@ class PartitionInfo(msgspec.Struct, omit_defaults=True):
     ledgers: int = 0
     stored_bytes: int = 0
     health: str = "ok"
+    missing_offsets: int = 0
+    """How many of the offsets [start_offset, end_offset) hold no message."""
+    gaps: list[tuple[int, int]] = []
+    """[start, end) of where they lie, in order; of very many the largest."""
 
 
 class Topic(msgspec.Struct, omit_defaults=True):

@@ -37,6 +37,14 @@ _PENDING_MESSAGES_MAX: Final = 250
 """Each with a reason of its own and a consumer's name, they fit one frame."""
 
 
+_GAPS_TOLD_MAX: Final = 1_000
+"""Of one partition. Each crash of a `written` topic and each restore leaves one."""
+
+_PARTITION_BYTES_MAX: Final = 136
+_GAP_BYTES_MAX: Final = 19
+"""What a partition, and a gap of it, take in the description of a topic."""
+
+
 class Caller(Protocol):
     """The session a request came from."""
 
@@ -108,9 +116,19 @@ async def _list_topics(caller: Caller, request: wire.ListTopics) -> wire.Names:
 
 async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.Topic:
     topic = await caller.broker.describe_topic(caller.principal, TopicName.parse(request.topic))
+    gaps_max = _gaps_told(len(topic.partitions))
     infos = [
         wire.PartitionInfo(
-            one.index, one.owner, one.epoch, one.start_offset, one.end_offset, one.ledgers, one.stored_bytes, one.health
+            one.index,
+            one.owner,
+            one.epoch,
+            one.start_offset,
+            one.end_offset,
+            one.ledgers,
+            one.stored_bytes,
+            one.health,
+            one.missing_offsets if gaps_max else 0,
+            one.gaps.largest(gaps_max).ranges,
         )
         for one in topic.partitions
     ]
@@ -124,6 +142,12 @@ async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.T
         infos,
         topic.subscriptions,
     )
+
+
+def _gaps_told(partitions: int) -> int:
+    """Return how many gaps of each partition an answer has room for: none of a topic with more than 6,700."""
+    room = CONTROL_BYTES_MAX - partitions * _PARTITION_BYTES_MAX
+    return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
 
 
 async def _grow_topic(caller: Caller, request: wire.GrowTopic) -> wire.Done:

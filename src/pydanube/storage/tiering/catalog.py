@@ -79,6 +79,11 @@ class Segment(msgspec.Struct, frozen=True):
         return self.record.end - self.record.start
 
 
+def is_lost_between(before: Segment, after: Segment) -> bool:
+    """Tell whether segments that lay between these two left the catalog: the bytes of both sides do not add up."""
+    return bool(after.record.total) and after.record.total - after.bytes != before.record.total
+
+
 def segments_of(topic_id: int, index: int | None = None) -> str:
     return f"{SEGMENTS}{topic_id:016x}/" if index is None else f"{SEGMENTS}{topic_id:016x}/{index:08x}/"
 
@@ -171,6 +176,21 @@ class Catalog:
                 sizes.append((sizes[-1][1], one.end_offset, max(0, one.record.total - last.record.total)))
                 last = one
         return sizes
+
+    async def gaps(self, topic_id: int, index: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the offsets within [start, end) that lie between two segments and never held a message: a crash or a
+        restore left them out. Where a segment is missing in the catalog, offsets are missing too, but are not told.
+        Reads all entries of the partition in that range, a page at a time."""
+        found: list[tuple[int, int]] = []
+        before: Segment | None = None
+        async for page in self.pages(topic_id, index, start):
+            for one in page:
+                if one.first_offset >= end:
+                    return found
+                if before is not None and before.end_offset < one.first_offset and not is_lost_between(before, one):
+                    found.append((before.end_offset, one.first_offset))
+                before = one
+        return found
 
     async def pages(self, topic_id: int, index: int, offset: int = 0, size: int = 1000) -> AsyncIterator[list[Segment]]:
         """The segments of a partition from the one that holds `offset` on, oldest first."""

@@ -33,7 +33,7 @@ from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 
-from .catalog import Catalog, Segment
+from .catalog import Catalog, Segment, is_lost_between
 
 STRETCH_BYTES: Final = 2 * 1024 * 1024
 """What is read at a time; a batch that is larger is read whole. Half of it takes twice as many turns of threads."""
@@ -321,8 +321,7 @@ class PartitionHistory:
         if after is None or after.first_offset <= offset:
             return  # it is there by now
         before = await catalog.before(self._topic_id, self._index, offset)
-        missing = after.record.total - after.bytes - before.record.total if before is not None else 0
-        if self._is_dense or (missing and after.record.total):
+        if self._is_dense or (before is not None and is_lost_between(before, after)):
             raise Corrupt(
                 f"offsets {offset}..{after.first_offset - 1} of partition {self._index} of topic {self._topic_id} were "
                 f"uploaded, and the catalog lists no object for them: restore the metadata from a backup"
@@ -345,6 +344,12 @@ class PartitionHistory:
         """Bytes of all segments that there ever were."""
         segment = await self._last()
         return segment.record.total if segment is not None else 0
+
+    async def gaps(self) -> list[tuple[int, int]]:
+        """Return the ranges of offsets in it that never held a message."""
+        if self._is_dense or self.start >= self.end:
+            return []
+        return await self._history.catalog.gaps(self._topic_id, self._index, self.start, self.end)
 
     async def load_sizes(self) -> None:
         self.sizes = await self._history.catalog.sizes(self._topic_id, self._index, self.start, self.end)

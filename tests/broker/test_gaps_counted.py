@@ -1,0 +1,267 @@
+"""Offsets that hold no message, left by a restore or by a crash of a `written` topic, are counted nowhere."""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from broker_harness import TIERING, TOPIC, Door, open_broker
+
+from pydanube.broker.lifetimes import _Care
+from pydanube.broker.restoring import rebuild
+from pydanube.core.access import ANONYMOUS
+from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.model.errors import Full
+from pydanube.model.gaps import Gaps
+from pydanube.model.policies import BacklogAction
+from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.storage import StoragePlace
+from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.runtime.clock import ManualClock
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.claim import Owner
+
+SMALL = replace(TIERING, segment_bytes=1 << 14, shared_below_bytes=1 << 8, segment_age_s=0)
+BEFORE, AFTER = 30, 20
+"""Messages on both sides of the gap."""
+
+
+class Gapped:
+    """A partition with `BEFORE` messages, a gap, and `AFTER` messages once `more` was called."""
+
+    def __init__(self, how: str, directory: Path) -> None:
+        self.how = how
+        self.directory = directory
+        self.objects = MemoryStore()
+        self.clock = ManualClock()
+        self.end = 0
+        """Of the gap."""
+
+    def opened(self, **options):
+        return open_broker(self.directory, objects=self.objects, tiering=SMALL, clock=self.clock, **options)
+
+    async def make(self) -> None:
+        level = AckLevel.DURABLE if self.how == "restored" else AckLevel.WRITTEN
+        async with self.opened(crash=True) as broker:
+            door = Door(broker)
+            await door.create(ack_level=level)
+            producer = await door.producer("meter")
+            for number in range(BEFORE):
+                await door.publish(producer, [b"%03d" % number + b"x" * 500], sequence=number)
+            await door.subscribe("unread")
+            read = await door.subscribe("read")
+            some = await door.subscribe("some", kind=SubscriptionType.SHARED)
+            await read.ack((0, BEFORE))
+            await some.ack((0, 5), (10, 20))
+            if self.how != "written, in the log":
+                while await broker.tiers.uploader.round(everything=True):
+                    pass
+                await broker.tiers.manifests.write()
+        if self.how == "restored":
+            self.clock.advance(77.5)
+            self.directory = self.directory / "restored"
+            self.directory.mkdir()
+            async with await EmbeddedStore.open(self.directory / "metadata.db", self.clock) as store:
+                await rebuild(self.objects, store, self.clock, Owner("cluster"))
+
+    async def more(self, door: Door) -> None:
+        producer = await door.producer()
+        for number in range(AFTER):
+            answer = await door.publish(producer, [b"%03d" % (BEFORE + number) + b"x" * 500])
+            self.end = self.end or answer.base_offset
+
+
+@pytest.fixture(params=["restored", "written, uploaded", "written, in the log"])
+async def gapped(request, tmp_path: Path) -> Gapped:
+    made = Gapped(request.param, tmp_path)
+    await made.make()
+    return made
+
+
+@asynccontextmanager
+async def filled(gapped: Gapped):
+    """A door to the partition with messages on both sides, as it is found after a clean restart too."""
+    async with gapped.opened() as broker:
+        await gapped.more(Door(broker))
+    async with gapped.opened() as broker:
+        yield Door(broker)
+
+
+async def lags(door: Door) -> dict[str, int]:
+    names = (await door.broker.describe_topic(ANONYMOUS, TOPIC)).subscriptions
+    return {
+        name: (await door.broker.subscriptions.describe(ANONYMOUS, TOPIC, name)).partitions[0].lag for name in names
+    }
+
+
+async def description(door: Door):
+    (found,) = (await door.broker.describe_topic(ANONYMOUS, TOPIC)).partitions
+    return found
+
+
+async def statistics(door: Door):
+    (found,) = (await door.broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
+    return found, {one.name: one for one in found.subscriptions}
+
+
+async def test_the_gap_at_the_end_is_no_message_before_anything_follows_it(gapped: Gapped):
+    async with gapped.opened() as broker:
+        door = Door(broker)
+        found = await description(door)
+        assert found.messages == BEFORE
+        assert found.end_offset - BEFORE == found.missing_offsets > BEFORE
+        assert found.gaps == Gaps([(BEFORE, found.end_offset)])
+        assert (await statistics(door))[0].messages == BEFORE
+        assert await lags(door) == {"unread": 30, "read": 0, "some": 15}
+        (tiered,) = broker.tiers.partitions.values()
+        waits = gapped.how == "written, in the log"
+        assert (tiered.waiting() is not None) is waits, "a gap is nothing to upload"
+
+
+async def test_descriptions_and_statistics_count_messages(gapped: Gapped):
+    async with filled(gapped) as door:
+        found = await description(door)
+        assert found.messages == BEFORE + AFTER
+        assert found.gaps == Gaps([(BEFORE, gapped.end)])
+        counted, subscriptions = await statistics(door)
+        assert counted.messages == BEFORE + AFTER
+        assert await lags(door) == {"unread": 50, "read": 20, "some": 35}
+        assert {name: one.backlog for name, one in subscriptions.items()} == {"unread": 50, "read": 20, "some": 35}
+        whole = subscriptions["unread"].backlog_bytes
+        assert whole > 50 * 500
+        assert subscriptions["read"].backlog_bytes == pytest.approx(whole * 20 / 50, rel=0.1)
+        assert subscriptions["some"].backlog_bytes == pytest.approx(whole * 35 / 50, rel=0.1)
+        assert all(one.unacked == 0 for one in subscriptions.values())
+        place = (await door.broker.subscriptions.describe(ANONYMOUS, TOPIC, "some")).partitions[0]
+        assert (place.position, place.acked_ahead) == (5, 10)
+        _, (usage,), _ = await door.broker.storage.usage(ANONYMOUS, TOPIC, StoragePlace())
+        assert usage.messages + usage.waiting_messages == BEFORE + AFTER
+
+
+async def test_nothing_is_pending_or_settled_in_a_gap(gapped: Gapped):
+    async with filled(gapped) as door:
+        subscriptions = door.broker.subscriptions
+        assert await subscriptions.unsettled(ANONYMOUS, TOPIC, "some", 0, 1000, 0) == [
+            (5, 10),
+            (20, 30),
+            (gapped.end, gapped.end + 20),
+        ]
+        pending = await subscriptions.pending(ANONYMOUS, TOPIC, "unread", 0, 1000, 28)
+        assert [one.offset for one in pending.messages] == [28, 29, *range(gapped.end, gapped.end + 20)]
+        consumer = await door.subscribe("unread")
+        await consumer.wait_for(50)
+        assert [offset for offset, _ in consumer.received] == [*range(30), *range(gapped.end, gapped.end + 20)]
+        assert (await statistics(door))[1]["unread"].unacked == 50
+        await consumer.ack((0, gapped.end + 20), cumulative=True)
+        unread = (await statistics(door))[1]["unread"]
+        assert (unread.acked, unread.backlog, unread.unacked, unread.position) == (50, 0, 0, gapped.end + 20)
+        assert await subscriptions.settle(ANONYMOUS, TOPIC, "some", -1, []) == 35
+
+
+async def test_a_seek_goes_over_the_gap_and_back(gapped: Gapped):
+    async with filled(gapped) as door:
+        subscriptions = door.broker.subscriptions
+        for position, lag in [(EARLIEST, 50), (Position("offset", 25), 25), (Position("offset", 500), 20)]:
+            await subscriptions.seek(ANONYMOUS, TOPIC, "read", position)
+            assert (await lags(door))["read"] == lag
+        await subscriptions.seek(ANONYMOUS, TOPIC, "read", Position("offset", 28))
+        consumer = await door.subscribe("read")
+        assert [offset for offset, _ in await consumer.wait_for(22)] == [28, 29, *range(gapped.end, gapped.end + 20)]
+        consumer.consumer.close()
+    async with gapped.opened() as broker:
+        assert (await lags(Door(broker)))["read"] == 22, "what was sought is found again"
+
+
+async def test_a_new_subscription_counts_none_of_it(gapped: Gapped):
+    async with filled(gapped) as door:
+        await door.subscribe("later", credit=0)
+        assert (await lags(door))["later"] == 50
+
+
+async def test_a_processing_engine_moves_over_the_gap_by_comparing(gapped: Gapped):
+    """It knows the offset that it read last, which is where the gap begins: the position behind it is the same."""
+    async with filled(gapped) as door:
+        subscriptions = door.broker.subscriptions
+        await subscriptions.settle(ANONYMOUS, TOPIC, "some", 0, [(5, 10)])
+        assert await subscriptions.advance_many(ANONYMOUS, TOPIC, "some", [(0, BEFORE, 20)]) == [(0, BEFORE)]
+        assert await subscriptions.advance_many(ANONYMOUS, TOPIC, "some", [(0, gapped.end + 3, BEFORE)]) == [
+            (0, gapped.end + 3)
+        ]
+        assert (await lags(door))["some"] == 17
+        await subscriptions.advance(ANONYMOUS, TOPIC, "read", 0, gapped.end + 1, BEFORE)
+        assert (await lags(door))["read"] == 19
+
+
+async def test_quotas_by_messages_and_by_bytes_leave_the_gap_out(gapped: Gapped):
+    async with filled(gapped) as door:
+        policies = door.broker.policies
+        producer = await door.producer()
+        await policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 51})
+        await door.publish(producer, [b"51"])
+        with pytest.raises(Full, match=r"'unread' .* has a backlog of 51 messages"):
+            await door.publish(producer, [b"52"])
+        size = (await statistics(door))[1]["unread"].backlog_bytes
+        await policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 0, "backlog_bytes_max": size + 1})
+        await door.publish(producer, [b"52"])
+        with pytest.raises(Full, match="bytes"):
+            await door.publish(producer, [b"53"])
+        await policies.set(
+            ANONYMOUS,
+            TOPIC,
+            {"backlog_messages_max": 40, "backlog_bytes_max": 0, "backlog_action": int(BacklogAction.EVICT)},
+        )
+        await door.publish(producer, [b"53"])
+        _, found = await statistics(door)
+        assert found["unread"].backlog <= 41
+        assert found["unread"].evicted == 53 - found["unread"].backlog
+        assert (found["read"].evicted, found["some"].evicted) == (0, 0)
+
+
+async def test_retention_by_size_keeps_as_many_bytes_on_either_side_of_the_gap(gapped: Gapped):
+    async with filled(gapped) as door:
+        for name in ("unread", "read", "some"):
+            await door.broker.subscriptions.delete(ANONYMOUS, TOPIC, name)
+        partition = await door.broker._partitions.get(TOPIC, 0)
+        whole = partition.sizes.between(0, partition.stream.end_offset)
+        await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole * 4 // 5})
+        await _Care(partition).look(gapped.clock.now_us())
+        assert 39 <= (await description(door)).messages <= 42
+        await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole // 5})
+        await _Care(partition).look(gapped.clock.now_us())
+        found = await description(door)
+        assert 9 <= found.messages <= 12
+        assert not found.gaps, "it lies before the start now"
+
+
+async def test_expiry_counts_messages(gapped: Gapped):
+    async with filled(gapped) as door:
+        await door.broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 60})
+        gapped.clock.advance(3600)
+        partition = await door.broker._partitions.get(TOPIC, 0)
+        await _Care(partition).look(gapped.clock.now_us())
+        _, found = await statistics(door)
+        assert {name: one.expired for name, one in found.items()} == {"unread": 50, "read": 20, "some": 35}
+        assert all(one.backlog == 0 for one in found.values())
+
+
+async def test_producers_go_on_across_the_gap(gapped: Gapped):
+    async with filled(gapped) as door:
+        again = await door.producer("meter")
+        await door.publish(again, [b"next"], sequence=0)
+        answer = await door.publish(again, [b"next"], sequence=0)
+        assert (answer.base_offset, answer.duplicate) == (gapped.end + AFTER, True)
+
+
+async def test_every_crash_leaves_a_gap_of_its_own(tmp_path: Path):
+    for number in range(4):
+        async with open_broker(tmp_path, crash=True) as broker:
+            door = Door(broker)
+            if not number:
+                await door.create(ack_level=AckLevel.WRITTEN)
+                await door.subscribe("unread", credit=0)
+            await door.publish(await door.producer(), [b"%d" % number] * 10)
+    async with open_broker(tmp_path) as broker:
+        door = Door(broker)
+        found = await description(door)
+        assert found.gaps == Gaps([(10, 1000), (1010, 2000), (2010, 3000), (3010, 4000)])
+        assert (found.messages, await lags(door)) == (40, {"unread": 40})
