@@ -32,6 +32,7 @@ def test_counts_are_those_of_the_offsets_one_by_one(ranges: list[tuple[int, int]
     existing = [offset for offset in range(start, end) if offset not in missing]
     assert [offset for one in gaps.existing(start, end) for offset in range(*one)] == existing
     assert gaps.skip(start) == next(offset for offset in range(start, END + 1) if offset not in missing)
+    assert gaps.rewind(start) == next(offset for offset in range(start, -1, -1) if offset - 1 not in missing)
     assert missing_of(Gaps.outside(gaps.ranges, start, end)) == set(existing)
 
 

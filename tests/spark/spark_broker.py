@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydanube.restoring import restore
+from pydanube.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -17,3 +21,12 @@ class Broker:
     def servers(self) -> str:
         """What the data source's option `servers` takes."""
         return self.url.removeprefix("danube://")
+
+
+def restore_into(directory: Path, lost: Path) -> dict[str, object]:
+    """Make a data directory of what the broker in `lost`, which was stopped, left in its object store. Returns the
+    settings of a broker that serves it."""
+    store = (lost / "objects").as_uri()
+    settings = Settings.load(overrides={"server.data_dir": str(directory), "storage.url": store})
+    asyncio.run(restore(settings))
+    return {"storage_url": store}

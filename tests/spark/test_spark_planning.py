@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube import Invalid, Refused
+from pydanube.model.gaps import Gaps
 from pydanube.spark.bounds import Bound, Bounds
 from pydanube.spark.loss import Lost, judge, report, vanished
 from pydanube.spark.offsets import Offsets, TopicIdentity, TopicOffsets, TopicView
@@ -256,3 +257,72 @@ def test_every_offset_is_in_exactly_one_task(sizes: list[int], at_least: int, ro
     assert all(task.ranges for task in planned)
     assert not rows_max or all(task.size <= rows_max for task in planned)
     assert len(planned) >= min(at_least, sum(sizes))
+
+
+# -- offsets that hold no message --------------------------------------------------------------------------------------
+
+GAP = (100, 78_000_100)
+
+
+def gapped(*partitions: tuple[int, int, list[tuple[int, int]]]) -> dict[str, TopicView]:
+    """(start, end, gaps) of each partition."""
+    starts, ends, gaps = zip(*partitions, strict=True)
+    return {TOPIC: TopicView(identity(7), starts, ends, tuple(map(Gaps, gaps)))}
+
+
+def test_a_count_back_from_the_end_is_one_of_messages() -> None:
+    seen = gapped((0, 78_000_101, [GAP]), (0, 100, []), (0, GAP[1], [GAP]), (95, 78_000_103, [GAP]))
+    bounds = Bounds("startingOffsets", Bound("back", 10))
+    assert spread(placed(bounds, seen, 0, {})) == [91, 90, 90, 95]
+
+
+def test_a_limit_goes_over_a_gap_and_makes_no_batch_of_it() -> None:
+    seen = gapped((0, 78_000_140, [GAP]))
+    place, sizes = offsets(0), []
+    while (after := limited(place, offsets(78_000_140), rows_max=50, view=seen)) != place:
+        ranges, losses = between(place, after, seen)
+        assert not losses
+        sizes.append(sum(task.size for task in tasks(ranges)))
+        place = after
+    assert sizes == [50, 50, 40] and spread(place) == [78_000_140]
+    assert spread(limited(offsets(0), offsets(78_000_140), rows_max=100, view=seen)) == [GAP[1]]
+
+
+def test_where_nothing_but_a_gap_follows_a_stream_stays() -> None:
+    seen = gapped((0, GAP[1], [GAP]), (0, 5, []))
+    end = Offsets.ends_of(seen)
+    assert spread(limited(offsets(100, 5), end, view=seen)) == [100, 5]
+    assert spread(limited(offsets(100, 3), end, rows_max=1, view=seen)) == [100, 4]
+    assert spread(limited(offsets(90, 5), end, view=seen)) == [100, 5], "not into the gap either"
+    assert spread(limited(offsets(5_000, 5), end, view=seen)) == [5_000, 5], "read before the disaster, and lost in it"
+
+
+def test_partitions_share_a_limit_by_their_messages() -> None:
+    seen = gapped((0, 78_000_200, [GAP]), (0, 200, []))
+    end = Offsets.ends_of(seen)
+    assert spread(limited(offsets(0, 0), end, rows_max=100, view=seen)) == [50, 50]
+    sizes = {TOPIC: 10.0}
+    assert spread(limited(offsets(0, 0), end, bytes_max=1_000, sizes=sizes, view=seen)) == [50, 50]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300)), max_size=5), st.integers(0, 20), st.integers(0, 50)
+)
+def test_tasks_have_messages_alike_however_the_gaps_lie(
+    lengths: list[tuple[int, int]], at_least: int, rows_max: int
+) -> None:
+    """Messages, then a gap, and so on."""
+    gaps, messages, end = [], set[int](), 0
+    for count, gap in lengths:
+        messages.update(range(end, end + count))
+        gaps.append((end + count, end + count + gap))
+        end += count + gap
+    seen = gapped((0, end, gaps))
+    ranges, _ = between(offsets(0), Offsets.ends_of(seen), seen)
+    planned = tasks(ranges, at_least, rows_max)
+    read = [offset for task in planned for one in task.ranges for offset in range(one.start, one.end)]
+    assert len(read) == len(set(read)) and messages <= set(read)
+    assert sum(task.size for task in planned) == len(messages)
+    assert all(task.size for task in planned)
+    assert not rows_max or all(task.size <= rows_max for task in planned)
+    assert len(planned) >= min(at_least, len(messages))

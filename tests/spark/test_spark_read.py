@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from spark_broker import Broker
+from spark_broker import Broker, restore_into
 
 from pydanube import BlockingClient, connect_blocking
 from pydanube.spark import DanubeDataSource
@@ -208,6 +208,26 @@ def test_available_now_reads_in_limited_batches_and_leaves_no_lag(
     assert sizes == [25, 15], "what came meanwhile is for the next run"
     stands = client.describe_subscription(TOPIC, "spark").partitions
     assert [one.position for one in stands] == [30, 10] and [one.lag for one in stands] == [7, 0]
+
+
+def test_messages_on_both_sides_of_a_restore_are_read_and_the_gap_is_no_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with broker_thread(tmp_path / "lost") as url, connect_blocking(url) as client:
+        client.create_topic(TOPIC, partitions=2)
+        publish(client, 20)
+        publish(client, 20, partition=1)
+    settings = restore_into(tmp_path / "restored", tmp_path / "lost")
+    with broker_thread(tmp_path / "restored", **settings) as url, connect_blocking(url) as client:
+        publish(client, 1)
+        last = batch(spark, url, startingOffsets="-10").groupBy("partition").count().collect()
+        assert sorted((row.partition, row["count"]) for row in last) == [(0, 10), (1, 10)]
+        sizes: list[int] = []
+        frame = stream(spark, url, maxOffsetsPerTrigger=15)
+        writer = frame.writeStream.foreachBatch(lambda rows, _: sizes.append(rows.count()))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+        assert sizes == [15, 15, 11]
 
 
 def test_a_stream_whose_messages_are_gone_ends_with_a_report(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from spark_broker import Broker
+from spark_broker import Broker, restore_into
 
 from pydanube import BlockingClient, NotFound, Refused, Unavailable, connect_blocking
 from pydanube.spark.options import ReadOptions
@@ -174,6 +174,41 @@ def test_limits_of_a_trigger(broker: Broker, client: BlockingClient) -> None:
         assert spans(limited.trigger()) == [(0, 0, 45), (1, 0, 5)]
         assert spans(limited.trigger()) == [(0, 45, 90), (1, 5, 10)]
         assert limited.trigger() == []
+
+
+def test_a_stream_goes_on_over_the_gap_of_a_restore(tmp_path: Path) -> None:
+    """60 million offsets at least are left unused. They are no messages, no batches, and no loss."""
+    options = {"startingOffsets": "earliest", "subscription": "spark"}
+    with broker_thread(tmp_path / "lost") as url, connect_blocking(url) as client:
+        client.create_topic(TOPIC, partitions=3)
+        publish(client, 40)
+        publish(client, 10, partition=1)
+        with query(url, maxOffsetsPerTrigger="45", **options) as before:
+            assert sum(one.size for one in before.trigger()) == 45
+            assert sum(one.size for one in before.trigger()) == 5
+            log = before.log
+    settings = restore_into(tmp_path / "restored", tmp_path / "lost")
+    with broker_thread(tmp_path / "restored", **settings) as url, connect_blocking(url) as client:
+        again = Query(url, log, maxOffsetsPerTrigger="15", **options)
+        assert again.trigger() == [], "nothing is new"
+        newest = again.reader.reportLatestOffset()
+        assert newest is not None and newest["topics"][TOPIC]["offsets"] == [40, 10, 0], "and nothing waits"
+        publish(client, 30)
+        publish(client, 5, partition=2)
+        sizes = [sum(one.size for one in again.trigger()) for _ in range(4)]
+        assert sizes == [15, 15, 5, 0]
+        again.settle()
+        assert [one.lag for one in client.describe_subscription(TOPIC, "spark").partitions] == [0, 0, 0]
+        again.reader.stop()
+        ends = [one.end_offset for one in client.partitions(TOPIC)]
+        assert all(end > 60_000_000 for end in ends)
+        with query(url, maxBytesPerTrigger="100KiB", startingOffsets="-35", minPartitions="7") as last:
+            planned = last.trigger()
+            assert sum(one.size for one in planned) == 35 + 10 + 5
+            assert len(planned) >= 7 and all(one.size for one in planned)
+            assert last.trigger() == []
+        with query(url, startingOffsets="earliest", maxOffsetsPerTrigger="30") as everything:
+            assert [sum(one.size for one in everything.trigger()) for _ in range(4)] == [30, 30, 25, 0]
 
 
 def test_bytes_of_a_trigger_are_about_as_many_as_allowed(broker: Broker, client: BlockingClient) -> None:

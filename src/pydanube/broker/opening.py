@@ -232,7 +232,7 @@ def _is_dense(ownership: Ownership, ack_level: AckLevel) -> bool:
 
 async def _gaps(written: list[LedgerSummary], past: PartitionHistory | None, start: int, end: int) -> Gaps:
     """Return the offsets of [start, end) that hold no message: between segments, and behind them between ledgers."""
-    uploaded = await past.gaps() if past is not None else []
+    uploaded = await past.gaps(start) if past is not None else []
     in_log = [(one.first_offset, one.end_offset) for one in written]
     behind = Gaps.outside(in_log, past.end if past is not None else 0, end)
     return Gaps(Gaps([*uploaded, *behind.ranges]).within(start, end))

@@ -443,7 +443,8 @@ class Partition:
 
     async def trim(self, offset: int) -> None:
         """Give up what lies below `offset`, durably; it never moves back. Cancelled: done, or not begun."""
-        offset = min(offset, self.stream.end_offset)
+        # A gap before the first message stays: whoever stands at its beginning has lost nothing.
+        offset = self.stream.gaps.rewind(min(offset, self.stream.end_offset))
         if offset <= self.stream.start_offset:
             return
         self._starts_soon_at = offset

@@ -99,6 +99,12 @@ class Gaps:
         index = bisect_right(self._starts, offset) - 1
         return max(offset, self._ends[index]) if index >= 0 else offset
 
+    def rewind(self, offset: int) -> int:
+        """Return `offset`, or where the gap begins that ends there or that it lies in: the messages below are the
+        same."""
+        index = bisect_left(self._starts, offset) - 1
+        return self._starts[index] if index >= 0 and offset <= self._ends[index] else offset
+
     def forward(self, start: int, messages: int) -> int:
         """Return where the first `messages` messages from `start` on end. A gap behind the last is not passed."""
         if messages <= 0:

@@ -154,4 +154,5 @@ def view_of(topic: TopicDescription, cluster: str) -> TopicView:
         TopicIdentity(cluster, topic.topic_id),
         tuple(one.start_offset for one in topic.partitions),
         tuple(one.end_offset for one in topic.partitions),
+        tuple(one.gaps for one in topic.partitions) if any(one.gaps for one in topic.partitions) else (),
     )

@@ -72,6 +72,8 @@ def _like(glob: str) -> str:
 def _pieces(wanted: OffsetRange, options: ReadOptions) -> Iterator[Piece]:
     for start, end, segments in direct.stretches(wanted):
         part = wanted.part(start, end)
+        if not part.size:
+            continue  # a gap between two segments
         yield from _from_store(part, options) if segments else _from_broker(part, options)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 from pydanube.model.errors import Invalid
+from pydanube.model.gaps import NO_GAPS, Gaps
 
 VERSION: Final = 1
 
@@ -37,9 +38,14 @@ class TopicView:
     identity: TopicIdentity
     starts: tuple[int, ...]
     ends: tuple[int, ...]
+    gaps: tuple[Gaps, ...] = ()
+    """The offsets of each partition that hold no message; empty: there are none in any of them."""
 
     def __post_init__(self) -> None:
         assert len(self.starts) == len(self.ends)
+
+    def gaps_of(self, partition: int) -> Gaps:
+        return self.gaps[partition] if partition < len(self.gaps) else NO_GAPS
 
 
 View = Mapping[str, TopicView]

@@ -3,6 +3,7 @@
 Invariants
     the ranges of a batch are exactly what lies between its two offsets, each offset in one task
     a limit is kept to the message, and as long as anything can be read, something is
+    offsets that hold no message (see `model.gaps`) count as none, and no batch is made for them
     of one partition, a task reads ascending ranges; tasks share nothing
 """
 
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from pydanube.model.errors import Invalid
+from pydanube.model.gaps import NO_GAPS, Gaps
 
 from .bounds import Bound, Bounds
 from .loss import Lost, missing, replaced
@@ -116,7 +118,7 @@ def _place(bounds: Bounds, name: str, partition: int, topic: TopicView, now_us: 
         case "latest":
             return end
         case "back":
-            return max(start, end - bound.value)
+            return max(start, topic.gaps_of(partition).back(end, bound.value))
         case "offset":
             if bound.value > end:
                 raise Invalid(
@@ -132,37 +134,62 @@ def _place(bounds: Bounds, name: str, partition: int, topic: TopicView, now_us: 
 
 
 def limited(
-    start: Offsets, end: Offsets, rows_max: int = 0, bytes_max: int = 0, sizes: Mapping[str, float] = {}
+    start: Offsets,
+    end: Offsets,
+    rows_max: int = 0,
+    bytes_max: int = 0,
+    sizes: Mapping[str, float] = {},
+    view: Mapping[str, TopicView] = {},
 ) -> Offsets:
     """As far from `start` towards `end` as the limits (0: none) let one batch go; `sizes` are bytes of a message.
 
-    Every partition gets its share of what it has. At least one message is let through.
+    Every partition gets its share of what it has. At least one message is let through. `view` tells which offsets hold
+    no message: a partition that has no others stays where it is, and none stops at the beginning of a gap that
+    messages follow.
     """
-    waiting = _waiting(start, end)
-    rows = sum(count for _, _, count in waiting)
-    if not rows:
-        return end
+    waiting = _waiting(start, end, view)
+    rows = sum(one.messages for one in waiting)
     total = min(rows, rows_max or rows)
-    size = sum(count * sizes.get(topic, 0.0) for topic, _, count in waiting) if bytes_max else 0.0
+    size = sum(one.messages * sizes.get(one.topic, 0.0) for one in waiting) if bytes_max else 0.0
     if size > bytes_max:
         total = max(1, min(total, int(rows * bytes_max / size)))
-    if total == rows:
-        return end
-    shares = _shares([count for _, _, count in waiting], total)
+    shares = _shares([one.messages for one in waiting], total) if total else [0] * len(waiting)
     moved: dict[str, list[int]] = {name: list(one.offsets) for name, one in end.topics.items()}
-    for (topic, partition, count), share in zip(waiting, shares, strict=True):
-        moved[topic][partition] -= count - share
+    for one, share in zip(waiting, shares, strict=True):
+        moved[one.topic][one.partition] = one.moved_by(share)
     return Offsets({name: TopicOffsets(end.topics[name].identity, tuple(moved[name])) for name in moved}, end.since)
 
 
-def _waiting(start: Offsets, end: Offsets) -> list[tuple[str, int, int]]:
-    """(topic, partition, messages) where there are any."""
-    return [
-        (name, partition, offset - first)
-        for name, topic in end.topics.items()
-        for partition, offset in enumerate(topic.offsets)
-        if (first := start.of(name, topic.identity, partition)) < offset
-    ]
+class _Waiting(NamedTuple):
+    """The offsets [start, end) of a partition, which were not read yet."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    gaps: Gaps
+    messages: int
+
+    def moved_by(self, messages: int) -> int:
+        """Return where the partition stands when so many messages were read."""
+        if not messages:
+            return self.start
+        if messages == self.messages:
+            return self.gaps.rewind(self.end)
+        return self.gaps.skip(self.gaps.forward(self.start, messages))
+
+
+def _waiting(start: Offsets, end: Offsets, view: View) -> list[_Waiting]:
+    """Every partition that has offsets to read."""
+    found: list[_Waiting] = []
+    for name, topic in end.topics.items():
+        seen = view.get(name)
+        for partition, offset in enumerate(topic.offsets):
+            first = start.of(name, topic.identity, partition)
+            if first < offset:
+                gaps = seen.gaps_of(partition) if seen is not None else NO_GAPS
+                found.append(_Waiting(name, partition, first, offset, gaps, gaps.messages(first, offset)))
+    return found
 
 
 def _shares(counts: Sequence[int], total: int) -> list[int]:
@@ -196,8 +223,11 @@ def between(begin: Offsets, end: Offsets, view: View) -> tuple[list[OffsetRange]
             if first < now.starts[partition] or offset > now.ends[partition]:
                 losses += missing(name, partition, first, offset, now)
                 first, offset = max(first, now.starts[partition]), min(offset, now.ends[partition])
+            gaps = now.gaps_of(partition)
+            first, offset = gaps.skip(first), gaps.rewind(offset)
             if first < offset:
-                ranges.append(OffsetRange(name, topic.identity.topic_id, partition, first, offset))
+                inside = Gaps(gaps.within(first, offset)) if gaps else gaps
+                ranges.append(OffsetRange(name, topic.identity.topic_id, partition, first, offset, gaps=inside))
     return ranges, losses
 
 
@@ -240,8 +270,8 @@ def _parts(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
     if count == 1:
         yield whole
         return
-    edges = [whole.start + whole.size * number // count for number in range(count + 1)]
-    for start, end in pairwise(edges):
+    edges = [whole.gaps.forward(whole.start, whole.size * number // count) for number in range(count)]
+    for start, end in pairwise([*edges, whole.end]):
         yield whole.part(start, end)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pydanube.client.coverage import SegmentInfo
+from pydanube.model.gaps import NO_GAPS, Gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +28,23 @@ class OffsetRange:
     segments: tuple[SegmentInfo, ...] = ()
     store: str = ""
     """The URL of the object store that has the segments, as the broker knows it."""
+    gaps: Gaps = NO_GAPS
+    """The offsets in it that hold no message, as far as the broker told."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.start <= self.end, f"{self.start}..{self.end} is no range of offsets"
 
     @property
     def size(self) -> int:
-        """Offsets, which is about the number of messages."""
-        return self.end - self.start
+        """The number of messages."""
+        return self.gaps.messages(self.start, self.end)
 
     def part(self, start: int, end: int) -> OffsetRange:
         """Some of it, with the segments that belong to that."""
         assert self.start <= start <= end <= self.end
         mine = tuple(one for one in self.segments if one.first_offset < end and start < one.end_offset)
-        return replace(self, start=start, end=end, segments=mine)
+        gaps = Gaps(self.gaps.within(start, end)) if self.gaps else self.gaps
+        return replace(self, start=start, end=end, segments=mine, gaps=gaps)
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] offsets {self.start}..{self.end}"

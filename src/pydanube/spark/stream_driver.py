@@ -10,7 +10,7 @@ the batches, nothing is held here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -74,6 +74,8 @@ class StreamDriver:
         """Where a query ends that is to read what existed at its start."""
         self._failing_since: float | None = None
         self._nothing_new = False
+        self._reached = Offsets()
+        """Where the last batch ended that was asked for."""
         self._others_bring = False
 
     # -- what Spark asks -----------------------------------------------------------------------------------------------
@@ -85,6 +87,7 @@ class StreamDriver:
         else:
             end = self._tolerantly(lambda: self._next(start, limit, 0.0 if self._others_bring else HOLD_SECONDS))
         self._nothing_new = end is None
+        self._reached = end or start
         if end is None and self._target is not None and self._progress is not None:
             self._progress.settle()  # the query ends here, and its process may not be asked to
         return end
@@ -106,8 +109,14 @@ class StreamDriver:
         self._follow(end)
 
     def seen(self) -> Offsets | None:
-        """The newest offsets that are known."""
-        return Offsets.ends_of(self._view) if self._view else None
+        """The newest offsets that are known. A gap at the end of a partition is left out: nothing waits there."""
+        return Offsets(dict(self._newest())) if self._view else None
+
+    def _newest(self) -> Iterator[tuple[str, TopicOffsets]]:
+        for name, topic in self._view.items():
+            stands = [self._reached.of(name, topic.identity, one) for one in range(len(topic.ends))]
+            ends = [topic.gaps_of(partition).rewind(end) for partition, end in enumerate(topic.ends)]
+            yield name, TopicOffsets(topic.identity, tuple(map(max, ends, stands)))
 
     def close(self) -> None:
         if self._cluster is not None:
@@ -163,13 +172,13 @@ class StreamDriver:
 
     def _limited(self, start: Offsets, end: Offsets, limit: ReadLimit) -> Offsets:
         if isinstance(limit, ReadAllAvailable):
-            return end
+            return limited(start, end, view=self._view)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
         if size and self._clock.monotonic() > self._sized_at + SIZES_SECONDS:
             self._sizes = self._connected().message_bytes(list(end.topics))
             self._sized_at = self._clock.monotonic()
-        return limited(start, end, rows, size, self._sizes)
+        return limited(start, end, rows, size, self._sizes, self._view)
 
     def _planned(self, begin: Offsets, end: Offsets) -> list[InputPartition]:
         options = self._options

@@ -104,6 +104,8 @@ class LoggedStream:
         self.start_offset = self._firsts[0] if self._firsts else end_offset
         if past is not None and past.start < past.end:
             self.start_offset = min(self.start_offset, past.start)
+        if gaps:  # one before the first message is part of it: whoever stands at its beginning has lost nothing
+            self.start_offset = min(self.start_offset, gaps.ranges[0][0])
         self.end_offset = end_offset
 
     @property
@@ -120,7 +122,7 @@ class LoggedStream:
             # The former ledger was given up before anything in it became visible.
             self._ids[-1] = ledger_id
             return
-        if not self._firsts and (self._past is None or not self._past.end):
+        if not self._firsts and not self.gaps and (self._past is None or not self._past.end):
             self.start_offset = max(self.start_offset, first_offset)
         self._firsts.append(first_offset)
         self._ids.append(ledger_id)

@@ -79,9 +79,12 @@ class Segment(msgspec.Struct, frozen=True):
         return self.record.end - self.record.start
 
 
-def is_lost_between(before: Segment, after: Segment) -> bool:
-    """Tell whether segments that lay between these two left the catalog: the bytes of both sides do not add up."""
-    return bool(after.record.total) and after.record.total - after.bytes != before.record.total
+def is_lost_between(before: Segment | None, after: Segment, start: int) -> bool:
+    """Tell whether segments that lay between these two left the catalog: the bytes of both sides do not add up.
+    Before the first one nothing may be missing, unless retention moved the `start` of the partition."""
+    if not after.record.total or (before is None and start):
+        return False
+    return after.record.total - after.bytes != (before.record.total if before is not None else 0)
 
 
 def segments_of(topic_id: int, index: int | None = None) -> str:
@@ -178,17 +181,18 @@ class Catalog:
         return sizes
 
     async def gaps(self, topic_id: int, index: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the offsets within [start, end) that lie between two segments and never held a message: a crash or a
-        restore left them out. Where a segment is missing in the catalog, offsets are missing too, but are not told.
-        Reads all entries of the partition in that range, a page at a time."""
+        """Return the offsets within [start, end) that lie before or between segments and never held a message: a crash
+        or a restore left them out. Where a segment is missing in the catalog, offsets are missing too, but are not
+        told. Reads all entries of the partition in that range, a page at a time."""
         found: list[tuple[int, int]] = []
         before: Segment | None = None
         async for page in self.pages(topic_id, index, start):
             for one in page:
                 if one.first_offset >= end:
                     return found
-                if before is not None and before.end_offset < one.first_offset and not is_lost_between(before, one):
-                    found.append((before.end_offset, one.first_offset))
+                ended = before.end_offset if before is not None else start
+                if ended < one.first_offset and not is_lost_between(before, one, start):
+                    found.append((ended, one.first_offset))
                 before = one
         return found
 

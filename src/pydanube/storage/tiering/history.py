@@ -321,7 +321,7 @@ class PartitionHistory:
         if after is None or after.first_offset <= offset:
             return  # it is there by now
         before = await catalog.before(self._topic_id, self._index, offset)
-        if self._is_dense or (before is not None and is_lost_between(before, after)):
+        if self._is_dense or (before is not None and is_lost_between(before, after, 0)):
             raise Corrupt(
                 f"offsets {offset}..{after.first_offset - 1} of partition {self._index} of topic {self._topic_id} were "
                 f"uploaded, and the catalog lists no object for them: restore the metadata from a backup"
@@ -345,11 +345,11 @@ class PartitionHistory:
         segment = await self._last()
         return segment.record.total if segment is not None else 0
 
-    async def gaps(self) -> list[tuple[int, int]]:
-        """Return the ranges of offsets in it that never held a message."""
+    async def gaps(self, start: int) -> list[tuple[int, int]]:
+        """Return the ranges of offsets, from `start` on, that never held a message."""
         if self._is_dense or self.start >= self.end:
             return []
-        return await self._history.catalog.gaps(self._topic_id, self._index, self.start, self.end)
+        return await self._history.catalog.gaps(self._topic_id, self._index, start, self.end)
 
     async def load_sizes(self) -> None:
         self.sizes = await self._history.catalog.sizes(self._topic_id, self._index, self.start, self.end)
