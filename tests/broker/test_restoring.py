@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
 
-from pydanube.broker.restoring import IDS_SKIPPED, rebuild
+from pydanube.broker.restoring import IDS_SKIPPED, OFFSETS_PER_S, rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.counters import last_id
 from pydanube.metadata.embedded import EmbeddedStore
@@ -130,7 +130,7 @@ async def test_no_offset_is_used_again_and_the_gap_counts_as_consumed(tmp_path: 
         (tiered,) = broker.tiers.partitions.values()
         assert tiered.waiting() is None, "a gap is nothing to upload"
         answer = await door.publish(await door.producer(), [b"new"])
-        assert answer.base_offset == 1 + 101 * 1_000_000
+        assert answer.base_offset == 1 + 101 * OFFSETS_PER_S
         assert await door.read_all() == [(0, b"kept"), (answer.base_offset, b"new")]
         consumer = await door.subscribe("behind")
         assert await consumer.wait_for(2) == [(0, b"kept"), (answer.base_offset, b"new")]

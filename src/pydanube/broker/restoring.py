@@ -8,8 +8,8 @@
 What was acked to publishers and not yet uploaded is lost; so is whatever happened to the metadata after the manifest.
 Nothing of that may come back as something else, so numbers go on far beyond those that may have been given out:
 
-    offsets   of each partition, by a million for every second since the manifest was written: a gap that is reported
-              like any other, and counts as consumed
+    offsets   of each partition, by a hundred million for every second since the manifest was written: a gap that is
+              reported like any other, counts as consumed, and is counted nowhere as messages
     ids       of topics, subscriptions, producers and ledgers, by a million
     epochs    by a thousand, so that whatever an owner of before still writes is older
 
@@ -45,8 +45,10 @@ from .records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicR
 
 log = get_logger(__name__)
 
-OFFSETS_PER_S: Final = 1_000_000
-"""More than a partition takes in."""
+OFFSETS_PER_S: Final = 100_000_000
+"""More than a partition takes in. One core took 11 million empty messages a second, each of which has 4 bytes at least
+that are checked and written. Nothing else bounds what was given out: a broker goes on while its store is away, so
+neither manifests nor segments tell how long it lived, or how fast it was."""
 
 BEHIND_S_MIN: Final = 60
 """Clocks differ, and a manifest says what was known when its writing began."""
