@@ -265,3 +265,63 @@ async def test_every_crash_leaves_a_gap_of_its_own(tmp_path: Path):
         found = await description(door)
         assert found.gaps == Gaps([(10, 1000), (1010, 2000), (2010, 3000), (3010, 4000)])
         assert (found.messages, await lags(door)) == (40, {"unread": 40})
+
+
+async def test_a_gap_before_the_first_message_stays_when_retention_takes_what_was_before_it(gapped: Gapped):
+    """Whoever has read all that was before it, and stands there, has lost nothing."""
+    async with gapped.opened() as broker:
+        door = Door(broker)
+        for name in ("unread", "read", "some"):
+            await broker.subscriptions.delete(ANONYMOUS, TOPIC, name)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
+        partition = await broker._partitions.get(TOPIC, 0)
+        await _Care(partition).look(gapped.clock.now_us())
+        found = await description(door)
+        assert (found.start_offset, found.messages) == (BEFORE, 0)
+        await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": -1})
+        await gapped.more(door)
+        while await broker.tiers.uploader.round(everything=True):
+            pass
+    async with gapped.opened() as broker:
+        door = Door(broker)
+        found = await description(door)
+        assert (found.start_offset, found.messages) == (BEFORE, AFTER)
+        assert found.gaps == Gaps([(BEFORE, gapped.end)])
+        assert [offset for offset, _ in await door.read_all()] == list(range(gapped.end, gapped.end + AFTER))
+
+
+async def test_an_empty_partition_is_restored_without_a_message_and_without_a_loss(tmp_path: Path):
+    gapped = Gapped("restored", tmp_path)
+    async with gapped.opened() as broker:
+        await Door(broker).create()
+        await broker.tiers.manifests.write()
+    (tmp_path / "restored").mkdir()
+    gapped.directory = tmp_path / "restored"
+    async with await EmbeddedStore.open(gapped.directory / "metadata.db", gapped.clock) as store:
+        await rebuild(gapped.objects, store, gapped.clock, Owner("cluster"))
+    for messages in (0, AFTER):
+        async with gapped.opened() as broker:
+            if messages:
+                await gapped.more(Door(broker))
+            found = await description(Door(broker))
+            assert (found.start_offset, found.messages) == (0, messages)
+
+
+async def test_what_the_catalog_lost_is_no_gap(tmp_path: Path):
+    """A hole that is damage stays an error for whoever reads it; no subscription passes over it as if it were acked."""
+    gapped = Gapped("written, uploaded", tmp_path)
+    await gapped.make()
+    async with gapped.opened() as broker:
+        await gapped.more(Door(broker))
+        while await broker.tiers.uploader.round(everything=True):
+            pass
+        topic_id = next(iter(broker.tiers.partitions))[0]
+        segments = [one async for page in broker.tiers.catalog.pages(topic_id, 0) for one in page]
+        lost = next(one for one in segments if one.end_offset == BEFORE)
+        assert lost.first_offset > 0
+        await broker.tiers.catalog.remove([lost], 1)
+    async with gapped.opened() as broker:
+        door = Door(broker)
+        assert not (await description(door)).gaps, "nobody knows any more where it began"
+        unsettled = await broker.subscriptions.unsettled(ANONYMOUS, TOPIC, "unread", 0, 1000, 0)
+        assert unsettled[0] == (0, BEFORE), "what was lost is not passed over"
