@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-spark test-stores soak soak-delivery soak-spark demo bench bench-spark serve clean
+.PHONY: help setup check format test test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-stores: setup ## object stores that need servers of their own: Redis, Azuri
 
 soak: setup ## the long durability tests: 50 kill -9 and thousands of power cuts
 	$(PYTEST) -m "soak and not spark_kill" -s --timeout 3600
+
+soak-damage: setup ## hundreds of damages to every kind of stored file: served whole, named, refused, never wrong
+	$(PYTEST) -m soak -s --timeout 3600 tests/damage
 
 soak-delivery: setup ## every topic kind and subscription type under a hundred kills of consumers and broker
 	$(PYTEST) -m soak -s --timeout 3600 tests/process/test_delivery_churn.py
