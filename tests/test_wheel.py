@@ -16,7 +16,7 @@ import pytest
 from pydanube.version import __version__
 
 ROOT = Path(__file__).parents[1]
-SECONDS_MAX = 300
+SECONDS_MAX = 900
 
 pytestmark = pytest.mark.xdist_group("wheel")  # built and installed once
 
@@ -29,7 +29,7 @@ async def main():
         async with client.producer("/default/wheel") as producer:
             await producer.send_many([b"one", b"two"], keys=["a", None])
         async with client.consumer("/default/wheel", subscription="s", start="earliest") as consumer:
-            received = [await consumer.receive(timeout=10) for _ in range(2)]
+            received = [await consumer.receive(timeout=60) for _ in range(2)]
             await consumer.ack(received[-1])
     print([(message.offset, message.key, message.payload) for message in received])
 

@@ -236,7 +236,7 @@ class Collector:
         self._arrived.set()
 
     async def wait_for(self, count: int) -> list[tuple[int, bytes]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.received) < count:
                 self._arrived.clear()
                 await self._arrived.wait()

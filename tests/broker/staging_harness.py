@@ -74,7 +74,7 @@ async def stages_in(objects: ObjectStore) -> list[str]:
     return [info.key async for info in objects.list("stages/")]
 
 
-async def until(condition, seconds: float = 10) -> None:
+async def until(condition, seconds: float = 60) -> None:
     """Let the loop run until it is so; `condition` may be a coroutine function."""
     async with asyncio.timeout(seconds):
         while True:

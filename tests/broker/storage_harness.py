@@ -44,7 +44,7 @@ async def usage(broker: Broker, topic: TopicName | None = None):
 
 async def uploaded(broker: Broker, topic: TopicName | None = None) -> StorageUpload:
     state = await broker.storage.upload(ANONYMOUS, topic)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not state.done:
             state = await broker.storage.upload_state(ANONYMOUS, state.run)
     return state
@@ -52,7 +52,7 @@ async def uploaded(broker: Broker, topic: TopicName | None = None) -> StorageUpl
 
 async def verified(broker: Broker, topic: TopicName | None = None, bytes_max: int = 1 << 30) -> StorageVerified:
     found, place = StorageVerified(), StoragePlace()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while place is not None:
             step, place = await broker.storage.verify(ANONYMOUS, topic, place, bytes_max)
             found = found.plus(step)

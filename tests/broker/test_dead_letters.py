@@ -20,7 +20,7 @@ DROP = FailurePolicy(redeliveries_max=0, delay_ms=0, poison=Poison.DROP)
 
 async def settled(condition) -> None:
     """Until it holds; the loop runs meanwhile, and time stands still."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 -- the condition has no event
             await asyncio.sleep(0)
 

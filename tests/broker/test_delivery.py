@@ -30,7 +30,7 @@ def offsets(collector) -> list[int]:
 
 async def settled(condition) -> None:
     """Until it holds; the loop runs meanwhile."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 -- the condition has no event
             await asyncio.sleep(0)
 

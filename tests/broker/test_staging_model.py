@@ -159,7 +159,7 @@ async def test_whatever_happens_every_committed_row_is_there_once_and_in_order(t
     await machine.open(crash=False)
     assert machine.broker is not None
     await machine.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=PARTITIONS))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         for _ in range(STEPS):
             await machine.step()
         await machine.check()

@@ -459,7 +459,7 @@ async def test_a_verification_gets_on_with_a_store_that_fails_now_and_then(tmp_p
         await broker.tiers._store.transact([], [Delete(segment_key(1, 0, lost.end_offset))])
         objects.shaky = True
         found, place, failures = StorageVerified(), StoragePlace(), 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while place is not None:
                 try:
                     step, place = await broker.storage.verify(ANONYMOUS, None, place, 1 << 30)

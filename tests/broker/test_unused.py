@@ -349,7 +349,7 @@ class AnnouncingClock(ManualClock):
         await super().sleep(seconds)
 
     async def next_wait(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.waited_for.wait()
         self.waited_for.clear()
 

@@ -38,7 +38,7 @@ class Serve:
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:
-            return self.process.wait(timeout=30)
+            return self.process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -81,7 +81,7 @@ def danube(served: Serve) -> Danube:
             capture_output=True,
             text=True,
             input=stdin if stdin is not None else "",
-            timeout=60,
+            timeout=120,
             env=os.environ | {"DANUBE_URL": url or served.url},
         )
 

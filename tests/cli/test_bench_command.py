@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 def bench(*arguments: str, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", "bench", *arguments], capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "pydanube.cli", "bench", *arguments], capture_output=True, text=True, timeout=400
     )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -143,7 +143,7 @@ def test_sigterm_ends_it_like_ctrl_c_and_leaves_nothing(tmp_path: Path):
     while not list(tmp_path.glob("*/broker/wal/MANIFEST")):
         assert process.poll() is None
     process.terminate()
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "danube: interrupted\n")
     assert list(tmp_path.iterdir()) == []
 

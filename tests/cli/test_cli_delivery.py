@@ -287,7 +287,7 @@ def test_wrong_usage_is_exit_code_2_and_needs_no_broker(arguments):
         capture_output=True,
         text=True,
         input="",
-        timeout=30,
+        timeout=120,
     )
     assert done.returncode == 2, done.stderr
     assert "Error: " in done.stderr
@@ -299,13 +299,13 @@ def test_a_message_that_blocks_is_seen_and_skipped(danube, served, topic):
         "subscriptions", "create", topic, "sub", "--from", "earliest", "--max-redeliveries", "0", "--poison", "block"
     )
     with connect_blocking(served.url) as client, client.consumer(topic, subscription="sub") as consumer:
-        consumer.nack(consumer.receive(timeout=10), reason="cannot be parsed")
+        consumer.nack(consumer.receive(timeout=60), reason="cannot be parsed")
 
     def figures() -> dict:
         (found,) = answer(danube("topics", "stats", topic, "--json"))["subscriptions"]
         return found
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while figures()["blocked"] != 1:
         assert time.monotonic() < deadline, figures()
     assert "1 blocked" in danube("top", topic).stdout
@@ -322,6 +322,6 @@ def test_a_message_that_comes_again_tells_why(danube, served, topic):
     danube("produce", topic, "-m", "one")
     danube("subscriptions", "create", topic, "sub", "--type", "shared", "--from", "earliest", "--delay", "10ms")
     with connect_blocking(served.url) as client, client.consumer(topic, subscription="sub", type="shared") as consumer:
-        consumer.nack(consumer.receive(timeout=10), reason="no stock")
+        consumer.nack(consumer.receive(timeout=60), reason="no stock")
     (message,) = consumed(danube, topic, "-s", "sub", "--count", "1")
     assert (message["redeliveries"], message["failure_reason"]) == (1, "no stock")

@@ -31,7 +31,7 @@ def stored(serve, tmp_path: Path) -> Path:
             [sys.executable, "-m", "pydanube.cli", "produce", "/default/t", "-m", text],
             env=os.environ | {"DANUBE_URL": running.url},
             check=True,
-            timeout=60,
+            timeout=120,
         )
     assert running.end() == 0
     return tmp_path / "data"

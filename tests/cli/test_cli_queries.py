@@ -33,7 +33,7 @@ def run(served, *arguments: str, code: int = 0) -> str:
         [sys.executable, "-m", "pydanube.cli", "queries", *arguments, "--url", served.url],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr

@@ -16,7 +16,7 @@ from pydanube.version import __version__
 
 def danube(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", *arguments], capture_output=True, text=True, input=stdin, timeout=60
+        [sys.executable, "-m", "pydanube.cli", *arguments], capture_output=True, text=True, input=stdin, timeout=120
     )
 
 
@@ -63,7 +63,7 @@ def test_help_imports_nothing_heavy():
         "import sys; from pydanube.cli.app import cli; cli.main(['--help'], standalone_mode=False);"
         "print([m for m in ('numpy', 'rich', 'asyncio', 'structlog', 'msgspec') if m in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
     assert done.stderr.strip() == "[]"
 
 

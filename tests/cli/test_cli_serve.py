@@ -40,7 +40,7 @@ def test_listening_beyond_this_machine_without_authentication_is_warned_of(serve
 
 def refused(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", "serve", *arguments], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "pydanube.cli", "serve", *arguments], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1, done
     assert done.stdout == ""
@@ -65,7 +65,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path):
 
 def test_a_port_that_is_none_is_wrong_usage():
     done = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", "serve", "--port", "70000"], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "pydanube.cli", "serve", "--port", "70000"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
 
@@ -82,7 +82,7 @@ def test_a_door_that_cannot_be_opened_is_one_line_with_the_remedy(tmp_path, argu
         [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), "--port", "0", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ended.returncode == 1
@@ -99,7 +99,7 @@ def test_a_port_that_is_taken_says_so(tmp_path):
             [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), "--port", port],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert ended.returncode == 1

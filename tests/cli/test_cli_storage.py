@@ -35,7 +35,7 @@ def serving(*arguments: str, how: signal.Signals = signal.SIGTERM, **environment
         assert matched, process.stderr.read()
         yield matched[1]
         process.send_signal(how)
-        rest, complaints = process.communicate(timeout=30)
+        rest, complaints = process.communicate(timeout=120)
         assert (process.returncode, rest) == (0, ""), complaints
     finally:
         process.kill()
@@ -93,7 +93,7 @@ def test_a_port_in_use_is_one_clear_line() -> None:
             [sys.executable, "-m", "pydanube.cli", "storage", "serve", "--store", "memory://", "--port", port],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
         )
     assert done.returncode == 1 and done.stdout == ""
     assert "is taken" in done.stderr.splitlines()[-1]

@@ -30,7 +30,7 @@ def stored(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             [sys.executable, "-m", "pydanube.cli", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             env=os.environ | {"DANUBE_URL": running.url},
         )
         assert done.returncode == code, done.stderr

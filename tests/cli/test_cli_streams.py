@@ -32,7 +32,7 @@ def unheard(served, unread: int, *arguments: str, stdout: int | None = None) -> 
         stdin=subprocess.DEVNULL,
         stdout=unread if stdout is None else stdout,
         stderr=unread,
-        timeout=60,
+        timeout=120,
         env=os.environ | {"DANUBE_URL": served.url},
     ).returncode
 
@@ -79,7 +79,7 @@ def with_closed(served, redirection: str, *arguments: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         input="",
-        timeout=60,
+        timeout=120,
         env=os.environ | {"DANUBE_URL": served.url},
     )
 

@@ -146,7 +146,7 @@ def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, ser
     times = [json.loads(process.stdout.readline())["time"] for _ in range(3)]
     assert times == sorted(set(times))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -171,6 +171,6 @@ def test_top_takes_over_a_terminal_and_gives_it_back(danube, served, topic):
         except OSError:  # the other end is closed
             break
     os.close(ours)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=120) == 0
     assert b"\x1b[?1049h" in seen
     assert b"\x1b[?1049l" in seen

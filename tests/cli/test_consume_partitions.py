@@ -13,7 +13,7 @@ import pytest
 
 from pydanube.cli.consume import _next_batch
 from pydanube.cli.reading import AllPartitions
-from pydanube.cli.session import LEAVE_SECONDS, Stop
+from pydanube.cli.session import Stop
 from pydanube.model.positions import LATEST
 
 MANY = 1_100
@@ -66,7 +66,7 @@ async def test_readers_that_do_not_end_do_not_hold_it_up(opens: bool, how: str):
         if how == "signal":
             loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
         assert await _next_batch(source, stop, 0.1 if how == "timeout" else None) is None
-    assert loop.time() - begin < 4 * LEAVE_SECONDS
+    assert loop.time() - begin < 60, "they never end by themselves"
     client.ended.set()
 
 
@@ -84,7 +84,7 @@ def test_more_partitions_than_fetches_may_wait(danube, served, topic):
     assert process.stdout is not None
     assert process.stdout.readline() == "one\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=120) == 0
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def reading(served):
     yield start
     for process in started:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=120)
 
 
 @pytest.mark.process
@@ -117,7 +117,7 @@ def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(d
     assert danube("produce", topic, "--partition", "2", "-m", "added").returncode == 0
     assert process.stdout.readline() == "added\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=120) == 0
 
 
 @pytest.mark.process
@@ -135,4 +135,4 @@ def test_a_pattern_means_all_topics_that_match_and_those_to_come(danube, reading
         danube("produce", f"{topic}-2", "-m", "three")
         assert process.stdout.readline() == "three\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=120) == 0

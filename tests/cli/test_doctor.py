@@ -122,7 +122,7 @@ class HangingList(MemoryStore):
 @pytest.mark.parametrize("kind", [HangingGet, HangingList])
 def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, kind: type[MemoryStore]):
     monkeypatch.setattr(store_check, "STEP_SECONDS", 0.05)
-    (finding,) = asyncio.run(asyncio.wait_for(store_check.checked(kind()), timeout=20))
+    (finding,) = asyncio.run(asyncio.wait_for(store_check.checked(kind()), timeout=60))
     assert (finding.status, finding.detail) == ("fail", "memory://: no answer within 0.05 s")
 
 

@@ -188,7 +188,7 @@ def test_a_key_ends_the_live_view_and_the_terminal_is_as_it_was(served, key: byt
         while b"danube top" not in seen:
             seen += os.read(ours, 4096)
         os.write(ours, b"x" + key)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=120) == 0
         assert termios.tcgetattr(its) == before
     finally:
         process.kill()

@@ -70,7 +70,7 @@ class Wire:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 60) -> None:
     """Return once it holds. For what nobody announces: a broker's state, a count on the other side of a wire."""
     async with asyncio.timeout(seconds):
         while True:

@@ -33,10 +33,10 @@ async def test_what_is_taken_and_not_settled_comes_again(client: Client) -> None
     async with client.consumer(
         TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
     ) as consumer:
-        first, second, third = [await consumer.receive(timeout=5) for _ in range(3)]
+        first, second, third = [await consumer.receive(timeout=60) for _ in range(3)]
         await consumer.ack(first)
         await consumer.ack(third)
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert (again.offset, again.redeliveries, again.failure_reason) == (second.offset, 1, "ack timeout")
         await consumer.ack(again)
         await consumer.flush()
@@ -47,10 +47,10 @@ async def test_what_is_taken_and_not_settled_comes_again(client: Client) -> None
 async def test_what_was_only_sent_ahead_does_not_expire(client: Client) -> None:
     await publish(client, 200)
     async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
-        await consumer.ack(await consumer.receive(timeout=5))
+        await consumer.ack(await consumer.receive(timeout=60))
         await asyncio.sleep(0.4)  # longer than the timeout: 199 messages lie here
         for offset in range(1, 200):
-            message = await consumer.receive(timeout=5)
+            message = await consumer.receive(timeout=60)
             assert (message.offset, message.redeliveries) == (offset, 0)
             await consumer.ack(message)
 
@@ -60,11 +60,11 @@ async def test_a_batch_counts_from_when_it_was_received(client: Client) -> None:
     async with client.consumer(
         TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
     ) as consumer:
-        batch = await consumer.receive_batch(timeout=5)
+        batch = await consumer.receive_batch(timeout=60)
         assert len(batch) == 5
         seen = 0
         while seen < 5:
-            again = await consumer.receive_batch(timeout=5)
+            again = await consumer.receive_batch(timeout=60)
             assert list(again.failure_reasons) == ["ack timeout"] * len(again)
             await consumer.ack(again)
             seen += len(again)
@@ -73,8 +73,8 @@ async def test_a_batch_counts_from_when_it_was_received(client: Client) -> None:
 async def test_without_a_timeout_messages_are_made_ready_by_the_chunk_and_nothing_is_watched(client: Client) -> None:
     await publish(client, 10)
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        await consumer.ack(await consumer.receive(timeout=5))
-        await consumer.ack(await consumer.receive(timeout=5))
+        await consumer.ack(await consumer.receive(timeout=60))
+        await consumer.ack(await consumer.receive(timeout=60))
         acks = acks_of(consumer)
         assert acks.unsettled is None
         assert acks.end == 2  # the range that grows
@@ -83,15 +83,15 @@ async def test_without_a_timeout_messages_are_made_ready_by_the_chunk_and_nothin
 async def test_it_is_switched_on_and_off_while_the_consumer_runs(client: Client) -> None:
     await publish(client, 4)
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
-        await consumer.ack(await consumer.receive(timeout=5))
+        await consumer.ack(await consumer.receive(timeout=60))
         await client.set_failure_policy(TOPIC, "billing", SOON)
         await until(lambda: acks_of(consumer).unsettled is not None)
-        second = await consumer.receive(timeout=5)
+        second = await consumer.receive(timeout=60)
         for offset in (2, 3):
-            message = await consumer.receive(timeout=5)
+            message = await consumer.receive(timeout=60)
             assert message.offset == offset
             await consumer.ack(message)
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert (again.offset, again.failure_reason) == (second.offset, "ack timeout")
         await client.set_failure_policy(TOPIC, "billing", FailurePolicy())
         await until(lambda: acks_of(consumer).unsettled is None)
@@ -105,8 +105,8 @@ async def test_a_consumer_may_have_a_timeout_of_its_own(client: Client) -> None:
     async with client.consumer(
         TOPIC, subscription="billing", start="earliest", ack_timeout=0.1, failure_policy=FailurePolicy(delay_ms=0)
     ) as consumer:
-        await consumer.receive(timeout=5)
-        assert (await consumer.receive(timeout=5)).failure_reason == "ack timeout"
+        await consumer.receive(timeout=60)
+        assert (await consumer.receive(timeout=60)).failure_reason == "ack timeout"
     async with client.consumer(TOPIC, subscription="billing", ack_timeout=0) as consumer:
         assert acks_of(consumer).unsettled is None
     with pytest.raises(Invalid, match="ack_timeout"):
@@ -117,9 +117,9 @@ async def test_a_lost_connection_ends_what_was_running(wire: Wire) -> None:
     async with pydanube.connect(wire.url) as client:
         await publish(client, 1)
         async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
-            await consumer.receive(timeout=5)
+            await consumer.receive(timeout=60)
             wire.cut()
-            again = await consumer.receive(timeout=5)
+            again = await consumer.receive(timeout=60)
             assert (again.offset, again.redeliveries) == (0, 0)
             await consumer.ack(again)
 
@@ -129,7 +129,7 @@ def test_in_the_blocking_form_it_counts_from_the_hand_over_of_each_message() -> 
         with client.producer(TOPIC) as producer:
             producer.send_many([b"%d" % number for number in range(20)])
         with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
-            assert consumer.receive(timeout=5).offset == 0
+            assert consumer.receive(timeout=60).offset == 0
             assert len(acks_of(consumer._inner).unsettled or ()) == 1
             seen = []
             for message in consumer:

@@ -83,7 +83,7 @@ async def test_a_backlog_is_cleared(client: Client) -> None:
 async def test_peeking_consumes_nothing_and_skips_what_is_acked(client: Client) -> None:
     await publish(client, 10)
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        messages = [await consumer.receive(timeout=5) for _ in range(10)]
+        messages = [await consumer.receive(timeout=60) for _ in range(10)]
         for index in (0, 1, 4, 5, 9):
             await consumer.ack(messages[index])
         await consumer.flush()
@@ -173,7 +173,7 @@ async def test_statistics_count_what_happens(client: Client) -> None:
     await publish(client, 10)
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest", name="me") as consumer:
         for _ in range(4):
-            await consumer.ack(await consumer.receive(timeout=5))
+            await consumer.ack(await consumer.receive(timeout=60))
         await consumer.flush()
         statistics = await client.topic_statistics(TOPIC)
     partition = statistics.partitions[0]
@@ -188,7 +188,7 @@ async def test_a_topic_can_be_non_reliable(client: Client) -> None:
     await publish(client, 3)  # nobody listens
     async with client.consumer(TOPIC, subscription="billing") as consumer:
         await publish(client, 1, start=7)
-        message = await consumer.receive(timeout=5)
+        message = await consumer.receive(timeout=60)
         assert message.payload == b"7"
         await consumer.ack(message)
     assert not (await client.describe_topic(TOPIC)).config.reliable
@@ -203,11 +203,11 @@ def test_the_blocking_client_has_the_same_surface() -> None:
         assert [one.payload for one in client.peek(TOPIC, "billing", 2)] == [b"0", b"1"]
         client.skip(TOPIC, "billing", 0, 0)
         with client.consumer(TOPIC, subscription="billing", type="shared") as consumer:
-            message = consumer.receive(timeout=5)
+            message = consumer.receive(timeout=60)
             with pytest.raises(Refused, match="cumulative"):
                 consumer.ack_cumulative(message)
             consumer.nack(message, delay=0, reason="no")
-            rest = [consumer.receive(timeout=5) for _ in range(2)]
+            rest = [consumer.receive(timeout=60) for _ in range(2)]
             assert {one.offset: one.failure_reason for one in rest} == {1: "no", 2: None}
         client.clear_backlog(TOPIC, "billing")
         client.advance(TOPIC, "billing", 0, 3, expected=3)

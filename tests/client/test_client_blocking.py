@@ -100,12 +100,12 @@ def test_messages_batches_and_timeouts(client: BlockingClient) -> None:
     with client.producer(TOPIC, batch_messages=100) as producer:
         producer.send_many([b"%d" % number for number in range(300)])
     with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        assert consumer.receive(timeout=5).offset == 0
+        assert consumer.receive(timeout=60).offset == 0
         assert next(consumer).offset == 1
-        rest = consumer.receive_batch(timeout=5)
+        rest = consumer.receive_batch(timeout=60)
         assert rest.offsets.tolist() == list(range(2, 100))
-        assert consumer.receive_batch(timeout=5).offsets[0] == 100
-        consumer.ack_cumulative(consumer.receive_batch(timeout=5))
+        assert consumer.receive_batch(timeout=60).offsets[0] == 100
+        consumer.ack_cumulative(consumer.receive_batch(timeout=60))
         consumer.flush()
         assert client.describe_subscription(TOPIC, "billing").partitions[0].position == 300
         with pytest.raises(TimeoutError):

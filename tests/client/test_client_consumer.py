@@ -29,7 +29,7 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=5) for _ in range(count)]
+    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 async def nothing_more(consumer: Consumer) -> bool:
@@ -66,7 +66,7 @@ async def test_a_new_subscription_starts_at_latest(client: Client) -> None:
     await publish(client, b"before")
     async with client.consumer(TOPIC, subscription="billing") as consumer:
         await publish(client, b"after")
-        assert (await consumer.receive(timeout=5)).payload == b"after"
+        assert (await consumer.receive(timeout=60)).payload == b"after"
 
 
 async def test_a_subscription_is_durable_on_entering_the_block(client: Client) -> None:
@@ -75,7 +75,7 @@ async def test_a_subscription_is_durable_on_entering_the_block(client: Client) -
         pass
     await publish(client, b"while nobody listens")
     async with client.consumer(TOPIC, subscription="billing") as consumer:
-        assert (await consumer.receive(timeout=5)).payload == b"while nobody listens"
+        assert (await consumer.receive(timeout=60)).payload == b"while nobody listens"
 
 
 async def test_start_counts_only_when_the_subscription_is_created(client: Client) -> None:
@@ -83,7 +83,7 @@ async def test_start_counts_only_when_the_subscription_is_created(client: Client
     async with client.consumer(TOPIC, subscription="billing", start=1) as consumer:
         assert [message.offset for message in await take(consumer, 2)] == [1, 2]
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        assert (await consumer.receive(timeout=5)).offset == 1
+        assert (await consumer.receive(timeout=60)).offset == 1
 
 
 async def test_a_subscription_can_start_at_a_time(client: Client) -> None:
@@ -92,7 +92,7 @@ async def test_a_subscription_can_start_at_a_time(client: Client) -> None:
     await until(lambda: datetime.now(UTC) > middle)
     await publish(client, b"new")
     async with client.consumer(TOPIC, subscription="billing", start=middle) as consumer:
-        assert (await consumer.receive(timeout=5)).payload == b"new"
+        assert (await consumer.receive(timeout=60)).payload == b"new"
 
 
 async def test_what_was_not_acked_comes_again_and_what_was_does_not(client: Client) -> None:
@@ -130,7 +130,7 @@ async def test_acks_leave_by_themselves_after_a_moment(client: Client) -> None:
 async def test_batches_are_received_and_acked_whole(client: Client) -> None:
     await publish(client, *numbered(100), batch=40)
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        batch = await consumer.receive_batch(timeout=5)
+        batch = await consumer.receive_batch(timeout=60)
         assert (len(batch), batch.topic, batch.partition) == (40, TOPIC, 0)
         assert batch.payloads == numbered(40)
         assert batch.offsets.tolist() == list(range(40))
@@ -149,7 +149,7 @@ async def test_a_batch_after_some_messages_is_the_rest_of_theirs(client: Client)
     await publish(client, *numbered(500))
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         first = await take(consumer, 200)
-        rest = await consumer.receive_batch(timeout=5)
+        rest = await consumer.receive_batch(timeout=60)
         assert [message.offset for message in first] == list(range(200))
         assert rest.offsets.tolist() == list(range(200, 500))
         assert rest.payloads == numbered(300, 200)
@@ -173,7 +173,7 @@ async def test_an_acked_hole_makes_a_delivery_of_some_rows(client: Client) -> No
         for index in (1, 2, 3, 8):
             await consumer.ack(messages[index])
     async with client.consumer(TOPIC, subscription="billing") as consumer:
-        batch = await consumer.receive_batch(timeout=5)
+        batch = await consumer.receive_batch(timeout=60)
         wanted = [0, 4, 5, 6, 7, 9]
         assert batch.offsets.tolist() == wanted
         assert batch.payloads == [b"%d" % number for number in wanted]
@@ -194,8 +194,8 @@ async def test_cumulative_acks_take_everything_before(client: Client) -> None:
         await consumer.ack_cumulative(messages[41])
         await consumer.flush()
         assert await position(client) == 42
-        await consumer.receive_batch(timeout=5)
-        batch = await consumer.receive_batch(timeout=5)
+        await consumer.receive_batch(timeout=60)
+        batch = await consumer.receive_batch(timeout=60)
         await consumer.ack_cumulative(batch)
         await consumer.flush()
         assert await position(client) == batch.offsets[-1] + 1
@@ -205,7 +205,7 @@ async def test_arrow_batches_have_the_columns_of_the_contract(client: Client) ->
     async with client.producer(TOPIC, name="till") as producer:
         await producer.send_many([b"a", b"b"], keys=["x", None], attributes=[{"k": "v"}, None])
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        table = (await consumer.receive_batch(timeout=5)).to_arrow()
+        table = (await consumer.receive_batch(timeout=60)).to_arrow()
     assert table.column("payload").to_pylist() == [b"a", b"b"]
     assert table.column("key").to_pylist() == ["x", None]
     assert table.column("attributes").to_pylist() == [[("k", "v")], []]
@@ -247,14 +247,14 @@ async def test_a_pattern_finds_topics_now_and_later(client: Client) -> None:
     async with client.consumer(
         "/default/orders-*", subscription="billing", start="earliest", refresh_seconds=0.02
     ) as consumer:
-        assert (await consumer.receive(timeout=5)).payload == b"first"
+        assert (await consumer.receive(timeout=60)).payload == b"first"
         assert consumer.topics == ["/default/orders-eu"]
         await publish(client, b"second", topic="/default/orders-us")
-        message = await consumer.receive(timeout=5)
+        message = await consumer.receive(timeout=60)
         assert (message.topic, message.payload) == ("/default/orders-us", b"second")
         await client.delete_topic("/default/orders-eu")
         await publish(client, b"third", topic="/default/orders-us")
-        assert (await consumer.receive(timeout=5)).payload == b"third"
+        assert (await consumer.receive(timeout=60)).payload == b"third"
         await until(lambda: consumer.topics == ["/default/orders-us"])
 
 
@@ -290,7 +290,7 @@ async def test_a_pattern_over_many_topics_does_not_ask_for_one_after_the_other(
 async def test_a_pattern_that_matches_nothing_waits(client: Client) -> None:
     async with client.consumer("/default/x-*", subscription="billing", refresh_seconds=0.02) as consumer:
         await publish(client, b"here", topic="/default/x-1")
-        assert (await consumer.receive(timeout=5)).payload == b"here"
+        assert (await consumer.receive(timeout=60)).payload == b"here"
 
 
 async def test_seek_starts_over(client: Client) -> None:
@@ -307,7 +307,7 @@ async def test_seek_starts_over(client: Client) -> None:
         assert [message.offset for message in await take(consumer, 5)] == [15, 16, 17, 18, 19]
         await consumer.seek("latest")
         await publish(client, b"new")
-        message = await consumer.receive(timeout=5)
+        message = await consumer.receive(timeout=60)
         assert message.payload == b"new"
         await consumer.ack(message)
         await consumer.flush()
@@ -337,7 +337,7 @@ async def test_an_exclusive_subscription_takes_one_consumer(client: Client) -> N
 async def test_the_same_name_takes_over_and_the_older_one_hears_of_it(client: Client) -> None:
     await publish(client, *numbered(5))
     async with client.consumer(TOPIC, subscription="billing", start="earliest", name="me") as old:
-        assert (await old.receive(timeout=5)).offset == 0
+        assert (await old.receive(timeout=60)).offset == 0
         waiting = asyncio.get_running_loop().create_task(nothing_more(old))
         async with client.consumer(TOPIC, subscription="billing", name="me") as new:
             assert [message.offset for message in await take(new, 5)] == [0, 1, 2, 3, 4]
@@ -355,7 +355,7 @@ async def test_a_deleted_topic_ends_the_consumer(client: Client) -> None:
         await asyncio.sleep(0)
         await client.delete_topic(TOPIC)
         with pytest.raises(pydanube.DanubeError):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 60)
 
 
 async def test_a_topic_that_does_not_exist_is_named(client: Client) -> None:
@@ -390,7 +390,7 @@ async def test_only_what_was_received_can_be_acked(client: Client) -> None:
         client.consumer(TOPIC, subscription="billing", start="earliest") as consumer,
         client.reader(TOPIC, start="earliest") as reader,
     ):
-        read = await reader.receive(timeout=5)
+        read = await reader.receive(timeout=60)
         for wrong in (read, b"x", None, 7):
             with pytest.raises(Invalid, match="received"):
                 await consumer.ack(wrong)  # type: ignore[arg-type]
@@ -423,7 +423,7 @@ async def test_a_cancelled_receive_loses_nothing(client: Client) -> None:
             if isinstance(done, Message):
                 seen.append(done.offset)
         while len(seen) < 50:
-            seen.append((await consumer.receive(timeout=5)).offset)
+            seen.append((await consumer.receive(timeout=60)).offset)
         assert seen == list(range(50))
 
 
@@ -494,8 +494,8 @@ async def test_a_closed_client_has_left_no_task_and_no_timer_behind() -> None:
                 client.reader(TOPIC, start="earliest") as reader,
             ):
                 await producer.send(b"x")
-                await consumer.ack(await consumer.receive(timeout=5))
-                await reader.receive(timeout=5)
+                await consumer.ack(await consumer.receive(timeout=60))
+                await reader.receive(timeout=60)
         assert asyncio.all_tasks() == before
         scheduled = [timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
         assert not [timer for timer in scheduled if "pydanube.client" in repr(timer)]

@@ -124,7 +124,7 @@ async def test_the_returns_are_counted(client: Client) -> None:
     await bury(client, 1, returns="1")
     await client.dead_letters(LETTERS).redrive()
     async with client.reader(TOPIC, start="earliest", end="latest") as reader:
-        assert (await reader.receive(timeout=5)).attributes["x-redriven"] == "2"
+        assert (await reader.receive(timeout=60)).attributes["x-redriven"] == "2"
 
 
 async def test_letters_are_chosen_by_where_they_came_from_and_may_go_elsewhere(client: Client) -> None:
@@ -317,13 +317,13 @@ async def test_the_brokers_own_letters_are_read_and_go_back(client: Client) -> N
     async with client.producer(TOPIC) as producer:
         await producer.send(b"payload", key="k", attributes={"a": "b"})
     async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=policy) as consumer:
-        await consumer.nack(await consumer.receive(timeout=5), reason="because")
+        await consumer.nack(await consumer.receive(timeout=60), reason="because")
         async with client.consumer(LETTERS, subscription="watch", start="earliest", create_topic=True) as watch:
-            message = await watch.receive(timeout=5)
+            message = await watch.receive(timeout=60)
         assert message.attributes.keys() == LETTER_ATTRIBUTES - {"x-attributes-dropped"} | {"a"}
         assert message.attributes["x-dead-letter-id"] == "/default/orders/0/billing/0"
         assert (await client.dead_letters(LETTERS).redrive()).done == 1
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert (again.payload, again.key, again.attributes) == (b"payload", "k", {"a": "b", "x-redriven": "1"})
         assert again.redeliveries == 0
         await consumer.ack(again)
@@ -338,14 +338,14 @@ async def test_a_letter_names_the_partition_it_came_from_and_keeps_its_time(clie
         await producer.send(b"payload", publish_time=made)
     policy = pydanube.FailurePolicy(redeliveries_max=0, dead_letter_topic=LETTERS)
     async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=policy) as consumer:
-        await consumer.ack(await consumer.receive(timeout=5))
-        await consumer.nack(await consumer.receive(timeout=5))
+        await consumer.ack(await consumer.receive(timeout=60))
+        await consumer.nack(await consumer.receive(timeout=60))
         async with client.consumer(LETTERS, subscription="watch", start="earliest", create_topic=True) as watch:
-            letter = DeadLetter(await watch.receive(timeout=5))
+            letter = DeadLetter(await watch.receive(timeout=60))
         assert (letter.original_topic, letter.original_partition, letter.original_offset) == (TOPIC, 2, 1)
         assert letter.message.publish_time == made
         assert (await client.dead_letters(LETTERS).redrive()).done == 1
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert (again.payload, again.publish_time, again.attributes) == (b"payload", made, {"x-redriven": "1"})
 
 

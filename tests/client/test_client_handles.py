@@ -152,7 +152,7 @@ async def test_a_consumer_that_is_closed_while_it_attaches_leaves_the_subscripti
         await opening
     async with client.consumer(TOPIC, subscription="billing") as another, client.producer(TOPIC) as producer:
         await producer.send(b"one")
-        assert (await another.receive(timeout=5)).payload == b"one"
+        assert (await another.receive(timeout=60)).payload == b"one"
 
 
 def connection_of(client: Client) -> Connection:
@@ -163,6 +163,6 @@ def connection_of(client: Client) -> Connection:
 async def until_asked(client: Client) -> None:
     """Until a handle was asked for, turn by turn: the answer is not long in coming."""
     opening = (requests.ProducerOpened, requests.ConsumerOpened)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not any(getattr(one, "kind", None) in opening for one in connection_of(client)._asked.values()):  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -26,7 +26,7 @@ async def publish(client: Client, *payloads: bytes, topic: str = TOPIC) -> None:
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=5) for _ in range(count)]
+    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 async def position(client: Client) -> int:
@@ -42,11 +42,11 @@ async def test_a_nacked_message_comes_again_with_its_reason(client: Client, kind
         await consumer.ack(first)
         await consumer.nack(second, delay=0, reason="no stock")
         await consumer.ack(third)
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert (again.offset, again.payload) == (1, b"1")
         assert (again.redeliveries, again.failure_reason) == (1, "no stock")
         await consumer.nack(again, delay=0)
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert again.redeliveries == 2
         await consumer.ack(again)
     assert await position(client) == 3
@@ -55,12 +55,12 @@ async def test_a_nacked_message_comes_again_with_its_reason(client: Client, kind
 async def test_a_batch_is_nacked_whole_and_tells_the_reasons(client: Client) -> None:
     await publish(client, b"0", b"1", b"2", b"3")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
-        batch = await consumer.receive_batch(timeout=5)
+        batch = await consumer.receive_batch(timeout=60)
         assert list(batch.failure_reasons) == [None] * 4
         await consumer.nack(batch, delay=0, reason="later")
         seen: dict[int, tuple[int, str | None]] = {}
         while len(seen) < 4:
-            batch = await consumer.receive_batch(timeout=5)
+            batch = await consumer.receive_batch(timeout=60)
             assert [one.failure_reason for one in batch] == list(batch.failure_reasons)
             told = zip(batch.offsets.tolist(), batch.redeliveries, batch.failure_reasons, strict=True)
             seen |= {offset: (count, reason) for offset, count, reason in told}
@@ -71,12 +71,12 @@ async def test_a_batch_is_nacked_whole_and_tells_the_reasons(client: Client) -> 
 async def test_the_delay_counts_and_others_do_not_wait_for_it(client: Client) -> None:
     await publish(client, b"0", b"1")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
-        first = await consumer.receive(timeout=5)
+        first = await consumer.receive(timeout=60)
         await consumer.nack(first, delay=0.3)
-        await consumer.ack(await consumer.receive(timeout=5))
+        await consumer.ack(await consumer.receive(timeout=60))
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=0.1)
-        assert (await consumer.receive(timeout=5)).offset == 0
+        assert (await consumer.receive(timeout=60)).offset == 0
 
 
 async def test_the_last_word_about_a_message_counts(client: Client) -> None:
@@ -90,7 +90,7 @@ async def test_the_last_word_about_a_message_counts(client: Client) -> None:
         await consumer.nack(second)
         await consumer.ack(second)
         await consumer.flush()
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert again.offset == 0
         await consumer.ack(again)
     assert await position(client) == 2
@@ -100,7 +100,7 @@ async def test_the_last_word_about_a_message_counts(client: Client) -> None:
 async def test_a_cumulative_ack_is_refused_where_others_have_messages(client: Client, kind: str) -> None:
     await publish(client, b"0", b"1")
     async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
-        message = await consumer.receive(timeout=5)
+        message = await consumer.receive(timeout=60)
         with pytest.raises(Refused, match="cumulative"):
             await consumer.ack_cumulative(message)
         await consumer.flush()
@@ -111,19 +111,19 @@ async def test_a_cumulative_ack_is_refused_where_others_have_messages(client: Cl
 async def test_a_nack_that_makes_no_sense_is_refused(client: Client, wrong: dict[str, object]) -> None:
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        message = await consumer.receive(timeout=5)
+        message = await consumer.receive(timeout=60)
         with pytest.raises(Invalid):
             await consumer.nack(message, **wrong)  # type: ignore[arg-type]
     reader = client.reader(TOPIC, start="earliest")
     with pytest.raises(Invalid, match="not received by a consumer"):
-        await consumer.nack(await reader.receive(timeout=5))
+        await consumer.nack(await reader.receive(timeout=60))
 
 
 async def test_a_long_reason_is_cut(client: Client) -> None:
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        await consumer.nack(await consumer.receive(timeout=5), delay=0, reason="x" * 10_000)
-        assert (await consumer.receive(timeout=5)).failure_reason == "x" * 500
+        await consumer.nack(await consumer.receive(timeout=60), delay=0, reason="x" * 10_000)
+        assert (await consumer.receive(timeout=60)).failure_reason == "x" * 500
 
 
 async def test_a_reason_that_is_no_text_is_told_as_far_as_it_is_one(client: Client) -> None:
@@ -145,9 +145,9 @@ async def test_names_that_cannot_be_sent_are_refused_at_the_call(client: Client,
 async def test_nacks_leave_before_the_consumer_does(client: Client) -> None:
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
-        await consumer.nack(await consumer.receive(timeout=5), delay=0, reason="closing")
+        await consumer.nack(await consumer.receive(timeout=60), delay=0, reason="closing")
     async with client.consumer(TOPIC, subscription="billing", type="shared") as consumer:
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=60)
         assert (again.redeliveries, again.failure_reason) == (1, "closing")
 
 
@@ -155,14 +155,14 @@ async def test_nacks_that_were_not_sent_go_with_their_connection(wire: Wire) -> 
     async with pydanube.connect(wire.url) as client:
         await publish(client, b"0")
         async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-            message = await consumer.receive(timeout=5)
+            message = await consumer.receive(timeout=60)
             wire.open_for_new = False
             wire.cut()
             source = consumer._sources._sources[TOPIC, 0]
             await until(lambda: source._connection is None)
             await consumer.nack(message, delay=60)
             wire.open_for_new = True
-            again = await consumer.receive(timeout=10)
+            again = await consumer.receive(timeout=60)
             assert (again.offset, again.redeliveries) == (0, 0)
             await consumer.ack(again)
         assert await position(client) == 1
@@ -175,7 +175,7 @@ async def test_poison_becomes_a_dead_letter(client: Client) -> None:
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=policy) as consumer:
         for number in range(2):
-            await consumer.nack(await consumer.receive(timeout=5), delay=0, reason=f"try {number}")
+            await consumer.nack(await consumer.receive(timeout=60), delay=0, reason=f"try {number}")
         await until(lambda: _settled(client))
     letter = await client.dead_letters("/default/orders-dlq").get("0:0")
     assert (letter.original_topic, letter.reason, letter.message.payload) == (TOPIC, "try 1", b"0")

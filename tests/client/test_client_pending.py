@@ -31,7 +31,7 @@ async def test_what_nobody_has_is_ready_and_what_a_consumer_has_says_whose_it_is
     await client.create_subscription(TOPIC, "billing", type="shared", start="earliest")
     assert await states(client) == ["ready"] * 3
     async with client.consumer(TOPIC, subscription="billing", name="worker-1") as consumer:
-        await consumer.ack(await consumer.receive(timeout=5))
+        await consumer.ack(await consumer.receive(timeout=60))
         await consumer.flush()
         first, second = await client.peek(TOPIC, "billing")
         assert (first.offset, first.payload, first.state, first.consumer) == (1, b"1", "unacked", "worker-1")
@@ -44,7 +44,7 @@ async def test_what_failed_tells_how_often_why_and_when_it_comes_again(client: C
     await publish(client, b"0", b"1")
     async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
         before = datetime.now(UTC)
-        await consumer.nack(await consumer.receive(timeout=5), delay=60, reason="no stock")
+        await consumer.nack(await consumer.receive(timeout=60), delay=60, reason="no stock")
         await until(lambda: _is(client, 0, "waiting"))
         message = await peeked(client, 0)
         assert (message.redeliveries, message.failure_reason, message.consumer) == (1, "no stock", "")
@@ -62,12 +62,12 @@ async def test_what_is_blocked_is_found_and_skipping_it_frees_the_rest(client: C
     async with client.consumer(
         TOPIC, subscription="billing", start="earliest", failure_policy=policy, prefetch_messages=1
     ) as consumer:
-        await consumer.nack(await consumer.receive(timeout=5), reason="poison")
+        await consumer.nack(await consumer.receive(timeout=60), reason="poison")
         await until(lambda: _is(client, 0, "blocked"))
         message = await peeked(client, 0)
         assert (message.redeliveries, message.failure_reason, message.until) == (1, "poison", None)
         assert await client.skip(TOPIC, "billing", 0, message.offset) == 1
-        while (message := await consumer.receive(timeout=5)).offset != 1:
+        while (message := await consumer.receive(timeout=60)).offset != 1:
             pass
 
 
@@ -83,7 +83,7 @@ async def test_what_is_delayed_tells_until_when_also_before_a_consumer_came(clie
         assert (first.state, first.until, first.deliver_at) == ("delayed", later, later)
         assert (second.state, second.until, second.deliver_at) == ("ready", None, None)
         async with client.consumer(TOPIC, subscription="billing") as consumer:
-            assert (await consumer.receive(timeout=5)).payload == b"now"
+            assert (await consumer.receive(timeout=60)).payload == b"now"
     in_order = await client.peek(TOPIC, "audit")
     assert [(one.state, one.deliver_at) for one in in_order] == [("ready", later), ("ready", None)]
 
@@ -96,7 +96,7 @@ async def test_behind_a_failed_message_of_its_key_a_message_is_held(client: Clie
     async with client.consumer(
         TOPIC, subscription="billing", type="key-shared", start="earliest", failure_policy=policy, prefetch_messages=1
     ) as consumer:
-        await consumer.nack(await consumer.receive(timeout=5))
+        await consumer.nack(await consumer.receive(timeout=60))
         await until(lambda: _is(client, 0, "blocked"))
     async with client.consumer(TOPIC, subscription="billing"):
         await until(lambda: _is(client, 1, "held"))

@@ -21,7 +21,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=5) for _ in range(count)]
+    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 async def test_prefetch_is_bounded_by_credit(client: Client) -> None:
@@ -29,7 +29,7 @@ async def test_prefetch_is_bounded_by_credit(client: Client) -> None:
     async with client.consumer(
         TOPIC, subscription="billing", start="earliest", prefetch_messages=100, prefetch_bytes=1 << 20
     ) as consumer:
-        first = await consumer.receive_batch(timeout=5)
+        first = await consumer.receive_batch(timeout=60)
         described = await client.describe_subscription(TOPIC, "billing")
         assert described.partitions[0].unacked <= 120
         rest = [offset async for offset in offsets_of(consumer, 990)]
@@ -68,4 +68,4 @@ async def test_a_batch_larger_than_the_credit_is_delivered_all_the_same(client: 
     ) as consumer:
         assert len(await take(consumer, 500)) == 500
         await publish(client, [b"next"])
-        assert (await consumer.receive(timeout=5)).payload == b"next"
+        assert (await consumer.receive(timeout=60)).payload == b"next"

@@ -46,7 +46,7 @@ class TestReader:
     async def test_waits_for_new_messages_without_an_end(self, client: Client) -> None:
         await publish(client, 5)
         async with client.reader(TOPIC, start="latest") as reader:
-            waiting = asyncio.get_running_loop().create_task(reader.receive(timeout=10))
+            waiting = asyncio.get_running_loop().create_task(reader.receive(timeout=60))
             await asyncio.sleep(0)
             await publish(client, 1)
             assert (await waiting).offset == 5
@@ -90,7 +90,7 @@ class TestReader:
         assert [message.offset async for message in reader] == list(range(5))
         await reader.close()
         other = client.reader(TOPIC, start="earliest")
-        assert (await other.receive_batch(timeout=5)).offsets[0] == 0
+        assert (await other.receive_batch(timeout=60)).offsets[0] == 0
         # closed with the client
 
     @pytest.mark.parametrize("start", ["earliest", 3])
@@ -110,13 +110,13 @@ class TestReader:
     async def test_of_a_topic_that_is_made_anew_does_not_go_on_in_the_other_one(self, client: Client) -> None:
         await publish(client, 100)
         async with client.reader(TOPIC, start="earliest", fetch_bytes=1) as reader:
-            assert (await reader.receive(timeout=10)).offset == 0
+            assert (await reader.receive(timeout=60)).offset == 0
             await until(lambda: reader.next_offset == 30)  # three batches of 10: it waits until there is room
             await client.delete_topic(TOPIC)
             await publish(client, 100)
-            assert [(await reader.receive(timeout=10)).offset for _ in range(29)] == list(range(1, 30))
+            assert [(await reader.receive(timeout=60)).offset for _ in range(29)] == list(range(1, 30))
             with pytest.raises(NotFound, match="was deleted and made anew since"):
-                await reader.receive(timeout=10)
+                await reader.receive(timeout=60)
 
     async def test_of_a_topic_that_somebody_made_anew_before_it_was_opened(self, url: str, client: Client) -> None:
         """The client knows the former topic still."""
@@ -139,7 +139,7 @@ class TestReader:
 
 async def polled(stream: Reader | Consumer) -> pydanube.Message:
     """By looking only. Each look gives the loop a turn, or this never ends."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await stream.receive(timeout=0)
@@ -235,7 +235,7 @@ class TestAdministration:
         await client.seek(TOPIC, "billing", 4, partition=0)
         assert (await client.describe_subscription(TOPIC, "billing")).partitions[0].position == 4
         async with client.consumer(TOPIC, subscription="billing") as consumer:
-            assert (await consumer.receive(timeout=5)).offset == 4
+            assert (await consumer.receive(timeout=60)).offset == 4
         await client.delete_subscription(TOPIC, "billing")
         assert await client.list_subscriptions(TOPIC) == []
         with pytest.raises(NotFound):

@@ -107,7 +107,7 @@ class TestProducers:
                     wire.target = int(other.rsplit(":", 1)[1])
                     wire.cut()
                     wire.answers_flow = True
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(60):
                         with pytest.raises(Unavailable, match="may be stored or not"):
                             await flushing
                         assert (await producer.send(b"after")).offset == 0
@@ -133,7 +133,7 @@ class TestProducers:
         task = asyncio.get_running_loop().create_task(work())
         await queued.wait()
         task.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(asyncio.CancelledError):
                 await task
 
@@ -144,7 +144,7 @@ class TestProducers:
         async with pydanube.connect(url) as client, client.producer(TOPIC) as producer:
             await producer.send(b"one")
             async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-                first = await consumer.receive(timeout=5)
+                first = await consumer.receive(timeout=60)
                 await consumer.ack(first)
                 await consumer.flush()
                 await broker.__aexit__(None, None, None)
@@ -152,7 +152,7 @@ class TestProducers:
                 broker = testing.broker(tmp_path, server_port=port)
                 await broker.__aenter__()
                 assert (await sending).offset == 1
-                second = await consumer.receive(timeout=10)
+                second = await consumer.receive(timeout=60)
                 assert (second.offset, second.payload) == (1, b"two")
                 await consumer.ack(second)
         await broker.__aexit__(None, None, None)
@@ -164,14 +164,14 @@ class TestConsumers:
             async with client.producer(TOPIC) as producer:
                 await producer.send_many([b"%d" % number for number in range(10)])
             async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-                messages = [await consumer.receive(timeout=5) for _ in range(6)]
+                messages = [await consumer.receive(timeout=60) for _ in range(6)]
                 await consumer.ack(messages[0])
                 await consumer.ack(messages[2])
                 await consumer.flush()
                 connections = wire.connections
                 wire.cut()
                 await until(lambda: wire.connections > connections)
-                again = [await consumer.receive(timeout=5) for _ in range(8)]
+                again = [await consumer.receive(timeout=60) for _ in range(8)]
                 assert [message.offset for message in again] == [1, 3, 4, 5, 6, 7, 8, 9]
 
     async def test_acks_of_an_older_session_count(self, wire: Wire) -> None:
@@ -181,7 +181,7 @@ class TestConsumers:
             async with client.consumer(
                 TOPIC, subscription="billing", start="earliest", ack_linger_ms=60_000
             ) as consumer:
-                batch = await consumer.receive_batch(timeout=5)
+                batch = await consumer.receive_batch(timeout=60)
                 connections = wire.connections
                 wire.cut()
                 await consumer.ack(batch)
@@ -195,7 +195,7 @@ class TestConsumers:
             async with client.producer(TOPIC) as producer:
                 await producer.send_many([b"%d" % number for number in range(10)])
             async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-                batch = await consumer.receive_batch(timeout=5)
+                batch = await consumer.receive_batch(timeout=60)
                 wire.answers_flow = False
                 await consumer.ack(batch)
                 flushing = asyncio.get_running_loop().create_task(consumer.flush())
@@ -218,7 +218,7 @@ class TestConsumers:
             async with client.consumer(
                 TOPIC, subscription="billing", start="earliest", prefetch_messages=200
             ) as consumer:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     async for message in consumer:
                         assert message.payload == b"%d" % message.offset
                         assert message.offset <= last + 1, "a gap"
@@ -271,7 +271,7 @@ class TestConnections:
         ):
             await producer.send(b"x")
             async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-                assert (await consumer.receive(timeout=5)).payload == b"x"
+                assert (await consumer.receive(timeout=60)).payload == b"x"
 
     async def test_not_owner_is_followed(self, url: str) -> None:
         async with (
@@ -281,7 +281,7 @@ class TestConnections:
         ):
             assert (await producer.send(b"x")).offset == 0
             async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-                assert (await consumer.receive(timeout=5)).payload == b"x"
+                assert (await consumer.receive(timeout=60)).payload == b"x"
             async with client.reader(TOPIC, start="earliest", end="latest") as reader:
                 assert [message.payload async for message in reader] == [b"x"]
 

@@ -44,7 +44,7 @@ async def publish_to_each(client: Client, topic: str = TOPIC) -> None:
 
 async def received(consumer: Consumer, count: int) -> list[tuple[str, int]]:
     """The topics and partitions of so many messages."""
-    messages = [await consumer.receive(timeout=10) for _ in range(count)]
+    messages = [await consumer.receive(timeout=60) for _ in range(count)]
     return sorted((message.topic, message.partition) for message in messages)
 
 
@@ -154,7 +154,7 @@ async def a_consumer_is_put_out(client: Client, wire: Wire, delete: Callable[[],
     async with client.consumer(TOPIC, subscription="billing") as consumer:
         await delete()
         with pytest.raises(NotFound):
-            await consumer.receive(timeout=10)
+            await consumer.receive(timeout=60)
 
 
 async def a_consumer_comes_back(client: Client, wire: Wire, delete: Callable[[], Awaitable[None]]) -> None:
@@ -164,7 +164,7 @@ async def a_consumer_comes_back(client: Client, wire: Wire, delete: Callable[[],
         wire.cut()
         wire.answers_flow = True
         with pytest.raises(NotFound):
-            await consumer.receive(timeout=10)
+            await consumer.receive(timeout=60)
 
 
 async def a_producer_comes_back(client: Client, wire: Wire, delete: Callable[[], Awaitable[None]]) -> None:

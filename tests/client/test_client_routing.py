@@ -105,12 +105,12 @@ async def test_producers_and_consumers_notice_new_partitions(client: Client) -> 
         client.consumer(TOPIC, subscription="billing", refresh_seconds=0.05) as consumer,
     ):
         await producer.send(b"before", key="user-1")
-        assert (await consumer.receive(timeout=5)).payload == b"before"
+        assert (await consumer.receive(timeout=60)).payload == b"before"
         await client.grow_topic(TOPIC, 3)
         await until(lambda: producer._partitioner.count == 3)
         receipt = await producer.send(b"after", key="user-1")
         assert receipt.partition == 2
-        message = await consumer.receive(timeout=5)  # from the beginning of the new partition
+        message = await consumer.receive(timeout=60)  # from the beginning of the new partition
         assert (message.payload, message.partition, message.offset) == (b"after", 2, 0)
         await consumer.ack(message)
     described = await client.describe_subscription(TOPIC, "billing")
@@ -139,7 +139,7 @@ async def test_more_partitions_under_a_pattern_are_noticed_too(client: Client) -
         await client.grow_topic(TOPIC, 2)
         async with client.producer(TOPIC, partition_by=1) as producer:
             await producer.send(b"x")
-        assert (await consumer.receive(timeout=5)).partition == 1
+        assert (await consumer.receive(timeout=60)).partition == 1
 
 
 async def test_an_exclusive_producer_fences_the_others_and_they_are_told(client: Client) -> None:
@@ -233,8 +233,8 @@ async def test_a_delayed_message_waits_on_shared_and_not_on_exclusive(client: Cl
     ):
         await producer.send(b"later", deliver_after=timedelta(milliseconds=300))
         await producer.send(b"now")
-        assert [(await exclusive.receive(timeout=5)).payload for _ in range(2)] == [b"later", b"now"]
-        assert [(await shared.receive(timeout=5)).payload for _ in range(2)] == [b"now", b"later"]
+        assert [(await exclusive.receive(timeout=60)).payload for _ in range(2)] == [b"later", b"now"]
+        assert [(await shared.receive(timeout=60)).payload for _ in range(2)] == [b"now", b"later"]
 
 
 def test_the_blocking_producer_has_it_all() -> None:
@@ -245,4 +245,4 @@ def test_the_blocking_producer_has_it_all() -> None:
             producer.send_nowait(b"1", deliver_after=0.01)
             producer.flush()
         with client.consumer(TOPIC, subscription="queue", type="shared", start="earliest") as consumer:
-            assert {consumer.receive(timeout=5).payload for _ in range(2)} == {b"0", b"1"}
+            assert {consumer.receive(timeout=60).payload for _ in range(2)} == {b"0", b"1"}

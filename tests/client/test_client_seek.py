@@ -30,7 +30,7 @@ async def position(client: Client, topic: str = TOPIC) -> int:
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=10) for _ in range(count)]
+    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 class HeldSeek:
@@ -54,7 +54,7 @@ async def test_a_flush_does_not_wait_for_acks_that_a_seek_has_made_void(
 ) -> None:
     await publish(client, 3)
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
-        message = await consumer.receive(timeout=10)
+        message = await consumer.receive(timeout=60)
         held = HeldSeek(client, monkeypatch)
         seeking = asyncio.create_task(consumer.seek("earliest"))
         await held.begun.wait()
@@ -62,7 +62,7 @@ async def test_a_flush_does_not_wait_for_acks_that_a_seek_has_made_void(
         flushing = asyncio.create_task(consumer.flush())
         await asyncio.sleep(0)  # it waits
         held.go_on.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.gather(seeking, flushing)
         assert [again.offset for again in await take(consumer, 3)] == [0, 1, 2]
         assert await position(client) == 0
@@ -168,7 +168,7 @@ async def test_a_consumer_whose_delivery_arrived_damaged_leaves_its_place_to_ano
         damage.setattr(source, "Batch", Damaging)
         consumer = await client.consumer(TOPIC, subscription="billing", start="earliest")
         with pytest.raises(Corrupt, match="arrived damaged: a bit fell over"):
-            await consumer.receive(timeout=10)
+            await consumer.receive(timeout=60)
     await until(lambda: nobody_is_attached(client))
     async with client.consumer(TOPIC, subscription="billing") as another:
         assert [message.offset for message in await take(another, 1)] == [0]

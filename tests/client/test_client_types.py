@@ -24,7 +24,7 @@ async def test_a_consumer_takes_the_type_of_an_existing_subscription(client: Cli
         assert str(consumer.type) == kind
         async with client.producer(TOPIC) as producer:
             await producer.send(b"0")
-        message = await consumer.receive(timeout=5)
+        message = await consumer.receive(timeout=60)
         if kind in ("shared", "key-shared"):
             with pytest.raises(Refused, match=f"a {kind} subscription has no cumulative ack"):
                 await consumer.ack_cumulative(message)
@@ -54,7 +54,7 @@ async def test_each_topic_of_a_consumer_may_have_its_own(client: Client) -> None
             await producer.send(b"0")
     async with client.consumer(["/default/a", "/default/b"], subscription="billing") as consumer:
         for _ in range(2):
-            message = await consumer.receive(timeout=5)
+            message = await consumer.receive(timeout=60)
             if message.topic == "/default/b":
                 await consumer.ack_cumulative(message)
             else:
@@ -101,7 +101,7 @@ def test_without_await() -> None:
             assert str(consumer.type) == "shared"
             producer.send(b"0")
             with pytest.raises(Refused, match="no cumulative ack"):
-                consumer.ack_cumulative(consumer.receive(timeout=5))
+                consumer.ack_cumulative(consumer.receive(timeout=60))
 
 
 async def test_whoever_tries_again_after_refusals_hears_that_he_is_cancelled(client: Client) -> None:
@@ -119,5 +119,5 @@ async def test_whoever_tries_again_after_refusals_hears_that_he_is_cancelled(cli
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
-            await asyncio.wait([task], timeout=5)
+            await asyncio.wait([task], timeout=60)
             assert task.cancelled(), f"cancelled after {turns} turns of the loop, and went on"

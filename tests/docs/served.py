@@ -56,7 +56,7 @@ def _serving(directory: Path, environment: dict[str, str]) -> Iterator[str]:
             assert ready.startswith("danube ready "), (directory / "broker.log").read_text()
             yield ready.split("native=")[1].split()[0]
             process.terminate()
-            assert process.wait(20) == 0, (directory / "broker.log").read_text()
+            assert process.wait(120) == 0, (directory / "broker.log").read_text()
         finally:
             process.kill()
             process.communicate()

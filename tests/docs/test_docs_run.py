@@ -26,7 +26,8 @@ from served import ROOT, Place
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "shell", "console"}
 OTHER_NAMES = {"py", "bash", "sh", "pycon", "python3", "zsh"}
-BLOCK_SECONDS_MAX = 60
+BLOCK_SECONDS_MAX = 300
+"""Catches a block that hangs, not a busy machine."""
 ADDRESS = "127.0.0.1:6655"
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>\w*)[^\n`]*$")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")

@@ -16,8 +16,9 @@ import pytest
 from served import ROOT, Place
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SECONDS_MAX = 100
-DEMO_SECONDS_MAX = 260
+SECONDS_MAX = 400
+DEMO_SECONDS_MAX = 900
+"""Ten times what they take on a quiet machine: these limits catch a hang, not a busy machine."""
 
 
 def is_of_spark(example: Path) -> bool:

@@ -26,7 +26,7 @@ from pydanube.runtime.tasks import Tasks
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 TOPIC = "/default/orders"
 
 

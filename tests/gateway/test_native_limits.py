@@ -151,8 +151,8 @@ async def test_a_door_that_closes_does_not_wait_for_a_rate() -> None:
         stored = peer.publish(producer.handle, one_batch(producer, count=100, sequence=0))
         late = peer.publish(producer.handle, one_batch(producer, sequence=100))
         assert (await peer.receive(Kind.PUBLISHED)).correlation == stored
-        async with asyncio.timeout(10):
-            closing = asyncio.ensure_future(there.server.close(60))
+        async with asyncio.timeout(60):
+            closing = asyncio.ensure_future(there.server.close(600))
             await peer.receive(Kind.GOAWAY)
             assert isinstance(await peer.error(correlation=late), Unavailable)
             await closing

@@ -33,7 +33,7 @@ async def write(directory: Path) -> None:
                     await producer.send(b"%d" % n, key=f"key-{n}")
             async with client.consumer(TOPIC, subscription="billing", name="c") as consumer:
                 for _ in range(3):
-                    message = await consumer.receive(timeout=10)
+                    message = await consumer.receive(timeout=60)
                     if message.offset != 1:
                         await consumer.ack(message)
 

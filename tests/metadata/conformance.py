@@ -32,7 +32,7 @@ from pydanube.metadata.store import KEY_BYTES_MAX, LEASE_MS_MAX
 from pydanube.model.errors import Corrupt, Invalid, NotFound, Unavailable
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_VALUE_BYTES_MAX
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 async def put(store: Store, key: str, value: bytes = b"value", lease: int = 0) -> int:

@@ -73,7 +73,7 @@ class BrokerProcess:
         assert self._process is not None
         return self._process.wait(timeout)
 
-    def stop(self, timeout: float = 30) -> int:
+    def stop(self, timeout: float = 120) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout)

@@ -27,7 +27,7 @@ def store_url(tmp_path, monkeypatch) -> str:
 
 async def until_kept(store_url: str, cluster: str, messages: int, position: int) -> None:
     """Until a manifest knows all messages of the topic as uploaded, and where its subscription stands."""
-    async with await open_store(store_url, {}) as objects, asyncio.timeout(120):
+    async with await open_store(store_url, {}) as objects, asyncio.timeout(200):
         while True:
             async for manifest in newest_first(objects, cluster):
                 ends = {key.split("/")[-1] for page in manifest.pairs() for key, _ in page if "/segments/" in key}
@@ -69,7 +69,7 @@ async def test_a_wiped_broker_comes_back_from_its_object_store_alone(tmp_path, s
                 await producer.send_many([b"%d" % n for n in range(100)])
             async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
                 for _ in range(30):
-                    await consumer.ack(await consumer.receive(timeout=20))
+                    await consumer.ack(await consumer.receive(timeout=60))
             cluster = (await client.describe_broker()).cluster
             described = await client.describe_topic(TOPIC)
         await until_kept(store_url, cluster, 100, 30)
@@ -100,7 +100,7 @@ async def test_a_wiped_broker_comes_back_from_its_object_store_alone(tmp_path, s
                 receipt = await producer.send(b"100")
             assert receipt.offset > 100
             async with client.consumer(TOPIC, subscription="billing") as consumer:
-                got = [await consumer.receive(timeout=20) for _ in range(71)]
+                got = [await consumer.receive(timeout=60) for _ in range(71)]
             assert sorted(message.payload for message in got) == sorted(b"%d" % n for n in range(30, 101))
             await client.create_topic("/default/new")
             assert (await client.describe_topic("/default/new")).topic_id > described.topic_id + 1000
@@ -120,7 +120,7 @@ async def test_a_new_broker_does_not_write_among_the_objects_of_a_lost_one(tmp_p
         broker.kill()
         shutil.rmtree(tmp_path / "data")
         broker.start()
-        async with pydanube.connect(broker.url) as client, asyncio.timeout(60):
+        async with pydanube.connect(broker.url) as client, asyncio.timeout(200):
             while True:
                 if "holds the history of cluster" in (await client.describe_broker()).state:
                     break

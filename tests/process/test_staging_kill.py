@@ -67,7 +67,7 @@ class Writer:
         step = ""
         self._steps.write_text("")
         self._kill.write_text(wish)
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(200), asyncio.TaskGroup() as group:
             writing = group.create_task(self.write(client))
             while not (writing.done() and self._last_step() == LAST_STEP):
                 if self._last_step().endswith(DEATH) and not step:

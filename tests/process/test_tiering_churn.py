@@ -14,7 +14,7 @@ import pydanube
 from pydanube.model.errors import DanubeError, Unavailable
 
 TOPICS = {"/default/plain": 0, "/default/parts": 3}
-UPLOADED_SECONDS_MAX = 120
+UPLOADED_SECONDS_MAX = 200
 SETTINGS = {
     "STORAGE_SEGMENT_BYTES": "65536",
     "STORAGE_SEGMENT_AGE_S": "1",
@@ -65,7 +65,7 @@ async def stored(client: pydanube.Client, topic: str, partitions: int) -> list[b
     found: list[bytes] = []
     for partition in range(partitions or 1):
         offset = 0
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(200):
             while True:
                 try:
                     reader = client.reader(topic, partition=partition, start=offset, end="latest")
@@ -82,12 +82,12 @@ async def stored(client: pydanube.Client, topic: str, partitions: int) -> list[b
 
 async def consumed(client: pydanube.Client, topic: str, count: int) -> Counter[bytes]:
     seen: Counter[bytes] = Counter()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         while len(seen) < count:
             try:
                 async with client.consumer(topic, subscription="late") as consumer:
                     while len(seen) < count:
-                        message = await consumer.receive(timeout=30)
+                        message = await consumer.receive(timeout=60)
                         seen[message.payload] += 1
                         await consumer.ack(message)
             except Unavailable:
@@ -96,7 +96,7 @@ async def consumed(client: pydanube.Client, topic: str, count: int) -> Counter[b
 
 
 async def damages(client: pydanube.Client) -> list[object]:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         while True:
             try:
                 return list((await client.verify_storage()).damages)
@@ -140,13 +140,13 @@ async def churn(directory: Path, seed: int, kills: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_broker_killed_at_random_with_a_bad_store_has_everything_once(tmp_path: Path, seed, monkeypatch):
     await churn(tmp_path / "data", seed, 4, monkeypatch)
 
 
 @pytest.mark.soak
 @pytest.mark.process
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 async def test_a_broker_killed_forty_times_with_a_bad_store_has_everything_once(tmp_path: Path, seed, monkeypatch):
     await churn(tmp_path / "data", seed, 40, monkeypatch)

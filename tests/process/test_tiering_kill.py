@@ -75,7 +75,7 @@ async def kill_at(steps: list[str], directory: Path, monkeypatch: pytest.MonkeyP
                 await client.create_topic(TOPIC)
                 await client.create_subscription(TOPIC, "late", start="earliest")
             producing = asyncio.create_task(load.produce())
-        assert await asyncio.to_thread(broker.ended, 60) == -9, f"it was to be killed at {step}"
+        assert await asyncio.to_thread(broker.ended, 200) == -9, f"it was to be killed at {step}"
     monkeypatch.setenv("KILLING_STEP", "")
     with broker:
         load.stopping = True
@@ -95,7 +95,7 @@ async def check_served(url: str, load: Load) -> None:
         assert not copies, "stored twice"
         assert set(load.acked) <= set(stored), "acked and lost"
         async with client.consumer(TOPIC, subscription="late") as consumer:
-            received = [await consumer.receive(timeout=30) for _ in stored]
+            received = [await consumer.receive(timeout=60) for _ in stored]
             assert [(one.payload, one.offset) for one in received] == stored
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 S3_BUCKET = "danube"
 S3_KEY = "test-access-key"
 S3_SECRET = "test-secret-of-some-length"
-START_SECONDS_MAX = 40
+START_SECONDS_MAX = 200
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

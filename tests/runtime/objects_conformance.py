@@ -393,7 +393,7 @@ class Shared:
             input=json.dumps({"url": place.url, "settings": place.settings}),
             text=True,
             capture_output=True,
-            timeout=60,
+            timeout=120,
         )
         assert finished.returncode == 0, finished.stderr
         assert await store.get("from/there") == b"cba"

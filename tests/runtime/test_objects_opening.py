@@ -164,7 +164,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 def run(program: str) -> str:
     source = str(Path(__file__).parents[2] / "src")
     finished = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": source}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env={"PYTHONPATH": source}, capture_output=True, text=True, timeout=120
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout

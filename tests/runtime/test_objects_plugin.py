@@ -125,7 +125,7 @@ async def test_a_plug_in_that_comes_back_is_used_again() -> None:
         server = PluginServer(memory)
         assert await server.start("127.0.0.1", port) == port
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     try:
                         assert await store.get("k") == b"kept"

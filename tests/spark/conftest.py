@@ -40,5 +40,5 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def client(broker: Broker) -> Iterator[pydanube.BlockingClient]:
-    with pydanube.connect_blocking(broker.url) as client:
+    with pydanube.connect_blocking(broker.url, timeout=120) as client:
         yield client

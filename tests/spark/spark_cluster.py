@@ -16,7 +16,7 @@ import pyspark
 
 from pydanube.spark import java
 
-START_SECONDS_MAX = 90
+START_SECONDS_MAX = 300
 HERE = "127.0.0.1"
 MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 REGISTERED = re.compile(r"Successfully registered with master")
@@ -94,7 +94,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """The process and whatever it started: executors, Python workers."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(20)
+        process.wait(120)
     except ProcessLookupError:
         return
     except subprocess.TimeoutExpired:

@@ -23,7 +23,7 @@ LOCAL = "local[2,4]"
 SOURCE, SINK = "/default/source", "/default/sink"
 SOURCE_PARTITIONS, SINK_PARTITIONS = 3, 4
 KEYS = 50
-STEP_SECONDS_MAX = 180
+STEP_SECONDS_MAX = 400
 """For a driver to start and get somewhere, on a machine where everybody else is busy too."""
 
 

@@ -73,5 +73,5 @@ def check(said: dict[str, dict[str, list[int]]], client: pydanube.BlockingClient
     for partition in client.describe_topic(TARGET).partitions:
         with client.reader(TARGET, partition=partition.index, start="earliest") as reader:
             for _ in range(partition.end_offset):
-                carried[reader.receive(timeout=10).payload] += 1
+                carried[reader.receive(timeout=60).payload] += 1
     assert carried == Counter({word.upper(): count for word, count in words.items()})

@@ -77,7 +77,7 @@ def numbers(wanted: OffsetRange, chosen: ReadOptions) -> list[int]:
     return [row["offset"] for row in rows]
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], seconds: float = 200) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

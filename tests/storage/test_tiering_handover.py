@@ -58,7 +58,7 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
         for batch in range(10, BATCHES):
             await filled(door, 1, first=batch, codec=codec)
         late = await door.subscribe("late")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             for reader in readers:
                 assert await reader == list(range(total))
             for consumer in (alone, late):
@@ -163,7 +163,7 @@ async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: 
                     offset = Batch.trust(views[-1]).end_offset
                 await asyncio.sleep(0)
 
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(200), asyncio.TaskGroup() as group:
             for work in (trim_and_upload(), write(), read(), read()):
                 group.create_task(work)
 

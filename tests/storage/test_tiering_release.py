@@ -20,7 +20,7 @@ from pydanube.runtime.disk import DiskFile, OsDisk
 from pydanube.runtime.objects.memory import MemoryStore
 
 BATCHES = 90
-DEADLINE_S = 30
+DEADLINE_S = 120
 FIRST_INDEX = "wal-0000000001.idx"
 T = TypeVar("T")
 

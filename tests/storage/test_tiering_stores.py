@@ -57,7 +57,7 @@ async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path:
         await filled(door, 20)
         await objects.waiting.wait()
         objects.mood = "fine"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             while not await keys(objects):  # noqa: ASYNC110 - a store tells nobody
                 await asyncio.sleep(0.01)
         running.cancel()
@@ -87,7 +87,7 @@ async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_pat
 
 async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
     objects = Moody()
-    async with asyncio.timeout(10), open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
+    async with asyncio.timeout(200), open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         door = Door(broker)
         await door.create()
         await filled(door, 10)
@@ -176,7 +176,7 @@ async def test_a_full_log_empties_although_its_warm_cache_would_be_larger(tmp_pa
         door = Door(broker)
         await door.create()
         stored = 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while stored < 200:
                 try:
                     await filled(door, 1, first=stored)

@@ -286,7 +286,7 @@ asyncio.run(main())
 def test_a_file_size_limit_of_the_system_is_survived_and_named(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), here], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM, str(tmp_path), here], capture_output=True, text=True, timeout=120, check=False
     )
     assert run.returncode == 0, run.stderr
     message, acked = run.stdout.splitlines()

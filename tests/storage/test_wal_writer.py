@@ -279,7 +279,7 @@ async def test_a_cancelled_open_leaves_nothing_behind(tmp_path: Path) -> None:
             except Refused:
                 await asyncio.sleep(0.001)
 
-    log = await asyncio.wait_for(opens(), 5)
+    log = await asyncio.wait_for(opens(), 60)
     await log.close()
 
 

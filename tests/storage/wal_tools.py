@@ -109,6 +109,6 @@ async def payloads(log: LogWriter, ledger_id: int, offset: int = 0) -> list[byte
 
 async def until(condition: Any) -> None:
     """Let the loop and the log's thread run until this holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what it waits for happens in a thread
             await asyncio.sleep(0.001)

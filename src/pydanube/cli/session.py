@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ANSWER_SECONDS: Final = 3.0
-"""How long a broker that does not answer is tried; a person is waiting."""
+REACH_SECONDS: Final = 3.0
+"""How long a broker that cannot be reached is tried; a person is waiting."""
+ANSWER_SECONDS: Final = 30.0
+"""How long a broker that was reached may take for an answer: it may be busy, or open a thousand partitions for it."""
 LEAVE_SECONDS: Final = 1.0
 """How long work that was cancelled is waited for."""
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -25,14 +27,13 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
     """Connect, do the work, close; its result. Ctrl-C cancels it and leaves with 130; where there is a `Stop`, the
     second one does.
 
-    With more `answer_seconds`, a broker that is there may take longer for an answer; one that is not is not waited for.
+    A broker that cannot be reached is given up after REACH_SECONDS; one that is there has `answer_seconds` to answer.
     """
     from pydanube.client import connect
 
     async def connected() -> T:
-        if answer_seconds > ANSWER_SECONDS:
-            async with connect(url, timeout=ANSWER_SECONDS) as client:
-                await client.describe_broker()
+        async with connect(url, timeout=REACH_SECONDS):
+            pass  # it greets
         async with connect(url, timeout=answer_seconds) as client:
             return await work(client)
 

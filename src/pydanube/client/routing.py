@@ -27,7 +27,7 @@ from pydanube.runtime.telemetry import get_logger
 
 from .address import Address
 from .backoff import Backoff
-from .connection import HANDSHAKE_SECONDS, REQUEST_SECONDS, Connection
+from .connection import HANDSHAKE_SECONDS, Connection
 
 log = get_logger(__name__)
 
@@ -248,7 +248,7 @@ class Brokers:
         deadline = self.clock.monotonic() + self.timeout
         connection = await self.retrying(self.anyone)
         left = max(0.0, deadline - self.clock.monotonic())
-        return await connection.request(request, answer, timeout=min(REQUEST_SECONDS, left))
+        return await connection.request(request, answer, timeout=left)
 
     async def _call_once(self, request: requests.Request, answer: type[StructT]) -> StructT:
         connection = await self.anyone()

@@ -1,0 +1,45 @@
+"""A command gives up soon on a broker that is not there, and has patience with one that is busy."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pydanube.cli import session
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Kind
+from pydanube.model.errors import Unavailable
+
+
+async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Greets and pongs at once; answers a request after more time than an unreachable broker is given."""
+    loop = asyncio.get_running_loop()
+    try:
+        await reader.readexactly(len(frames.PREAMBLE))
+        while True:
+            header = await reader.readexactly(frames.HEADER.size)
+            rest = await reader.readexactly(frames.frame_length(memoryview(header)) - len(header))
+            frame = frames.decode(memoryview(header + rest))
+            if frame.kind is Kind.HELLO:
+                welcome = requests.encode(requests.Welcome(version=1, broker="busy"))
+                writer.write(frames.encode(Kind.WELCOME, welcome, frame.correlation))
+            elif frame.kind is Kind.PING:
+                writer.write(frames.encode(Kind.PONG, b"", frame.correlation))
+            else:
+                names = frames.encode(Kind.RESPONSE, requests.encode(requests.Names(["/default/t"])), frame.correlation)
+                loop.call_later(3.5, writer.write, names)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+
+async def test_a_busy_broker_has_time_to_answer() -> None:
+    async with await asyncio.start_server(answer_late, "127.0.0.1", 0) as server:
+        url = f"danube://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        found = await asyncio.to_thread(session.with_client, url, lambda client: client.list_topics())
+    assert found == ["/default/t"]
+
+
+def test_a_broker_that_is_not_there_is_given_up_soon() -> None:
+    with pytest.raises(Unavailable, match="gave up after 3 s: no broker can be reached"):
+        session.with_client("danube://127.0.0.1:1", lambda client: client.list_topics())
