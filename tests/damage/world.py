@@ -8,10 +8,14 @@ real broker processes, several in turn, and the last of them is stopped in order
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import BrokerProcess
@@ -44,6 +48,7 @@ TIERED = {
     "storage.log_keep_bytes": "0",
     "storage.shutdown_upload_s": "20",
 }
+LOAD = Path(__file__).with_name("load.py")
 PUBLISHED_AT = 1_700_000_000_000_000
 LEASE_MS = 24 * 3600 * 1000
 
@@ -295,49 +300,40 @@ class _World:
         await self._kill_under_load(broker, ["/default/plain", "/default/parts", "/default/written", "/default/late"])
 
     async def _kill_under_load(self, broker: BrokerProcess, topics: list[str]) -> None:
-        mine = asyncio.all_tasks()
-        clients = [pydanube.connect(broker.url) for _ in (*topics, "load")]
-        for client in clients:
-            await client.open()
-        enough = asyncio.Event()
-        tasks = [asyncio.create_task(self._load(*one, enough)) for one in zip(clients, topics, strict=False)]
-        tasks.append(asyncio.create_task(self._ack_load(clients[-1])))
-        await enough.wait()
-        await self._end(broker, "kill")
-        # Closing the clients in order would wait for the broker to come back.
-        while started := asyncio.all_tasks() - mine:
-            for task in started:
-                task.cancel()
-            await asyncio.gather(*started, return_exceptions=True)
-        for task in tasks:
-            if not task.cancelled() and not isinstance(task.exception(), DanubeError | None):
-                task.result()
+        """Kill the broker while another process publishes and acks; then that process, and hear it to its end."""
+        seed, enough = self.chance.randrange(2**32), self.chance.randint(50, 400)
+        load = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(LOAD), broker.url, str(seed), "/default/parts", *topics),
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 20,
+        )
+        assert load.stdout is not None
+        acked = 0
+        try:
+            while line := await load.stdout.readline():
+                if line.endswith(b"\n"):  # else it was killed in the middle of it
+                    acked += self._hear(json.loads(line))
+                if acked >= enough and broker.is_alive:
+                    await self._end(broker, "kill")
+                    load.kill()
+        finally:
+            with suppress(ProcessLookupError):
+                load.kill()
+            await load.wait()
+        assert not broker.is_alive, "the load ended by itself"
 
-    async def _load(self, client: pydanube.Client, name: str, enough: asyncio.Event) -> None:
-        topic, rounds = self.expected.topics[name], self.chance.randint(5, 15)
-        producer = client.producer(name)
-        await producer.open()
-
-        async def send(payload: str) -> None:
-            receipt = await producer.send(payload.encode(), key=payload[-3:])
-            topic.add(receipt.partition, receipt.offset, payload)
-
-        for number in range(10_000):
-            await asyncio.gather(*map(send, self._payloads(name, 5)))
-            if number == rounds:
-                enough.set()
-
-    async def _ack_load(self, client: pydanube.Client) -> None:
-        wanted = self.expected.topics["/default/parts"].subscriptions["load"]
-        consumer = client.consumer("/default/parts", subscription="load", name="c", ack_linger_ms=0.0)
-        await consumer.open()
-        async for message in consumer:
-            wanted.perhaps.setdefault(message.partition, []).append(message.offset)
-            await consumer.ack(message)
-            if self.chance.random() < 0.1:
-                taken = {partition: list(offsets) for partition, offsets in wanted.perhaps.items()}
-                await consumer.flush()
-                wanted.settled = taken
+    def _hear(self, said: dict[str, Any]) -> bool:
+        """Note what the load says; return whether it was an acknowledgement."""
+        load = self.expected.topics["/default/parts"].subscriptions["load"]
+        if "sent" in said:
+            self.expected.topics[said["sent"]].sent.update(said["payloads"])
+        elif "acked" in said:
+            self.expected.topics[said["acked"]].add(said["partition"], said["offset"], said["payload"])
+        elif "took" in said:
+            load.perhaps.setdefault(said["partition"], []).append(said["offset"])
+        else:
+            load.settled = {partition: list(offsets) for partition, offsets in load.perhaps.items()}
+        return "acked" in said
 
 
 class _Published:
