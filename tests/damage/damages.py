@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expected import Expected
-from oracle import Judgement, judge
+from oracle import Judgement, judge, judge_restore
 from stored_files import BY_NAME, Kind, classify
 from world import HANG_S
 
@@ -121,7 +121,12 @@ async def run_untouched(world: Path, scratch: Path) -> Judgement:
     """Judge a copy of the world without any damage."""
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(world / "data", scratch)
-    return await judge(scratch, Expected.load(world / "expected.json"))
+    expected = Expected.load(world / "expected.json")
+    restored = await _restore(scratch, expected)
+    judgement = await judge(scratch, expected)
+    if restored.verdict != "whole":
+        judgement.be_wrong(f"restored from the object store: {restored}")
+    return judgement
 
 
 async def run_case(world: Path, scratch: Path, case: Case, *, with_command: bool = False) -> Outcome | None:
@@ -136,8 +141,11 @@ async def run_case(world: Path, scratch: Path, case: Case, *, with_command: bool
     shutil.copytree(original, scratch)
     if not case.apply(scratch):
         return None
+    restored = await _restore(scratch, expected) if kind.history else Judgement()
     outcome = Outcome(case, kind, await judge(scratch, expected))
     first = outcome.first
+    for wrong in restored.wrong:
+        first.be_wrong(f"restored from the object store: {wrong}")
     if kind.rebuilt and first.verdict != "whole":
         first.be_wrong(f"a {kind.name} can be made again, and the broker does not: {first.verdict} {first.named[:1]}")
     classify(scratch)
@@ -154,6 +162,16 @@ async def run_case(world: Path, scratch: Path, case: Case, *, with_command: bool
     if first.verdict == "refused" or (first.verdict == "named" and kind.kept):
         outcome.second = await _put_back(original, scratch, kinds, case, expected)
     return outcome
+
+
+async def _restore(scratch: Path, expected: Expected) -> Judgement:
+    """Judge a restore from the damaged store, where the store had everything when the broker was stopped."""
+    if expected.ended != "stop" or expected.settings["storage.shutdown_upload_s"] == "0":
+        return Judgement()
+    place = scratch.with_name("restored")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(scratch / "objects", place / "store")
+    return await judge_restore(place / "store", place / "data", expected)
 
 
 def refused_by_the_command(directory: Path) -> list[str]:
