@@ -79,6 +79,8 @@ class Expected(msgspec.Struct):
     """What the broker ran with."""
     ended: str = ""
     """How it ended: "stop" or "kill"."""
+    tail_lost: bool = False
+    """What was written and not yet synced may be gone, as after a power cut."""
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

@@ -26,7 +26,7 @@ async def publish(client: pydanube.Client, topic: str, chance: random.Random) ->
     async with client.producer(topic) as producer:
 
         async def send(payload: str) -> None:
-            receipt = await producer.send(payload.encode(), key=payload[-3:])
+            receipt = await producer.send(payload.encode(), key=payload.split()[2])
             say(acked=topic, partition=receipt.partition, offset=receipt.offset, payload=payload)
 
         for number in range(100_000):

@@ -7,12 +7,15 @@ world. `DANUBE_SEED` chooses the seed, `DANUBE_DAMAGE_CASES` how many cases the 
 import os
 import random
 import shlex
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from damages import Case, Outcome, run_case, run_untouched
+from expected import Expected, ExpectedSubscription, ExpectedTopic
+from oracle import judge
 from stored_files import BY_NAME, classify
 from world import SCENARIOS, prepare
 
@@ -91,6 +94,83 @@ async def test_hundreds_of_damages_are_served_around_named_or_refused(scenario: 
         await run.run(min(left, CASES_PER_WORLD), commands=3)
         left -= CASES_PER_WORLD
     run.check()
+
+
+def _lose_a_message(expected: Expected) -> None:
+    topic = expected.topics["/default/plain"]
+    topic.add(0, topic.end(0), "never arrived")
+
+
+def _change_a_message(expected: Expected) -> None:
+    expected.topics["/default/parts"].acked[1][0] = "something else"
+
+
+def _lose_a_topic(expected: Expected) -> None:
+    expected.topics["/default/lost"] = ExpectedTopic(0, True, "durable")
+
+
+def _bring_back_a_topic(expected: Expected) -> None:
+    del expected.topics["/default/remade"]
+
+
+def _lose_a_subscription(expected: Expected) -> None:
+    expected.topics["/default/written"].subscriptions["lost"] = ExpectedSubscription("shared", "")
+
+
+def _lose_an_ack(expected: Expected) -> None:
+    topic = expected.topics["/default/plain"]
+    topic.subscriptions["audit"].settled[0] = sorted(topic.acked[0])
+
+
+def _skip_a_message(expected: Expected) -> None:
+    expected.topics["/default/plain"].subscriptions["shared"].settled[0].pop()
+
+
+def _lose_a_policy(expected: Expected) -> None:
+    expected.topics["/billing/invoices"].policies["retention_bytes"] = 1 << 30
+
+
+def _forget_a_producer(expected: Expected) -> None:
+    expected.identities[0].offset += 1
+
+
+def _forget_a_commit(expected: Expected) -> None:
+    expected.stages[-1].committed = True
+
+
+def _lose_a_lease(expected: Expected) -> None:
+    expected.leases[99] = "/sessions/lost"
+
+
+async def test_the_oracle_notices_whatever_is_missing_changed_repeated_or_moved(tmp_path: Path) -> None:
+    """The world is whole; what is expected of it is not."""
+    expected = await prepare(tmp_path, SCENARIOS["plain-stop"], 7)
+    for mistake in (
+        _lose_a_message,
+        _change_a_message,
+        _lose_a_topic,
+        _bring_back_a_topic,
+        _lose_a_subscription,
+        _lose_an_ack,
+        _skip_a_message,
+        _lose_a_policy,
+        _forget_a_producer,
+        _forget_a_commit,
+        _lose_a_lease,
+    ):
+        shutil.copytree(tmp_path / "data", tmp_path / mistake.__name__)
+        mistaken = expected.copy()
+        mistake(mistaken)
+        judgement = await judge(tmp_path / mistake.__name__, mistaken)
+        assert judgement.verdict == "wrong", mistake.__name__
+
+
+def test_a_case_can_be_written_and_read_again(tmp_path: Path) -> None:
+    (tmp_path / "IDENTITY").write_bytes(bytes(range(200)))
+    chance = random.Random(1)
+    cases = [Case.draw(tmp_path, classify(tmp_path), chance) for _ in range(50)]
+    assert [Case.parse(str(case)) for case in cases] == cases
+    assert len({case.damage for case in cases}) == 6
 
 
 def test_a_stored_file_of_an_unknown_kind_fails_the_run(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ class _World:
         topic = self.expected.topics[name]
         async with client.producer(name, name="meter", compression=self.chance.choice([None, "lz4"])) as producer:
             payloads = self._payloads(name, count)
-            receipts = await asyncio.gather(*[producer.send(one.encode(), key=one[-3:]) for one in payloads])
+            receipts = await asyncio.gather(*[producer.send(one.encode(), key=one.split()[1]) for one in payloads])
             if topic.reliable:
                 for payload, receipt in zip(payloads, receipts, strict=True):
                     topic.add(receipt.partition, receipt.offset, payload)
