@@ -135,11 +135,11 @@ def test_from_an_offset_and_from_a_time(danube, topic):
 
 def test_a_timeout_ends_it_and_a_count_that_was_not_reached_is_a_failure(danube, topic):
     danube("produce", topic, "-m", "only one")
-    enough = danube("consume", topic, "--from", "earliest", "--timeout", "0.5")
+    enough = danube("consume", topic, "--from", "earliest", "--timeout", "3")
     assert (enough.returncode, enough.stdout) == (0, "only one\n")
-    short = danube("consume", topic, "--from", "earliest", "--timeout", "0.5", "--count", "2")
+    short = danube("consume", topic, "--from", "earliest", "--timeout", "3", "--count", "2")
     assert (short.returncode, short.stdout) == (1, "only one\n")
-    assert short.stderr == "danube: received 1 of 2 messages: nothing more came for 0.5 s\n"
+    assert short.stderr == "danube: received 1 of 2 messages: nothing more came for 3 s\n"
 
 
 def started(served, *arguments: str) -> subprocess.Popen[str]:

@@ -99,7 +99,7 @@ def test_a_lost_disk_is_restored_from_the_store(stored, serve, tmp_path: Path) -
     config = tmp_path / "danube.toml"
     config.write_text(f'[storage]\nurl = "{store}"\n')
     again = serve(restored, "--config", str(config))
-    read = stored("consume", TOPIC, "--url", again.url, "-s", "billing", "--count", "3", "--timeout", "20")
+    read = stored("consume", TOPIC, "--url", again.url, "-s", "billing", "--count", "3", "--timeout", "100")
     assert read.stdout.splitlines() == ["one"] * 3
     stored("produce", TOPIC, "-m", "behind the gap", "--url", again.url)
     stored("storage", "upload", "--url", again.url)

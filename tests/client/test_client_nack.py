@@ -72,7 +72,7 @@ async def test_the_delay_counts_and_others_do_not_wait_for_it(client: Client) ->
     await publish(client, b"0", b"1")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         first = await consumer.receive(timeout=60)
-        await consumer.nack(first, delay=0.3)
+        await consumer.nack(first, delay=2)
         await consumer.ack(await consumer.receive(timeout=60))
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=0.1)

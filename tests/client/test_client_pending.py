@@ -44,12 +44,12 @@ async def test_what_failed_tells_how_often_why_and_when_it_comes_again(client: C
     await publish(client, b"0", b"1")
     async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
         before = datetime.now(UTC)
-        await consumer.nack(await consumer.receive(timeout=60), delay=60, reason="no stock")
+        await consumer.nack(await consumer.receive(timeout=60), delay=600, reason="no stock")
         await until(lambda: _is(client, 0, "waiting"))
         message = await peeked(client, 0)
         assert (message.redeliveries, message.failure_reason, message.consumer) == (1, "no stock", "")
         assert message.until is not None
-        assert timedelta(seconds=50) < message.until - before < timedelta(seconds=70)
+        assert timedelta(seconds=590) < message.until - before < timedelta(seconds=800)
 
 
 async def _is(client: Client, offset: int, state: str) -> bool:

@@ -231,7 +231,7 @@ async def test_a_delayed_message_waits_on_shared_and_not_on_exclusive(client: Cl
         client.consumer(TOPIC, subscription="queue", type="shared") as shared,
         client.consumer(TOPIC, subscription="log") as exclusive,
     ):
-        await producer.send(b"later", deliver_after=timedelta(milliseconds=300))
+        await producer.send(b"later", deliver_after=timedelta(seconds=2))
         await producer.send(b"now")
         assert [(await exclusive.receive(timeout=60)).payload for _ in range(2)] == [b"later", b"now"]
         assert [(await shared.receive(timeout=60)).payload for _ in range(2)] == [b"now", b"later"]
