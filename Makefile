@@ -6,14 +6,14 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
+.PHONY: help setup lock check format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install everything into it
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "pydanube needs Python 3.11 or later; '$(PYTHON)' is not." >&2; \
 	  echo "Install one and name it: make setup PYTHON=python3.12" >&2; exit 1; }
@@ -21,9 +21,15 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "Python's venv module is missing: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar on --upgrade pip
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -e .
 	@touch $(STAMP)
 	@echo "Ready: $(BIN)/danube --help"
+
+# One file for Linux and macOS and every Python from 3.11 on; the package itself keeps its ranges in pyproject.toml.
+lock: setup ## choose the newest versions that pyproject.toml allows for the development environment
+	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra test --extra dev \
+	  --no-annotate --no-header pyproject.toml -o requirements-dev.lock
 
 check: setup ## lint, types and the borders between rooms
 	$(BIN)/ruff check .
@@ -38,6 +44,17 @@ format: setup ## format the code as `make check` wants it
 # loadgroup: what is marked as a group, as all tests of Spark are, stays in one worker and is dealt first.
 test: setup ## run the tests, those of Spark included (about eight minutes on two cores)
 	$(PYTEST) -n 2 --dist loadgroup -m "not soak and not stores and not spark_kill"
+
+# python3.11 and later, on the PATH or installed by pyenv: one of each minor version.
+PYTHONS ?= $(foreach minor,11 12 13 14,$(firstword $(foreach python,python3.$(minor) \
+  $(wildcard $(HOME)/.pyenv/versions/3.$(minor).*/bin/python3),$(shell $(python) -c 'print("$(python)")' 2>/dev/null))))
+
+test-pythons: ## run the tests on every Python from 3.11 on that is on this machine, each in a .venv-* of its own
+	@for python in $(PYTHONS); do \
+	  version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  echo "Python $$version"; \
+	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
+	done
 
 test-spark: setup ## Spark under kill -9, on a cluster of its own and through Spark Connect
 	$(PYTEST) -m "spark_kill and not soak" --timeout 600 tests/spark tests/docs

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from packaging.requirements import Requirement
 
 import pydanube
 from pydanube.codec.native.requests import Failure, decode, encode
@@ -124,6 +125,30 @@ def test_nothing_is_put_off() -> None:
     mark = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
     found = [name for name, text in texts() if name.endswith((".py", ".md", ".toml")) and mark.search(text)]
     assert not found
+
+
+# -- the development environment ---------------------------------------------------------------------------------------
+
+
+def test_the_lock_file_follows_the_ranges_of_pyproject() -> None:
+    """Every requirement of the extras `test` and `dev` has versions in the lock file, all within its range."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked: dict[str, list[str]] = {}
+    for line in (ROOT / "requirements-dev.lock").read_text().splitlines():
+        requirement = Requirement(line)
+        locked.setdefault(requirement.name, []).append(str(requirement.specifier).removeprefix("=="))
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *extras["test"], *extras["dev"])]
+    wanted += [
+        Requirement(text) for one in wanted if one.name == "pydanube" for name in one.extras for text in extras[name]
+    ]
+    stale = [
+        f"{one}: locked {locked.get(one.name)}"
+        for one in wanted
+        if one.name != "pydanube"
+        and (one.name not in locked or not all(one.specifier.contains(version) for version in locked[one.name]))
+    ]
+    assert not stale, "run `make lock`"
 
 
 # -- exceptions have reasons -------------------------------------------------------------------------------------------
