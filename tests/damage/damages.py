@@ -128,7 +128,7 @@ async def run_untouched(world: Path, scratch: Path) -> Judgement:
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(world / "data", scratch)
     expected = Expected.load(world / "expected.json")
-    restored = await _restore(scratch, expected)
+    restored = await _restore(scratch, expected, _newest_manifest(classify(scratch)))
     judgement = await judge(scratch, expected)
     if restored.verdict != "whole":
         judgement.be_wrong(f"restored from the object store: {restored}")
@@ -150,7 +150,7 @@ async def run_case(world: Path, scratch: Path, case: Case, *, with_command: bool
     expected.tail_lost = (
         kind.name == "open log file" and expected.ended == "kill" and _is_unsynced(original, scratch, case)
     )
-    restored = await _restore(scratch, expected) if kind.history else Judgement()
+    restored = await _restore(scratch, expected, _newest_manifest(kinds)) if kind.history else Judgement()
     outcome = Outcome(case, kind, await judge(scratch, expected))
     first = outcome.first
     for wrong in restored.wrong:
@@ -193,14 +193,18 @@ def _is_unsynced(original: Path, damaged: Path, case: Case) -> bool:
     return begin + same >= synced
 
 
-async def _restore(scratch: Path, expected: Expected) -> Judgement:
+def _newest_manifest(kinds: dict[str, Kind]) -> str:
+    return Path(max((name for name, kind in kinds.items() if kind.name == "manifest"), default="")).name
+
+
+async def _restore(scratch: Path, expected: Expected, newest: str) -> Judgement:
     """Judge a restore from the damaged store, where the store had everything when the broker was stopped."""
     if expected.ended != "stop" or expected.settings["storage.shutdown_upload_s"] == "0":
         return Judgement()
     place = scratch.with_name("restored")
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(scratch / "objects", place / "store")
-    return await judge_restore(place / "store", place / "data", expected)
+    return await judge_restore(place / "store", place / "data", expected, newest)
 
 
 def refused_by_the_command(directory: Path) -> list[str]:

@@ -130,10 +130,11 @@ def _judge_refusal(error: DanubeError, directory: Path, judgement: Judgement) ->
         judgement.be_wrong(f"the refusal names no remedy: {error.message}")
 
 
-async def judge_restore(objects: Path, directory: Path, expected: Expected) -> Judgement:
+async def judge_restore(objects: Path, directory: Path, expected: Expected, newest: str) -> Judgement:
     """Restore an empty directory from a damaged object store that had everything, and judge what is served then.
 
-    What the restore reports as damaged may be missing afterwards. What it does not report may not.
+    What the restore reports as damaged may be missing afterwards. What it does not report may not. Where the `newest`
+    manifest is gone without a trace, the report names the older one that it took, and when that was written.
     """
     judgement = Judgement()
     chosen = expected.copy()
@@ -144,6 +145,8 @@ async def judge_restore(objects: Path, directory: Path, expected: Expected) -> J
             async with asyncio.timeout(HANG_S):
                 report = await restore(_settings(directory, chosen))
                 lost = [*report.damaged_manifests, *report.missing]
+                if newest not in report.manifest:
+                    lost.append(f"{report.manifest} of {report.manifest_us}")
                 if lost:
                     judgement.be_named(f"the restore reports {lost}")
                     return judgement
