@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from .broker.restoring import rebuild
+from .broker.tiering.disaster_recovery import rebuild
 from .metadata.embedded import EmbeddedStore
 from .metadata.journal import journal_path
 from .metadata.store import Compare, Put

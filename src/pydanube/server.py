@@ -19,10 +19,10 @@ from typing import Final, Self
 import msgspec
 
 from .broker import Broker, BrokerSettings
-from .broker.ownership import LEDGER_COUNTER
-from .broker.registry import Registry
-from .broker.tiers import TieringSettings
-from .broker.tombstones import KnownLedgers
+from .broker.partitions.ownership import LEDGER_COUNTER
+from .broker.registry.registry import Registry
+from .broker.registry.tombstones import KnownLedgers
+from .broker.tiering.object_storage import TieringSettings
 from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id

@@ -10,8 +10,8 @@ from pathlib import Path
 from metadata_harness import FaultyStore
 
 from pydanube.broker import Attachment, Broker, BrokerSettings, Published
-from pydanube.broker.registry import Registry
-from pydanube.broker.tiers import TieringSettings
+from pydanube.broker.registry.registry import Registry
+from pydanube.broker.tiering.object_storage import TieringSettings
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
 from pydanube.metadata.embedded import EmbeddedStore

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from broker_harness import TOPIC, Door, open_broker
 from metadata_harness import FaultyStore, puts
 
-from pydanube.broker.records import partitions_of
+from pydanube.broker.registry.records import partitions_of
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.failure import FailurePolicy, Poison
 from pydanube.model.names import TopicName

@@ -204,7 +204,7 @@ class TestStateThatFitsNoRecord:
 
     @staticmethod
     def limit(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-        monkeypatch.setattr("pydanube.broker.state.RECORD_BODY_BYTES_MAX", size)
+        monkeypatch.setattr("pydanube.broker.partitions.state_ledger.RECORD_BODY_BYTES_MAX", size)
 
     async def test_acks_are_refused_and_none_is_confirmed_that_a_crash_would_undo(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -231,7 +231,7 @@ class TestStateThatFitsNoRecord:
     async def test_a_ledger_that_is_open_goes_on_without_a_snapshot(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr("pydanube.broker.state.DELTAS_PER_SNAPSHOT", 3)
+        monkeypatch.setattr("pydanube.broker.partitions.state_ledger.DELTAS_PER_SNAPSHOT", 3)
         async with open_broker(tmp_path, crash=True) as broker:
             consumer = await alone(Door(broker))
             await confirmed(consumer, table(consumer)[1::2])

@@ -12,7 +12,7 @@ import pytest
 from broker_harness import Door, open_broker
 
 from pydanube.broker import Producer, Published
-from pydanube.broker.cutting import STRAIGHT_BATCHES_MAX, straight
+from pydanube.broker.subscriptions.delivery_batches import STRAIGHT_BATCHES_MAX, straight
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.batch.gather import gather_range
 from pydanube.core.access import ANONYMOUS

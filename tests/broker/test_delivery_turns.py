@@ -10,10 +10,10 @@ import pytest
 from broker_harness import TOPIC, Door, open_broker
 
 from pydanube.broker import closings
-from pydanube.broker import turn as turn_module
-from pydanube.broker.cutting import GATHER_BYTES_MIN, cut, rows_for
-from pydanube.broker.subscription import LiveSubscription
-from pydanube.broker.turn import Turn
+from pydanube.broker.subscriptions import turn as turn_module
+from pydanube.broker.subscriptions.delivery_batches import GATHER_BYTES_MIN, cut, rows_for
+from pydanube.broker.subscriptions.subscription import LiveSubscription
+from pydanube.broker.subscriptions.turn import Turn
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.core.dispatch.members import Dealt, Member
 from pydanube.model.failure import FailurePolicy

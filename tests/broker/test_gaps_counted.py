@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
 
-from pydanube.broker.lifetimes import _Care
-from pydanube.broker.restoring import rebuild
+from pydanube.broker.lifecycle.expiration import _Care
+from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import Full

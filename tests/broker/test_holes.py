@@ -3,8 +3,8 @@
 import pytest
 from broker_harness import TOPIC, Door, open_broker
 
-from pydanube.broker import records
-from pydanube.broker.tombstones import drop_writes
+from pydanube.broker.registry import records
+from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import list_all

@@ -10,8 +10,8 @@ from lifetimes_harness import Hourglass
 from metadata_harness import FaultyStore, deletes, puts
 from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
 
-from pydanube.broker import records
-from pydanube.broker.registry import DOUBT_S
+from pydanube.broker.registry import records
+from pydanube.broker.registry.registry import DOUBT_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.errors import AlreadyExists, NotFound, Unavailable

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.broker import Attachment
-from pydanube.broker.rates import BURST_S, Bucket, Rate
+from pydanube.broker.partitions.rate_limits import BURST_S, Bucket, Rate
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
 from pydanube.model.names import TopicName

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
 
-from pydanube.broker.restoring import IDS_SKIPPED, OFFSETS_PER_S, rebuild
+from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.counters import last_id
 from pydanube.metadata.embedded import EmbeddedStore

@@ -7,7 +7,7 @@ from broker_harness import TOPIC, open_broker
 from lifetimes_harness import Hourglass
 from metadata_harness import FaultyStore, puts
 
-from pydanube.broker.records import partition_key
+from pydanube.broker.registry.records import partition_key
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt
 from pydanube.model.positions import EARLIEST, Position

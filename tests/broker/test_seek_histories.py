@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from broker_harness import TOPIC, Collector, Door, open_broker
 
-from pydanube.broker.subscriptions import Attachment
+from pydanube.broker.subscriptions.subscriptions import Attachment
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.positions import EARLIEST, Position

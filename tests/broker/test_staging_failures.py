@@ -9,11 +9,11 @@ from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
 from tiering_harness import Moody
 
-from pydanube.broker import stage_applying
-from pydanube.broker.decisions import WRITES_AT_ONCE
-from pydanube.broker.records import DECISIONS, PENDING, topic_key
-from pydanube.broker.stage_applying import LANES_AT_ONCE
-from pydanube.broker.staging import DOUBT_S
+from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
+from pydanube.broker.staging import publishing as stage_applying
+from pydanube.broker.staging.decisions import WRITES_AT_ONCE
+from pydanube.broker.staging.publishing import LANES_AT_ONCE
+from pydanube.broker.staging.staging import DOUBT_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import UNAPPLIED_MAX
 from pydanube.model.errors import Unavailable
@@ -76,7 +76,7 @@ async def test_a_mistake_while_publishing_is_said_and_what_was_decided_is_tried_
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1"]})
         with monkeypatch.context() as mistaken:
-            mistaken.setattr("pydanube.broker.stage_applying.rows_to_skip", lambda *_: 1 / 0)
+            mistaken.setattr("pydanube.broker.staging.publishing.rows_to_skip", lambda *_: 1 / 0)
             assert await query.commit(0, stage, wait_ms=50) == (False, False)
             await until(lambda: obstacle(broker))
             assert "internal error: ZeroDivisionError" in await obstacle(broker)

@@ -10,9 +10,9 @@ from staging_harness import Query, payloads, quiet, stages_in, staging_broker, u
 from test_staging_restart import Hiding
 from tiering_harness import keys, upload_all
 
-from pydanube.broker.records import DECISIONS, query_key
-from pydanube.broker.restoring import rebuild
-from pydanube.broker.stage_reading import LOOKS_AT_ONCE
+from pydanube.broker.registry.records import DECISIONS, query_key
+from pydanube.broker.staging.stage_reader import LOOKS_AT_ONCE
+from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import Delete

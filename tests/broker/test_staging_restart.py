@@ -11,9 +11,9 @@ from staging_harness import Query, payloads, quiet, stages_in, staging_broker, u
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import Moody, upload_all
 
-from pydanube.broker import stage_applying
-from pydanube.broker.records import DECISIONS, PENDING
-from pydanube.broker.restoring import rebuild
+from pydanube.broker.registry.records import DECISIONS, PENDING
+from pydanube.broker.staging import publishing as stage_applying
+from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.embedded import EmbeddedStore

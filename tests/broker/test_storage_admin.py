@@ -10,7 +10,7 @@ from broker_harness import TOPIC, Door, open_broker
 from storage_harness import OTHER, SMALL, WAL, Away, collected, filled, keys, uploaded, usage, verified
 from tiering_harness import Moody
 
-from pydanube.broker import storage as storage_room
+from pydanube.broker.tiering import administration as storage_room
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.metadata.store import Delete
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable

@@ -9,7 +9,7 @@ import pytest
 from broker_harness import TOPIC, Door, open_broker
 from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
 
-from pydanube.broker.restoring import rebuild
+from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import Corrupt, Denied, Refused

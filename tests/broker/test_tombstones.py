@@ -4,7 +4,7 @@ import pytest
 from broker_harness import TOPIC, Door, open_broker
 from metadata_harness import FaultyStore, deletes, puts
 
-from pydanube.broker import records
+from pydanube.broker.registry import records
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import Delete, Put, list_all

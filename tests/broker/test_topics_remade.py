@@ -7,7 +7,7 @@ from broker_harness import TOPIC, Door, open_broker
 from lifetimes_harness import HeldSearch
 from metadata_harness import FaultyStore
 
-from pydanube.broker.records import access_key
+from pydanube.broker.registry.records import access_key
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import NotFound
 from pydanube.model.positions import Position

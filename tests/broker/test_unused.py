@@ -7,7 +7,7 @@ from broker_harness import TOPIC, open_broker
 from lifetimes_harness import HeldSearch, Hourglass
 from metadata_harness import FaultyStore, deletes, puts
 
-from pydanube.broker.records import LEDGERS, topic_key
+from pydanube.broker.registry.records import LEDGERS, topic_key
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid
-from pydanube.client.acks import Acks
-from pydanube.client.unsettled import Unsettled
+from pydanube.client.consuming.ack_timeouts import Unsettled
+from pydanube.client.consuming.acks import Acks
 
 TOPIC = "/default/orders"
 SOON = FailurePolicy(ack_timeout_ms=150, delay_ms=0, delay_max_ms=0)

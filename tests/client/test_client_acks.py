@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.client.acks import Acks, merged
-from pydanube.client.credit import Credit
+from pydanube.client.consuming.acks import Acks, merged
+from pydanube.client.consuming.flow_control import Credit
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])))
 

@@ -35,7 +35,7 @@ from pydanube import (
     Unavailable,
     testing,
 )
-from pydanube.client.loop_thread import LoopThread
+from pydanube.client.blocking.loop_thread import LoopThread
 from pydanube.runtime.clock import SystemClock
 
 TOPIC = "/default/orders"

@@ -9,7 +9,7 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import Client, NotFound, Refused
-from pydanube.client.message import Message
+from pydanube.client.consuming.messages import Message
 
 TOPIC = "/default/orders"
 

@@ -9,7 +9,7 @@ from flaky_wire import Wire, until
 
 import pydanube
 from pydanube import Client, Refused
-from pydanube.client.connection import Connection
+from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import requests
 
 TOPIC = "/default/orders"

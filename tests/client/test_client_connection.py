@@ -13,8 +13,8 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import NotFound, Unavailable
-from pydanube.client.address import Address
-from pydanube.client.connection import CROWDED_FETCHES, CROWDED_WAIT_MS, FETCHES_MAX, Connection
+from pydanube.client.connection.address import Address
+from pydanube.client.connection.connection import CROWDED_FETCHES, CROWDED_WAIT_MS, FETCHES_MAX, Connection
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, Kind

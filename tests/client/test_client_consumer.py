@@ -11,9 +11,9 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import Client, Consumer, Invalid, NotFound, Refused
-from pydanube.client.connection import Connection
-from pydanube.client.message import Message
-from pydanube.client.sources import REQUESTS_AT_ONCE
+from pydanube.client.connection.connection import Connection
+from pydanube.client.consuming.messages import Message
+from pydanube.client.consuming.partition_sources import REQUESTS_AT_ONCE
 from pydanube.codec.native.requests import Request
 
 TOPIC = "/default/orders"

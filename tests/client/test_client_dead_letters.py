@@ -11,9 +11,9 @@ import pytest
 
 import pydanube
 from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Receipt, Redriven
-from pydanube.client import dead_letters as module
-from pydanube.client.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _Run, parse_place
-from pydanube.client.producer import Producer
+from pydanube.client.consuming import dead_letters as module
+from pydanube.client.consuming.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _Run, parse_place
+from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings
 from pydanube.runtime.clock import ManualClock
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.client.acks import Acks
-from pydanube.client.consumer import record_ack
-from pydanube.client.message import ReceivedBatch, rows_of
+from pydanube.client.consuming.acks import Acks
+from pydanube.client.consuming.consumer import record_ack
+from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.codec.batch import Batch, encode
 
 BASE = 1_000

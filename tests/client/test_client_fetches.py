@@ -10,10 +10,10 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import Client, NotFound
-from pydanube.client.answers import Fetched
-from pydanube.client.connection import Connection
-from pydanube.client.fetches import AHEAD, Span
-from pydanube.client.reader import split_batches
+from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.history.range_fetch import AHEAD, Span
+from pydanube.client.history.reader import split_batches
 from pydanube.codec.native import requests
 
 TOPIC = "/default/orders"

@@ -8,7 +8,7 @@ import pytest
 from flaky_wire import until
 
 from pydanube import Client, Full, Refused, StaleEpoch, Unavailable
-from pydanube.client.connection import Connection
+from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import requests
 from pydanube.runtime.clock import ManualClock
 

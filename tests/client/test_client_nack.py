@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid, Refused
-from pydanube.client import source as source_module
-from pydanube.client.acks import Acks, merged, portions, without
-from pydanube.client.message import Message
+from pydanube.client.consuming import partition_source as source_module
+from pydanube.client.consuming.acks import Acks, merged, portions, without
+from pydanube.client.consuming.messages import Message
 from pydanube.gateway.native import connection as connection_module
 
 TOPIC = "/default/orders"

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from pydanube.client.outbox import Flight, Outbox
-from pydanube.client.rows import Rows
+from pydanube.client.producing.outbox import Flight, Outbox
+from pydanube.client.producing.rows import Rows
 from pydanube.codec.batch import Batch, Codec
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused, Unavailable
 

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube import testing
-from pydanube.client.address import Address, parse_addresses
-from pydanube.client.backoff import Backoff
-from pydanube.client.intake import ANY_PARTITION, cut
-from pydanube.client.message import ReceivedBatch, rows_of
-from pydanube.client.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
-from pydanube.client.receipts import Placed, Receipt, Receipts
-from pydanube.client.room import Room
-from pydanube.client.rows import Rows
+from pydanube.client.admin.conversions import wire_start
+from pydanube.client.connection.address import Address, parse_addresses
+from pydanube.client.connection.backoff import Backoff
+from pydanube.client.consuming.messages import ReceivedBatch, rows_of
+from pydanube.client.producing.bulk_intake import ANY_PARTITION, cut
+from pydanube.client.producing.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
+from pydanube.client.producing.producer_buffer import Room
+from pydanube.client.producing.receipts import Placed, Receipt, Receipts
+from pydanube.client.producing.rows import Rows
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
-from pydanube.client.wire import wire_start
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX

@@ -6,7 +6,7 @@ import pytest
 from flaky_wire import until
 
 from pydanube import Client, Consumer
-from pydanube.client.message import Message
+from pydanube.client.consuming.messages import Message
 
 TOPIC = "/default/orders"
 

@@ -11,7 +11,7 @@ import pytest
 
 import pydanube
 from pydanube import Client, Full, Invalid, NotFound, Receipt, Refused, StaleEpoch
-from pydanube.client.partitioning import Partitioner
+from pydanube.client.producing.partitioning import Partitioner
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 
 TOPIC = "/default/orders"

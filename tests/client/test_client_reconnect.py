@@ -14,8 +14,8 @@ from flaky_wire import Wire, until, wired_broker
 import pydanube
 from pydanube import Unavailable, testing
 from pydanube.client import lifecycle
-from pydanube.client.address import Address
-from pydanube.client.connection import Connection
+from pydanube.client.connection.address import Address
+from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Kind
 from pydanube.model.errors import DanubeError, NotOwner

@@ -11,7 +11,7 @@ from flaky_wire import Wire, until
 
 import pydanube
 from pydanube import Client, Consumer, NotFound
-from pydanube.client.fetches import Span
+from pydanube.client.history.range_fetch import Span
 from pydanube.codec.native import requests
 
 TOPIC = "/default/orders"

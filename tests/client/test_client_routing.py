@@ -12,8 +12,8 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Refused, StaleEpoch
-from pydanube.client.delays import delivery_time_us
-from pydanube.client.partitioning import ANY_PARTITION, Partitioner
+from pydanube.client.producing.delays import delivery_time_us
+from pydanube.client.producing.partitioning import ANY_PARTITION, Partitioner
 from pydanube.codec.batch import Batch
 from pydanube.runtime.clock import ManualClock
 

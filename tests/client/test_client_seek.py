@@ -11,8 +11,8 @@ from flaky_wire import Wire, until
 
 import pydanube
 from pydanube import Client, Consumer, Corrupt, Invalid
-from pydanube.client import source
-from pydanube.client.message import Message
+from pydanube.client.consuming import partition_source as source
+from pydanube.client.consuming.messages import Message
 from pydanube.codec.native import requests
 
 TOPIC = "/default/orders"

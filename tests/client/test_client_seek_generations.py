@@ -12,8 +12,8 @@ from flaky_wire import Wire, until
 
 import pydanube
 from pydanube import Client, Consumer, testing
-from pydanube.client.message import Message
-from pydanube.client.source import Source
+from pydanube.client.consuming.messages import Message
+from pydanube.client.consuming.partition_source import Source
 
 TOPIC = "/default/orders"
 LATER_MS = 60_000

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.client.coverage import SegmentInfo, check_covered, ordered, resolved
+from pydanube.client.history.coverage import SegmentInfo, check_covered, ordered, resolved
 from pydanube.client.segments import Segments, open_segments, open_segments_blocking
 from pydanube.codec.batch import Batch, Codec, encode, stamp
 from pydanube.codec.segment import SegmentBuilder

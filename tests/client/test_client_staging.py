@@ -12,10 +12,10 @@ from flaky_wire import Wire, until, wired_broker
 from test_client_connection import broker_that, nonsense, silence
 
 import pydanube
-from pydanube.client import staging
-from pydanube.client.address import Address
-from pydanube.client.connection import Connection
-from pydanube.client.staging import HEAD_BYTES, Part
+from pydanube.client.connection.address import Address
+from pydanube.client.connection.connection import Connection
+from pydanube.client.producing import staged_writes as staging
+from pydanube.client.producing.staged_writes import HEAD_BYTES, Part
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, Kind

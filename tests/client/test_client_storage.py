@@ -10,8 +10,8 @@ import pytest
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Unavailable
+from pydanube.client.admin.storage import StorageAdmin
 from pydanube.client.segments import open_segments
-from pydanube.client.storage import StorageAdmin
 from pydanube.codec.native import requests
 from pydanube.model.storage import SegmentDescription, StorageCollected, StorageUpload, StorageVerified
 from pydanube.runtime.objects import open_store

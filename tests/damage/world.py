@@ -22,9 +22,9 @@ from brokers import BrokerProcess
 from expected import Expected, ExpectedSubscription, ExpectedTopic, Identity, Stage
 
 import pydanube
-from pydanube.client.fetches import Span
-from pydanube.client.message import ReceivedBatch
-from pydanube.client.reader import split_batches
+from pydanube.client.consuming.messages import ReceivedBatch
+from pydanube.client.history.range_fetch import Span
+from pydanube.client.history.reader import split_batches
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests
 from pydanube.metadata.embedded import EmbeddedStore

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from killing_store import die
 
-from pydanube.broker.partition import Partition
+from pydanube.broker.partitions.partition import Partition
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.runtime.objects.local import LocalStore

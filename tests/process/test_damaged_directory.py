@@ -8,7 +8,7 @@ import pytest
 from brokers import BrokerProcess
 
 import pydanube
-from pydanube.broker import records
+from pydanube.broker.registry import records
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import Delete, list_all
 from pydanube.model.errors import Corrupt

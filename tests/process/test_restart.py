@@ -168,7 +168,7 @@ async def test_an_older_copy_of_the_database_alone_is_brought_up_to_date_from_it
 
 @pytest.mark.parametrize("is_latest", [True, False])
 async def test_a_reader_that_ends_behind_a_gap_of_reserved_offsets_waits_for_nothing(tmp_path, monkeypatch, is_latest):
-    monkeypatch.setattr("pydanube.client.reader.WAIT_MS", 60_000)
+    monkeypatch.setattr("pydanube.client.history.reader.WAIT_MS", 60_000)
     with BrokerProcess(tmp_path / "data") as broker:
         async with pydanube.connect(broker.url) as client:
             await client.create_topic(TOPIC, ack_level="written")

@@ -16,13 +16,15 @@ import pyarrow as pa
 import pytest
 
 import pydanube
-from pydanube.client.answers import Fetched
-from pydanube.client.connection import Connection
+from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.pending_answers import Fetched
 from pydanube.codec.native import requests
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
-from pydanube.spark import connections, direct, fetching
+from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.ranges import OffsetRange
+from pydanube.spark.reading import direct_reads as direct
+from pydanube.spark.reading import fetching
+from pydanube.spark.reading.ranges import OffsetRange
 from pydanube.testing import broker_thread
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
@@ -116,7 +118,7 @@ def test_a_range_that_was_cut_in_pieces_is_read_exactly(history: pydanube.Blocki
 
 
 def test_stretches_alternate_between_store_and_broker() -> None:
-    from pydanube.client.coverage import SegmentInfo
+    from pydanube.client.history.coverage import SegmentInfo
 
     def segment(first: int, end: int) -> SegmentInfo:
         return SegmentInfo(f"{first}.seg", 0, 1, 0, first, end)

@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from pydanube import Invalid
-from pydanube.spark.bounds import Bound, Bounds
 from pydanube.spark.options import COLUMNS, ReadOptions, WriteOptions
+from pydanube.spark.reading.bounds import Bound, Bounds
 
 TOPIC = {"topic": "/default/orders"}
 

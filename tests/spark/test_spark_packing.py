@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.client.partitioning import Partitioner
+from pydanube.client.producing.partitioning import Partitioner
 from pydanube.codec.batch import Batch, Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX, MIB
 
 pa = pytest.importorskip("pyarrow")
 
-from pydanube.spark.packing import ROUND_BYTES, TOPICS_MAX, Packer, Packing  # noqa: E402
+from pydanube.spark.writing.packing import ROUND_BYTES, TOPICS_MAX, Packer, Packing  # noqa: E402
 
 NOW = 1_700_000_000_000_000
 TIME = pa.timestamp("us", tz="UTC")

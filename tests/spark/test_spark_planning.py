@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from pydanube import Invalid, Refused
 from pydanube.model.gaps import Gaps
-from pydanube.spark.bounds import Bound, Bounds
-from pydanube.spark.loss import Lost, judge, report, vanished
-from pydanube.spark.offsets import Offsets, TopicIdentity, TopicOffsets, TopicView
-from pydanube.spark.planning import Question, between, check_named, limited, placed, questions, tasks
-from pydanube.spark.ranges import OffsetRange
+from pydanube.spark.reading.bounds import Bound, Bounds
+from pydanube.spark.reading.data_loss import Lost, judge, report, vanished
+from pydanube.spark.reading.offsets import Offsets, TopicIdentity, TopicOffsets, TopicView
+from pydanube.spark.reading.planning import Question, between, check_named, limited, placed, questions, tasks
+from pydanube.spark.reading.ranges import OffsetRange
 
 TOPIC = "/default/orders"
 

@@ -21,10 +21,10 @@ from pyspark.sql.datasource import (
 )
 
 import pydanube
-from pydanube.spark.batch_reader import DanubePushingReader
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.planning import DanubePartition
-from pydanube.spark.pushdown import Pushed, Span, pushed
+from pydanube.spark.reading.batch_reader import DanubePushingReader
+from pydanube.spark.reading.planning import DanubePartition
+from pydanube.spark.reading.pushdown import Pushed, Span, pushed
 
 if TYPE_CHECKING:
     from spark_broker import Broker

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.codec.batch import Batch, Codec, encode
-from pydanube.spark import rows
 from pydanube.spark.options import COLUMNS
-from pydanube.spark.rows import Piece, RowForm
+from pydanube.spark.reading import arrow_rows as rows
+from pydanube.spark.reading.arrow_rows import Piece, RowForm
 from pydanube.spark.schema import arrow_schema
 
 TOPIC = "/default/orders"

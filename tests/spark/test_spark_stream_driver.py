@@ -15,8 +15,8 @@ from spark_broker import Broker, restore_into
 
 from pydanube import BlockingClient, NotFound, Refused, Unavailable, connect_blocking
 from pydanube.spark.options import ReadOptions
-from pydanube.spark.planning import DanubePartition
-from pydanube.spark.stream_reader import DanubeStreamReader
+from pydanube.spark.reading.planning import DanubePartition
+from pydanube.spark.reading.stream_reader import DanubeStreamReader
 from pydanube.testing import broker_thread
 
 TOPIC = "/default/orders"

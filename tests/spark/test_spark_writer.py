@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from spark_broker import Broker
 
 import pydanube
-from pydanube.client.partitioning import Partitioner
+from pydanube.client.producing.partitioning import Partitioner
 from pydanube.spark import DanubeDataSource
 
 TOPIC = "/default/written"

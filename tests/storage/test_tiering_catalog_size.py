@@ -7,7 +7,7 @@ import msgspec
 from broker_harness import TOPIC, Door, open_broker
 from tiering_harness import SMALL, WAL, filled, upload_all
 
-from pydanube.broker.records import PartitionRecord, partition_key
+from pydanube.broker.registry.records import PartitionRecord, partition_key
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import Put
 from pydanube.model.positions import Position

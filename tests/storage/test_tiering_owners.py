@@ -9,7 +9,7 @@ from broker_harness import SETTINGS, TOPIC, Door
 from tiering_harness import SMALL, WAL, Moody, everything, filled, upload_all
 
 from pydanube.broker import Broker
-from pydanube.broker.registry import Registry
+from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import Store

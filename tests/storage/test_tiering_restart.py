@@ -7,8 +7,8 @@ import pytest
 from broker_harness import TOPIC, Door, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, door_to, everything, filled, keys, upload_all
 
-from pydanube.broker.ownership import Ownership
-from pydanube.broker.records import deleted_key
+from pydanube.broker.partitions.ownership import Ownership
+from pydanube.broker.registry.records import deleted_key
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import Delete, Put
 from pydanube.model.topics import AckLevel

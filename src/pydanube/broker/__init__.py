@@ -6,13 +6,14 @@ Flows through   a door hands over a batch; decide, stamp, log, visible, deliver,
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
-from .consumer import Consumer, Sink, closings
+from pydanube.broker.partitions.partition import Fetched, PublishDone, Published
+from pydanube.broker.staging.intake import SectionWish, StageWish
+from pydanube.broker.staging.staging import Committed, CommitWish
+from pydanube.broker.subscriptions.consumer import Consumer, Sink, closings
+from pydanube.broker.subscriptions.subscriptions import Attachment
+
 from .facade import Broker, BrokerSettings
-from .partition import Fetched, PublishDone, Published
 from .producers import Producer
-from .stage_intake import SectionWish, StageWish
-from .staging import Committed, CommitWish
-from .subscriptions import Attachment
 
 __all__ = [
     "Attachment",

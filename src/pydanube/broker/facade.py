@@ -5,6 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pydanube.broker.lifecycle.expiration import Lifetimes
+from pydanube.broker.lifecycle.topic_deletion import Removal
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition import Fetched, PartitionSettings, PublishDone
+from pydanube.broker.partitions.recovery import Opening
+from pydanube.broker.registry.policies import PolicyBook, broker_policies
+from pydanube.broker.registry.records import TopicRecord
+from pydanube.broker.registry.registry import Registry
+from pydanube.broker.staging.staging import Staging
+from pydanube.broker.subscriptions.subscriptions import Subscriptions
+from pydanube.broker.tiering.administration import Storage
+from pydanube.broker.tiering.object_storage import TieringSettings, Tiers
+from pydanube.broker.tiering.places import Places
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import Store
@@ -26,23 +39,10 @@ from pydanube.storage.cache import TailCache
 from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
-from .checking import check_publishable
 from .decompression import DecompressionBudget
-from .lifetimes import Lifetimes
-from .opening import Opening
-from .partition import Fetched, PartitionSettings, PublishDone
-from .partitions import Partitions
-from .places import Places
-from .policies import PolicyBook, broker_policies
 from .producers import Access, Producer, Producers
-from .records import TopicRecord
-from .registry import Registry
-from .removal import Removal
-from .staging import Staging
+from .publish_checks import check_publishable
 from .statistics import Statistics
-from .storage import Storage
-from .subscriptions import Subscriptions
-from .tiers import TieringSettings, Tiers
 
 log = get_logger(__name__)
 

@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.registry.records import AccessRecord, ProducerRecord
+from pydanube.broker.registry.registry import Registry
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused, StaleEpoch
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
 from pydanube.model.names import TopicName
-
-from .partition import Partition
-from .partitions import Partitions
-from .records import AccessRecord, ProducerRecord
-from .registry import Registry
 
 Access = Literal["shared", "exclusive"]
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pydanube.broker.partitions.backlog_quota import backlog_bytes
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.storage.stream import Stream, append_time_at
-
-from .backlog import backlog_bytes
-from .partition import Partition
-from .partitions import Partitions
-from .registry import Registry
 
 
 class Statistics:

@@ -71,7 +71,7 @@ COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
 
 def _checked_url(context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
     """Wrong usage is told before anything is connected. `danube --url URL COMMAND` counts where COMMAND has none."""
-    from pydanube.client.address import parse_addresses
+    from pydanube.client.connection.address import parse_addresses
 
     if context.get_parameter_source("url") is not click.core.ParameterSource.COMMANDLINE:
         url = context.find_root().params.get("url") or url

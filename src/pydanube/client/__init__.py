@@ -8,16 +8,23 @@ Never           broker, storage or gateway code; a task or a thread that outlive
 
 from __future__ import annotations
 
-from .blocking import BlockingClient, BlockingDeadLetters, BlockingProducer, BlockingStager, connect_blocking
-from .blocking_streams import BlockingConsumer, BlockingReader
+from pydanube.client.blocking.client import (
+    BlockingClient,
+    BlockingDeadLetters,
+    BlockingProducer,
+    BlockingStager,
+    connect_blocking,
+)
+from pydanube.client.blocking.streams import BlockingConsumer, BlockingReader
+from pydanube.client.consuming.consumer import Consumer
+from pydanube.client.consuming.dead_letters import DeadLetter, DeadLetters, Redriven
+from pydanube.client.consuming.messages import Message, PeekedMessage, ReceivedBatch
+from pydanube.client.history.reader import Reader
+from pydanube.client.producing.producer import Producer
+from pydanube.client.producing.receipts import Receipt, Receipts
+from pydanube.client.producing.staged_writes import Stager
+
 from .client import Client, connect
-from .consumer import Consumer
-from .dead_letters import DeadLetter, DeadLetters, Redriven
-from .message import Message, PeekedMessage, ReceivedBatch
-from .producer import Producer
-from .reader import Reader
-from .receipts import Receipt, Receipts
-from .staging import Stager
 
 __all__ = [
     "BlockingClient",

@@ -16,6 +16,19 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Final, Literal, TypeVar
 from weakref import WeakSet
 
+from pydanube.client.admin.admin import Admin
+from pydanube.client.admin.conversions import AnyPosition
+from pydanube.client.connection.address import parse_addresses
+from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.connection.routing import Brokers
+from pydanube.client.consuming.consumer import Consumer, Wanted
+from pydanube.client.consuming.dead_letters import DeadLetters
+from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
+from pydanube.client.history.range_fetch import Span, fetches
+from pydanube.client.history.reader import FETCH_BYTES, Reader
+from pydanube.client.producing.partitioning import PartitionBy
+from pydanube.client.producing.producer import Producer
+from pydanube.client.producing.staged_writes import StagedWrites, StageOrigin, Stager
 from pydanube.codec.batch import Codec
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
@@ -24,21 +37,8 @@ from pydanube.model.positions import LATEST
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.randomness import seeded
 
-from .address import parse_addresses
-from .admin import Admin
-from .answers import Fetched
-from .consumer import Consumer, Wanted
-from .dead_letters import DeadLetters
-from .fetches import FETCH_BYTES as RANGE_FETCH_BYTES
-from .fetches import Span, fetches
 from .lifecycle import Openable
-from .partitioning import PartitionBy
-from .producer import Producer
-from .reader import FETCH_BYTES, Reader
-from .routing import Brokers
 from .settings import ConsumerSettings, ProducerSettings, check_count, check_number
-from .staging import StagedWrites, StageOrigin, Stager
-from .wire import AnyPosition
 
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 

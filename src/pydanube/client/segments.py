@@ -30,6 +30,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from pydanube.client.admin.conversions import AnyPosition
+from pydanube.client.blocking.loop_thread import Blocking, LoopThread, blocking
+from pydanube.client.history.coverage import SegmentInfo, Wanted, Window, check_covered, ordered, resolved
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import END_BYTES, Block, Section, SegmentFooter, decode_footer, read_trailer
@@ -39,11 +42,8 @@ from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.objects.opening import open_store
 from pydanube.runtime.tasks import Tasks, run_together
 
-from .coverage import SegmentInfo, Wanted, Window, check_covered, ordered, resolved
 from .lifecycle import Openable
-from .loop_thread import Blocking, LoopThread, blocking
 from .settings import check_count
-from .wire import AnyPosition
 
 if TYPE_CHECKING:
     import pyarrow

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pydanube.client.blocking import BlockingClient, connect_blocking
+from pydanube.client.blocking.client import BlockingClient, connect_blocking
 from pydanube.client.segments import BlockingSegments
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import SystemClock

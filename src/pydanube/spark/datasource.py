@@ -39,22 +39,22 @@ class DanubeDataSource(DataSource):
         return spark_schema(ReadOptions.parse(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from .batch_reader import batch_reader
+        from pydanube.spark.reading.batch_reader import batch_reader
 
         return batch_reader(self._read_options("batch", schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        from .stream_reader import DanubeStreamReader
+        from pydanube.spark.reading.stream_reader import DanubeStreamReader
 
         return DanubeStreamReader(self._read_options("stream", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from .writer import batch_writer
+        from pydanube.spark.writing.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's name
-        from .writer import stream_writer
+        from pydanube.spark.writing.writer import stream_writer
 
         settle()  # Spark asks for one in each micro-batch
         return stream_writer(self.options, schema, overwrite)

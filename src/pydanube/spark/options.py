@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, Literal, TypeVar, cast
 
-from pydanube.client.address import parse_addresses
+from pydanube.client.connection.address import parse_addresses
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
@@ -20,8 +20,7 @@ from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.positions import OFFSET_END
 from pydanube.model.staging import BATCH_ID_MAX, check_query
 from pydanube.runtime.objects.opening import check_url
-
-from .bounds import Bound, Bounds
+from pydanube.spark.reading.bounds import Bound, Bounds
 
 COLUMNS: Final = (
     "topic",

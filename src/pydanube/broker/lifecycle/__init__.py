@@ -1,0 +1,1 @@
+"""What ends by itself or by command: retention, time to live, quotas, unused and deleted topics."""

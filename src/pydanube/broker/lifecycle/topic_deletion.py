@@ -1,0 +1,78 @@
+"""How a topic goes, with everything in it: told to by somebody, or because nobody has used it for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.registry.records import TopicRecord
+from pydanube.broker.registry.registry import Registry
+from pydanube.broker.staging.staging import Staging
+from pydanube.broker.tiering.object_storage import Tiers
+from pydanube.model.errors import DanubeError, Refused
+from pydanube.model.names import TopicName
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.wal import LogWriter
+
+log = get_logger(__name__)
+
+
+class Removal:
+    """Removes topics. Whoever calls it has asked the authorizer, or is the broker itself."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        writer: LogWriter,
+        tiers: Tiers | None,
+        staging: Staging | None = None,
+    ) -> None:
+        self._tiers = tiers
+        self._staging = staging
+        self._registry = registry
+        self._partitions = partitions
+        self._writer = writer
+
+    async def remove(self, topic: TopicName) -> None:
+        """Gone once this returns; producers and consumers are told."""
+        ledgers = await self._registry.ledgers_of(topic)
+        record = await self._registry.delete_topic(topic)
+        await self._end(topic, record, ledgers)
+
+    async def remove_if(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool]) -> bool:
+        """Gone unless somebody uses it, or has come back to it meanwhile. Nothing that was acked is lost with it."""
+        ledgers = await self._registry.ledgers_of(topic)
+        try:
+            record = await self._registry.delete_topic(topic, partial(self._close_unused, topic, is_unused))
+        except Refused:
+            return False
+        await self._end(topic, record, ledgers)
+        return True
+
+    def in_use(self, topic: TopicName) -> bool:
+        """Whether it has producers or subscriptions, or something is on its way into it."""
+        used = any(one.producers or not one.idle for one in self._partitions.of(topic))
+        awaited = self._staging is not None and self._staging.is_awaited(self._registry.topic(topic).topic_id)
+        return used or awaited or bool(self._registry.subscriptions(topic))
+
+    def _close_unused(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool], record: TopicRecord) -> None:
+        """Raises Refused where the topic is in use. From here on nothing is taken: what is acked is never deleted."""
+        if self.in_use(topic) or not is_unused(record):
+            raise Refused(f"topic {topic} is in use again")
+        for partition in self._partitions.forget(record.topic_id):
+            partition.deleted()
+
+    async def _end(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
+        for partition in self._partitions.forget(record.topic_id):
+            ledgers.update(partition.deleted())
+        self._writer.forget(ledgers)
+        await self._registry.clean_up(record.topic_id)
+        if self._tiers is not None:
+            try:
+                await self._tiers.forget_topic(record.topic_id)
+            except DanubeError as error:  # a collection does it later
+                log.warning("topic.not_cleaned_up", topic=str(topic), error=error.message)
+        self._partitions.trim()
+        log.info("topic.deleted", topic=str(topic), ledgers=len(ledgers))

@@ -1,0 +1,122 @@
+"""The backlog quota of one partition: how far behind its subscriptions may be, and what happens past that.
+
+It is looked at before every batch is appended, so a quota is passed by less than a batch. Messages are counted exactly,
+bytes are estimated from what lies between two offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydanube.broker.subscriptions.subscription import LiveSubscription
+from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.sizes import Sizes
+from pydanube.model.errors import Full
+from pydanube.model.gaps import Gaps
+from pydanube.model.policies import BacklogAction, Policies
+from pydanube.storage.stream import LoggedStream, Stream
+from pydanube.storage.wal import LogWriter
+
+
+class BacklogQuota:
+    """What the subscriptions of one partition may leave unacked. 0: no limit."""
+
+    __slots__ = ("_action", "_bytes_max", "_messages_max", "_partition", "_sizes", "_stream", "_subscriptions", "on")
+
+    def __init__(
+        self, partition: str, stream: Stream, sizes: Sizes, subscriptions: Mapping[str, LiveSubscription]
+    ) -> None:
+        self._partition = partition
+        self._stream = stream
+        self._sizes = sizes
+        self._subscriptions = subscriptions
+        self._messages_max = 0
+        self._bytes_max = 0
+        self._action = BacklogAction.REFUSE
+        self.on = False
+        """Whether there is a quota at all."""
+
+    def set(self, policies: Policies) -> None:
+        """These count from now on. They are complete: nothing in them is inherited."""
+        assert policies.backlog_messages_max is not None and policies.backlog_bytes_max is not None
+        assert policies.backlog_action is not None
+        self._messages_max = policies.backlog_messages_max
+        self._bytes_max = policies.backlog_bytes_max
+        self._action = policies.backlog_action
+        self.on = bool(self._messages_max or self._bytes_max)
+
+    def refusal(self, next_offset: int) -> Full | None:
+        """Why the batch that would begin at `next_offset` may not come in; where the oldest give way, None."""
+        if self._action is BacklogAction.EVICT:
+            self.evict(next_offset)
+            return None
+        for name, one in self._subscriptions.items():
+            # What was acked ahead makes a backlog smaller only, so it is counted where the rest is too much already.
+            if (
+                self._messages_max
+                and next_offset - one.cursor.position >= self._messages_max
+                and (messages := self._messages(one, next_offset)) >= self._messages_max
+            ):
+                return self._full(name, f"{messages} messages", "backlog_messages_max", self._messages_max)
+            if self._bytes_max and (size := self._bytes(one, next_offset)) >= self._bytes_max:
+                return self._full(name, f"about {size} bytes", "backlog_bytes_max", self._bytes_max)
+        return None
+
+    def evict(self, end: int) -> None:
+        """Settle the oldest messages of those that are past the quota, until they are not."""
+        if self._action is not BacklogAction.EVICT:
+            return
+        for one in list(self._subscriptions.values()):
+            if self._messages_max and end - one.cursor.position > self._messages_max:
+                self._evict_messages(one, self._messages(one, end) - self._messages_max)
+            if self._bytes_max and self._bytes(one, end) > self._bytes_max:
+                kept_from = self._sizes.start_of_last(self._bytes_max, end)
+                one.settle_below(min(kept_from, self._stream.end_offset), "evicted")
+
+    def _evict_messages(self, one: LiveSubscription, surplus: int) -> None:
+        """The oldest that are not acked, over the gaps between them."""
+        if surplus > 0:
+            unsettled = one.unsettled(0, surplus)
+            if unsettled:
+                one.settle_below(unsettled[-1][1], "evicted")
+
+    def _messages(self, one: LiveSubscription, end: int) -> int:
+        cursor = one.cursor  # in which offsets that hold no message are acked
+        return end - max(cursor.position, self._stream.start_offset) - cursor.acked_ahead
+
+    def _bytes(self, one: LiveSubscription, end: int) -> int:
+        return backlog_bytes(self._sizes, self._stream.gaps, one.cursor, end)
+
+    def _full(self, subscription: str, has: str, policy: str, limit: int) -> Full:
+        return Full(
+            f"subscription {subscription!r} on {self._partition} has a backlog of {has}, and the policy {policy} is "
+            f"{limit}: consume it, skip it (`danube subscriptions skip`), delete the subscription, or raise the policy"
+        )
+
+
+def backlog_bytes(sizes: Sizes, gaps: Gaps, cursor: Cursor, end: int) -> int:
+    """About how much is not acked: what was acked ahead counts as if it were spread evenly over the messages. The
+    cursor has acked the offsets in the `gaps`."""
+    size, messages = sizes.between(cursor.position, end), gaps.messages(cursor.position, end)
+    unacked = max(0, end - cursor.position - cursor.acked_ahead)
+    return size * unacked // messages if messages > 0 else 0
+
+
+def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
+    """What lies where, as far as the catalog and, behind it, the log's ledgers tell."""
+    if not isinstance(stream, LoggedStream):
+        return Sizes(stream.end_offset)
+    found = list(stream.past.sizes) if stream.past is not None else []
+    for one in [one for ledger_id in stream.ledger_ids if (one := writer.ledger(ledger_id)) is not None]:
+        first = max(one.first_offset, found[-1][1] if found else 0)
+        if first < one.end_offset:
+            share = (one.end_offset - first) / (one.end_offset - one.first_offset)
+            found.append((first, one.end_offset, round(one.bytes * share)))
+    sizes = Sizes(found[0][0] if found else stream.end_offset)
+    for first, end, size in found:
+        messages, left = stream.gaps.messages(first, end), size
+        for start, stop in stream.gaps.existing(first, end):  # a sample of a long history may reach over a gap
+            part = left if stop == end else size * (stop - start) // messages
+            sizes.add(start, stop, part)
+            left -= part
+    return sizes

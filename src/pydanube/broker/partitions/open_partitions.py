@@ -1,0 +1,341 @@
+"""The partitions this broker owns, each opened when it is first asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
+from pydanube.broker.registry.registry import Registry
+from pydanube.broker.registry.tombstones import Tombstones
+from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
+from pydanube.broker.subscriptions.place import Place
+from pydanube.broker.subscriptions.subscription import LiveSubscription
+from pydanube.broker.tiering.object_storage import Tiers
+from pydanube.broker.tiering.tiered_partition import TieredPartition
+from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.staging import STAGED_PRODUCER
+from pydanube.metadata.store import Store, list_all
+from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
+from pydanube.model.names import TopicName
+from pydanube.model.policies import Policies
+from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.tiering.history import PartitionHistory
+from pydanube.storage.wal import LogWriter
+
+from .non_reliable import FleetingPartition
+from .ownership import LEDGER_COUNTER, Ids, Ownership
+from .partition import Partition, PartitionSettings
+from .rate_limits import dispatch_rate
+from .recovery import Opening
+
+log = get_logger(__name__)
+
+Key = tuple[int, int]
+"""A topic's id and the partition's index."""
+
+
+class Effective(NamedTuple):
+    """What counts for a topic, as long as these are what is set on it and on its namespace."""
+
+    topic: Policies | None
+    namespace: Policies | None
+    policies: Policies
+
+
+OPENED_AT_ONCE: Final = 128
+"""Partitions of one topic; more would keep others waiting for the metadata store."""
+
+
+class Partitions:
+    """Every open partition, by topic id and index."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: Store,
+        writer: LogWriter,
+        opening: Opening,
+        tasks: Tasks,
+        clock: Clock,
+        owner: str,
+        settings: PartitionSettings,
+        policies: Policies,
+        address: Callable[[], str],
+        tiers: Tiers | None = None,
+    ) -> None:
+        """`policies` count where neither topic nor namespace says otherwise. `address` is where clients are sent."""
+        self._registry = registry
+        self._store = store
+        self._writer = writer
+        self._opening = opening
+        self._tasks = tasks
+        self._clock = clock
+        self._owner = owner
+        self._settings = settings
+        self._policies = policies
+        self._tiers = tiers
+        self._dead_letters = DeadLetterTopics(registry, self.get, address)
+        self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
+        self._open: dict[int, dict[int, Partition]] = {}
+        """By topic id, then by index."""
+        self._effective: dict[int, Effective] = {}
+        self._of_namespaces: dict[str, tuple[Policies | None, Policies]] = {}
+        """What a namespace sets itself, and what counts in it."""
+        self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
+        """What whoever waits for a partition will hear: None, or why it cannot be opened."""
+        writer.on_failed = self._log_failed
+        writer.on_rotated = self._log_rotated
+        writer.on_released = self.log_released
+        self._tombstones = Tombstones(store, writer)
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter([partition for topic in self._open.values() for partition in topic.values()])
+
+    async def get(self, name: TopicName, index: int) -> Partition:
+        """The partition, opened if need be. Cancelled: opening goes on for whoever else waits for it."""
+        record = self._registry.topic(name)
+        count = record.config().partition_count
+        if not 0 <= index < count:
+            raise NotFound(f"topic {name} has {count} partitions: there is no partition {index}")
+        key = (record.topic_id, index)
+        if (partition := self._open.get(record.topic_id, {}).get(index)) is not None:
+            return partition
+        opened = self._being_opened.get(key)
+        if opened is None:
+            opened = self._being_opened[key] = asyncio.get_running_loop().create_future()
+            self._tasks.spawn(self._open_into(opened, name, record, index), f"partition opening {name}/{index}")
+        error = await asyncio.shield(opened)
+        if error is not None:
+            raise type(error)(error.message)
+        return await self.get(name, index)  # or it was deleted meanwhile
+
+    async def all_of(self, name: TopicName) -> list[Partition]:
+        await self.open_all(name)
+        return [await self.get(name, index) for index in range(self._registry.topic(name).config().partition_count)]
+
+    async def open_all(self, name: TopicName) -> None:
+        """Open what is not open yet, many at a time: they share the commits of the metadata store.
+
+        What cannot be opened is told to whoever gets it. Cancelled: some are open.
+        """
+        record = self._registry.topic(name)
+        known = self._open.get(record.topic_id, {})
+        closed = [index for index in range(record.config().partition_count) if index not in known]
+        for start in range(0, len(closed), OPENED_AT_ONCE):
+            some = closed[start : start + OPENED_AT_ONCE]
+            await asyncio.gather(*(self.get(name, index) for index in some), return_exceptions=True)
+
+    def check_served(self, name: TopicName, topic_id: int, partition: Partition) -> None:
+        """For whoever has waited since it got the partition. Raises why it has to come back, or need not."""
+        if partition.closed is None:
+            return
+        current = self._registry.find_topic(name)
+        if current is None or current.topic_id != topic_id:
+            raise copy(partition.closed)
+        raise Unavailable(f"{partition.name} was closed meanwhile: try again")
+
+    def open_of(self, topic_id: int) -> list[Partition]:
+        return list(self._open.get(topic_id, {}).values())
+
+    def of(self, name: TopicName) -> list[Partition]:
+        """The open partitions of a topic."""
+        return self.open_of(self._registry.topic(name).topic_id)
+
+    def policies_of(self, name: TopicName) -> Policies:
+        """What counts for a topic: nothing in it is inherited any more."""
+        topic, namespace = self._registry.topic(name), self._registry.namespace(name.namespace)
+        known = self._effective.get(topic.topic_id)
+        if known is not None and known.topic is topic.policies and known.namespace is namespace.policies:
+            return known.policies
+        policies = self.policies_of_namespace(name.namespace)
+        if topic.policies is not None:
+            policies = self._within_settings(topic.policies.over(policies))
+        self._effective[topic.topic_id] = Effective(topic.policies, namespace.policies, policies)
+        return policies
+
+    def policies_of_namespace(self, namespace: str) -> Policies:
+        own = self._registry.namespace(namespace).policies
+        known = self._of_namespaces.get(namespace)
+        if known is None or known[0] is not own:
+            known = self._of_namespaces[namespace] = (
+                own,
+                self._within_settings((own or Policies()).over(self._policies)),
+            )
+        return known[1]
+
+    def _within_settings(self, policies: Policies) -> Policies:
+        """0 stands for the broker's own settings; and what the broker does not take, no topic does."""
+        broker = self._policies
+        assert broker.message_bytes_max is not None
+        return replace(
+            policies,
+            message_bytes_max=min(policies.message_bytes_max or broker.message_bytes_max, broker.message_bytes_max),
+            deduplication_s=policies.deduplication_s or broker.deduplication_s,
+        )
+
+    def forget(self, topic_id: int) -> list[Partition]:
+        """A deleted topic's partitions leave at once."""
+        self._effective.pop(topic_id, None)
+        return list(self._open.pop(topic_id, {}).values())
+
+    def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:
+        """A subscription that was just created joins a partition that is open already."""
+        found = partition.subscriptions.get(name)
+        if found is not None and found.subscription_id == record.subscription_id:
+            return found
+        return self._attach(partition, name, record, Cursor(record.start(partition.index)))
+
+    async def _open_into(
+        self, opened: asyncio.Future[DanubeError | None], name: TopicName, record: TopicRecord, index: int
+    ) -> None:
+        """Cancelled: the epoch may have been raised, nothing else; whoever waits is told to come back."""
+        outcome: DanubeError | None = Unavailable(f"topic {name} was not opened in time: the broker is closing")
+        try:
+            await self._open_one(name, record, index)
+            outcome = None
+        except DanubeError as error:
+            outcome = error
+        finally:
+            del self._being_opened[record.topic_id, index]
+            opened.set_result(outcome)
+
+    async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> None:
+        config = record.config()
+        text = name.partition(index) if config.partitions else str(name)
+        ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
+        starts = {one.subscription_id: one.start(index) for one in self._registry.subscriptions(name).values()}
+        try:
+            await ownership.acquire()
+            kept = await self._staged_producers(record.topic_id, index)
+            found = await self._opening.recover(text, config, ownership, starts, kept)
+        except Corrupt as error:
+            log.error("partition.refused", partition=text, error=error.message)
+            raise
+        current = self._registry.find_topic(name)
+        if current is None or current.topic_id != record.topic_id:
+            if not self._registry.is_leaving(record.topic_id):
+                await self._registry.clean_up(record.topic_id)  # what was taken after the others were gone
+            raise NotFound(f"topic {name} was deleted")
+        kind = Partition if config.reliable else FleetingPartition
+        partition = kind(
+            text,
+            index,
+            config.ack_level if config.reliable else AckLevel.MEMORY,
+            ownership,
+            found.decide,
+            found.stream,
+            found.former_state_ledgers,
+            self._writer,
+            self._tasks,
+            self._clock,
+            self._settings,
+            self.policies_of(name),
+        )
+        for subscription, its in self._registry.subscriptions(name).items():  # they may have changed meanwhile
+            cursor = found.cursors.get(its.subscription_id)
+            self._attach(partition, subscription, its, Cursor(its.start(index)) if cursor is None else cursor)
+        if self._tiers is not None and found.past is not None:
+            partition.tier = tier = self._tiered(record.topic_id, partition, ownership, found.past)
+            tier.release_expired()
+        self._open.setdefault(record.topic_id, {})[index] = partition
+        log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
+
+    async def _staged_producers(self, topic_id: int, index: int) -> set[int]:
+        """Queries that have something to publish here: how far they came must be remembered until it is done."""
+        keys = [one.key async for one in list_all(self._store, pending_of(topic_id, index))]
+        return {pending_of_key(key)[2] | STAGED_PRODUCER for key in keys}
+
+    def _tiered(
+        self, topic_id: int, partition: Partition, ownership: Ownership, past: PartitionHistory
+    ) -> TieredPartition:
+        assert self._tiers is not None
+        tiered = TieredPartition(
+            topic_id,
+            partition,
+            ownership,
+            past,
+            self._tiers.catalog,
+            self._writer,
+            self._clock,
+            self._settings.remembered_max,
+        )
+        self._tiers.partitions[topic_id, partition.index] = tiered
+        return tiered
+
+    def _attach(self, partition: Partition, name: str, record: SubscriptionRecord, cursor: Cursor) -> LiveSubscription:
+        subscription = LiveSubscription(
+            record.subscription_id,
+            name,
+            SubscriptionType(record.type),
+            cursor,
+            record.failure(),
+            Place(
+                partition.name.removesuffix(f"-part-{partition.index}"),
+                partition.index,
+                partition.stream,
+                partition.state,
+                self._tasks,
+                self._clock,
+                lambda: partition.epoch,
+                self._dead_letters,
+            ),
+        )
+        partition.subscriptions[name] = subscription
+        if any(dispatch_rate(partition.policies)):
+            subscription.set_dispatch_rate(*dispatch_rate(partition.policies))
+        return subscription
+
+    def _log_failed(self, ledger_ids: set[int]) -> None:
+        error = self._writer.read_only or Unavailable("the log gave up a file: send it again")
+        for partition in self:
+            partition.abandoned(ledger_ids, error)
+
+    def _log_rotated(self, _generation: int, ledger_ids: set[int]) -> None:
+        for partition in self:
+            partition.rotated(ledger_ids)
+        self.trim()
+
+    def log_released(self) -> None:
+        """The log gave files back, now or before this start: tombstones of what was in them can go."""
+        self._tasks.spawn(self._sweep(), "tombstones sweeping")
+
+    async def _sweep(self) -> None:
+        """Cancelled: a later sweep removes the rest."""
+        try:
+            await self._tombstones.sweep()
+        except DanubeError as error:
+            log.warning("tombstones.kept", error=error.message)
+
+    def trim(self) -> None:
+        """Give back what the log can do without: what is in object storage, and what was deleted."""
+        self._tasks.spawn(self._trim(), "log trimming")
+
+    async def _trim(self) -> None:
+        """Cancelled: it happens all the same, or at the next rotation."""
+        if self._tiers is not None:
+            await self._tiers.trim()
+            return
+        try:
+            released = await self._writer.trim()
+        except OSError as error:
+            log.warning("log.trim_failed", error=str(error))
+            return
+        if released:
+            log.info("log.trimmed", generations=released)
+
+    async def close(self) -> None:
+        """Every partition ends cleanly. Cancelled: the rest end as after a crash."""
+        for partition in self:
+            try:
+                await partition.close()
+            except DanubeError as error:
+                log.warning("partition.close_failed", partition=partition.name, error=str(error))
+        # What the log says while it closes concerns nobody.
+        self._writer.on_failed = self._writer.on_rotated = self._writer.on_released = None

@@ -1,0 +1,410 @@
+"""Namespaces, topics, subscriptions and named producers: what exists, in the metadata store and in memory.
+
+Reads are answered from memory; changes go to the store first, one at a time, and are compared so that nothing is
+created twice or deleted under somebody's feet. Names are compared whole.
+
+Invariants
+    what is in memory is in the store: a write that failed may have happened all the same, and is looked up
+    a topic that is being deleted is found by nobody; until the store has answered it may come back
+    what a deleted topic leaves behind is cleaned up, by the next start if need be
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from pydanube.broker.partitions.ownership import Ids
+from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
+from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.failure import NATIVE, FailurePolicy
+from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
+from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
+from pydanube.model.topics import SubscriptionType, TopicConfig
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.locks import SharedLock
+from pydanube.runtime.telemetry import get_logger
+
+from . import records
+from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
+from .tombstones import KnownLedgers, drop_writes
+
+log = get_logger(__name__)
+
+DOUBT_S: Final = 1.0
+"""Between looks at metadata that failed."""
+
+
+class Registry:
+    """What exists. Loaded at the start, written through afterwards."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._changing = SharedLock()  # administration happens one change at a time
+        self._subscribing: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        """By topic, while subscriptions are created there. Those of different topics share the commits of the store."""
+        self._topic_ids = Ids(store, "topic", 1)
+        self._subscription_ids = Ids(store, "subscription", 1)
+        self._producer_ids = Ids(store, "producer", 1000)
+        self._namespaces: dict[str, NamespaceRecord] = {}
+        self._topics: dict[TopicName, TopicRecord] = {}
+        self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
+        self._leaving: set[int] = set()
+        self._ending: set[int] = set()
+
+    async def load(self) -> None:
+        """Read everything; `default` exists from the first start on."""
+        await self._producer_ids.load()
+        async for one in list_all(self._store, records.NAMESPACES):
+            namespace = one.key.removeprefix(records.NAMESPACES)
+            self._namespaces[namespace] = records.unpack(one.value, NamespaceRecord)
+        async for one in list_all(self._store, records.TOPICS):
+            self._topics[records.topic_of_key(one.key)] = records.unpack(one.value, TopicRecord)
+        for topic in self._topics.values():
+            prefix = records.subscriptions_of(topic.topic_id)
+            self._subscriptions[topic.topic_id] = {
+                one.key.removeprefix(prefix): records.unpack(one.value, SubscriptionRecord)
+                async for one in list_all(self._store, prefix)
+            }
+        if DEFAULT_NAMESPACE not in self._namespaces:
+            await self.create_namespace(DEFAULT_NAMESPACE)
+        for key in [one.key async for one in list_all(self._store, records.DELETED)]:
+            await self.clean_up(records.deleted_of_key(key))
+
+    async def known_ledgers(self) -> KnownLedgers:
+        """Return every ledger that the metadata knows something about; for the start, after `load`."""
+        return await KnownLedgers.load(self._store, {topic.topic_id for topic in self._topics.values()})
+
+    async def ledgers_of(self, topic: TopicName) -> set[int]:
+        prefix = records.ledgers_of(self.topic(topic).topic_id)
+        return {records.ledger_of_key(one.key)[1] async for one in list_all(self._store, prefix)}
+
+    # -- namespaces ----------------------------------------------------------------------------------------------------
+
+    def namespaces(self) -> list[str]:
+        return sorted(self._namespaces)
+
+    def namespace(self, namespace: str) -> NamespaceRecord:
+        record = self._namespaces.get(namespace)
+        if record is None:
+            raise NotFound(
+                f"namespace {namespace!r} does not exist: create it with `danube namespaces create {namespace}`"
+            )
+        return record
+
+    async def create_namespace(self, namespace: str) -> None:
+        async with self._changing:
+            if namespace in self._namespaces:
+                raise AlreadyExists(f"namespace {namespace!r} exists already")
+            key = records.namespace_key(namespace)
+            record = NamespaceRecord(self._clock.now_us())
+            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
+            self._namespaces[namespace] = record
+
+    async def delete_namespace(self, namespace: str) -> None:
+        async with self._changing:
+            self.namespace(namespace)
+            if namespace == DEFAULT_NAMESPACE:
+                raise Refused(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
+            if held := self.topics(namespace):
+                raise Refused(
+                    f"namespace {namespace!r} still has {len(held)} topics, for example {held[0]}: delete them first"
+                )
+            await self._write([], [Delete(records.namespace_key(namespace))])
+            del self._namespaces[namespace]
+
+    async def set_namespace_policies(self, namespace: str, changes: Mapping[str, int | None]) -> None:
+        async with self._changing:
+            former = self.namespace(namespace)
+            record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
+            await self._write([], [Put(records.namespace_key(namespace), records.pack(record))])
+            self._namespaces[namespace] = record
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def topics(self, namespace: str | None = None) -> list[TopicName]:
+        return sorted(name for name in self._topics if namespace is None or name.namespace == namespace)
+
+    def find_topic(self, name: TopicName) -> TopicRecord | None:
+        return self._topics.get(name)
+
+    def topic(self, name: TopicName) -> TopicRecord:
+        record = self._topics.get(name)
+        if record is None:
+            raise NotFound(f"topic {name} does not exist: create it with `danube topics create {name}`")
+        return record
+
+    def check_same(self, name: TopicName, topic_id: int) -> None:
+        """For whoever met the topic some time ago (0: never). Raises NotFound where it is gone, also where another one
+        has its name by now."""
+        found = self.topic(name).topic_id
+        if topic_id not in (0, found):
+            raise NotFound(
+                f"topic {name} was deleted and made anew since: it had the id {topic_id}, and has {found} now"
+            )
+
+    async def create_topic(self, name: TopicName, config: TopicConfig) -> TopicRecord:
+        if name.names_partition:
+            raise Invalid(
+                f"topic {name}: names ending in -part-<number> are the partitions of another topic; choose another"
+            )
+        async with self._changing:
+            self.namespace(name.namespace)
+            if name in self._topics:
+                raise AlreadyExists(f"topic {name} exists already")
+            key = records.topic_key(name)
+            record = TopicRecord(
+                await self._topic_ids.take(),
+                config.partitions,
+                config.reliable,
+                str(config.ack_level),
+                self._clock.now_us(),
+            )
+            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
+            self._topics[name] = record
+            self._subscriptions[record.topic_id] = {}
+            return record
+
+    async def set_topic_policies(self, name: TopicName, changes: Mapping[str, int | None]) -> None:
+        async with self._changing:
+            former = self.topic(name)
+            record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
+            await self._replace_topic(name, record)
+
+    async def grow_topic(self, name: TopicName, partitions: int) -> None:
+        """Existing subscriptions begin at the start of the new ones."""
+        async with self._changing:
+            former = self.topic(name)
+            if not former.partitions:
+                raise Refused(f"topic {name} is not partitioned, and stays so: create a partitioned topic beside it")
+            if partitions < former.partitions:
+                raise Refused(f"topic {name} has {former.partitions} partitions, and none can be taken away")
+            if partitions > PARTITIONS_MAX:
+                raise Invalid(f"partitions={partitions} is out of range: a topic has at most {PARTITIONS_MAX}")
+            if partitions > former.partitions:
+                await self._replace_topic(name, msgspec.structs.replace(former, partitions=partitions))
+
+    async def _replace_topic(self, name: TopicName, record: TopicRecord) -> None:
+        await self._write([], [Put(records.topic_key(name), records.pack(record))])
+        self._topics[name] = record
+
+    async def delete_topic(self, name: TopicName, prepare: Callable[[TopicRecord], None] | None = None) -> TopicRecord:
+        """Gone on return, and not to be had back; what hangs on it is left to `clean_up`.
+
+        `prepare` may raise to keep it; once it has returned, nobody finds the topic any more.
+        """
+        async with self._changing:
+            record = self.topic(name)
+            if prepare is not None:
+                prepare(record)
+            subscriptions = self._subscriptions.pop(record.topic_id)
+            del self._topics[name]
+            self._leaving.add(record.topic_id)
+            try:
+                await self._write([], [Delete(records.topic_key(name)), Put(records.deleted_key(record.topic_id), b"")])
+            except BaseException:
+                self._topics[name], self._subscriptions[record.topic_id] = record, subscriptions
+                raise
+            finally:
+                self._leaving.discard(record.topic_id)
+            return record
+
+    def is_leaving(self, topic_id: int) -> bool:
+        """Whether the topic is being deleted, and may yet come back."""
+        return topic_id in self._leaving
+
+    async def clean_up(self, topic_id: int) -> None:
+        """What a deleted topic left behind. What cannot be removed now is at the next start."""
+        prefixes: tuple[Callable[[int], str], ...] = (
+            records.partitions_of,  # the first: whoever still writes compares its record
+            records.ledgers_of,
+            records.subscriptions_of,
+            records.producers_of,
+            records.access_key,
+            records.restored_of,
+            records.pending_of,
+            records.deleted_key,
+        )
+        try:
+            for prefix in prefixes:
+                keys = [one.key async for one in list_all(self._store, prefix(topic_id))]
+                if prefix is records.ledgers_of:
+                    for writes in drop_writes(keys):
+                        await self._store.transact([], writes)
+                else:
+                    await self._delete_keys(keys)
+        except DanubeError as error:
+            log.warning("topic.not_cleaned_up", topic_id=topic_id, error=error.message)
+
+    # -- subscriptions -------------------------------------------------------------------------------------------------
+
+    def subscriptions(self, topic: TopicName) -> dict[str, SubscriptionRecord]:
+        return self._subscriptions.get(self.topic(topic).topic_id, {})
+
+    def subscription(self, topic: TopicName, name: str) -> SubscriptionRecord:
+        record = self.subscriptions(topic).get(name)
+        if record is None:
+            raise NotFound(f"subscription {name!r} does not exist on {topic}")
+        return record
+
+    async def create_subscription(
+        self,
+        topic: TopicName,
+        topic_id: int,
+        name: str,
+        subscription_type: SubscriptionType,
+        starts: list[int],
+        failure_policy: FailurePolicy = NATIVE,
+        subscriptions_max: int | None = 0,
+    ) -> tuple[SubscriptionRecord, bool]:
+        """The subscription, and whether this call created it. Its start is durable on return.
+
+        Raises Full when the topic has `subscriptions_max` already; 0 is no limit.
+        """
+        async with self._subscribing.setdefault(topic_id, asyncio.Lock()), self._changing.shared():
+            self.check_same(topic, topic_id)
+            if (found := self._subscriptions[topic_id].get(name)) is not None:
+                return found, False
+            count = len(self._subscriptions[topic_id])
+            if subscriptions_max and count >= subscriptions_max:
+                raise Full(
+                    f"topic {topic} has {count} subscriptions, and its policy subscriptions_max is "
+                    f"{subscriptions_max}: delete one, or raise it with `danube topics policies {topic} --set "
+                    f"subscriptions_max=N`"
+                )
+            record = SubscriptionRecord(
+                await self._subscription_ids.take(),
+                int(subscription_type),
+                starts,
+                self._clock.now_us(),
+                None if failure_policy == NATIVE else failure_policy,
+            )
+            key = records.subscription_key(topic_id, name)
+            await self._write([Compare.missing(key)], [Put(key, records.pack(record))])
+            self._subscriptions[topic_id][name] = record
+            return record, True
+
+    async def set_failure_policy(self, topic: TopicName, name: str, policy: FailurePolicy) -> SubscriptionRecord:
+        async with self._changing:
+            record = msgspec.structs.replace(self.subscription(topic, name), failure_policy=policy)
+            topic_id = self.topic(topic).topic_id
+            await self._write([], [Put(records.subscription_key(topic_id, name), records.pack(record))])
+            self._subscriptions[topic_id][name] = record
+            return record
+
+    async def delete_subscription(
+        self, topic: TopicName, name: str, prepare: Callable[[SubscriptionRecord], None] | None = None
+    ) -> SubscriptionRecord:
+        """`prepare` may raise to keep it."""
+        async with self._changing:
+            record = self.subscription(topic, name)
+            topic_id = self.topic(topic).topic_id
+            if prepare is not None:
+                prepare(record)
+            self._ending.add(record.subscription_id)
+            try:
+                await self._write([], [Delete(records.subscription_key(topic_id, name))])
+            finally:
+                self._ending.discard(record.subscription_id)
+            del self._subscriptions[topic_id][name]
+            return record
+
+    def is_ending(self, subscription_id: int) -> bool:
+        """Whether the subscription is being deleted: nobody may attach to it any more."""
+        return subscription_id in self._ending
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    async def new_producer(self, access_epoch: int) -> ProducerRecord:
+        """One without a name."""
+        return ProducerRecord(await self._producer_ids.take(), access_epoch, access_epoch)
+
+    async def new_query_number(self) -> int:
+        """A producer's id that is never given to a producer."""
+        return await self._producer_ids.take()
+
+    async def named_producer(self, topic: TopicName, name: str) -> ProducerRecord | None:
+        found = await self._store.get(records.producer_key(self.topic(topic).topic_id, name))
+        return records.unpack(found.value, ProducerRecord) if found else None
+
+    async def check_producer(self, topic: TopicName, name: str, identity: ProducerRecord) -> ProducerRecord:
+        """What is known of this identity: of a name its newest epoch, else the identity itself.
+
+        Raises Refused for an identity that nobody was given, or not to this name.
+        """
+        if not self._producer_ids.were_given(identity.producer_id) or not 0 <= identity.epoch < 2**32:
+            raise Refused(
+                f"producer {identity.producer_id} epoch {identity.epoch} was never given out: open without one"
+            )
+        if not name:
+            return ProducerRecord(identity.producer_id, identity.epoch, identity.epoch)
+        owner = await self.named_producer(topic, name)
+        if owner is None or owner.producer_id != identity.producer_id or owner.epoch < identity.epoch:
+            raise Refused(f"producer {identity.producer_id} is not the one named {name!r}: open without an identity")
+        return owner
+
+    async def resume_producer(
+        self, topic: TopicName, topic_id: int, name: str, access_epoch: int, opener: int
+    ) -> ProducerRecord:
+        """The name's own id under a higher epoch: whoever used it before is fenced."""
+        async with self._changing:
+            self.check_same(topic, topic_id)
+            key = records.producer_key(topic_id, name)
+            found = await self._store.get(key)
+            if found is None:
+                record = ProducerRecord(await self._producer_ids.take(), 0, access_epoch, opener)
+            else:
+                former = records.unpack(found.value, ProducerRecord)
+                record = ProducerRecord(former.producer_id, former.epoch + 1, access_epoch, opener)
+            compare = Compare.mod_revision(key, found.mod_revision if found else 0)
+            await self._write([compare], [Put(key, records.pack(record))])
+            return record
+
+    async def access(self, topic: TopicName) -> AccessRecord:
+        found = await self._store.get(records.access_key(self.topic(topic).topic_id))
+        return records.unpack(found.value, AccessRecord) if found else AccessRecord()
+
+    async def take_access(self, topic: TopicName, topic_id: int, holder: ProducerRecord, opener: int) -> None:
+        """The topic is the holder's from here on, under a higher epoch; durable on return."""
+        async with self._changing:
+            self.check_same(topic, topic_id)
+            key = records.access_key(topic_id)
+            found = await self._store.get(key)
+            former = records.unpack(found.value, AccessRecord) if found else AccessRecord()
+            record = AccessRecord(former.epoch + 1, holder.producer_id, holder.epoch, opener)
+            compare = Compare.mod_revision(key, found.mod_revision if found else 0)
+            await self._write([compare], [Put(key, records.pack(record))])
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
+        """Raises where it was not written. Cancelled: this broker is closing."""
+        try:
+            result = await self._store.transact(compares, writes)
+        except DanubeError:
+            if not await self._is_written(writes[0]):
+                raise
+        else:
+            if not result.succeeded:
+                raise Unavailable("the metadata changed at the same moment: send the request again")
+
+    async def _is_written(self, write: Put | Delete) -> bool:
+        """However long it takes to find out: nothing else is changed before that is known."""
+        while True:
+            try:
+                found = await self._store.get(write.key)
+            except DanubeError as error:
+                log.warning("metadata.in_doubt", key=write.key, error=error.message)
+                await self._clock.sleep(DOUBT_S)
+            else:
+                value = found.value if found is not None else None
+                return value == (write.value if isinstance(write, Put) else None)
+
+    async def _delete_keys(self, keys: list[str]) -> None:
+        for start in range(0, len(keys), METADATA_OPERATIONS_MAX):
+            await self._store.transact([], [Delete(key) for key in keys[start : start + METADATA_OPERATIONS_MAX]])

@@ -1,0 +1,1 @@
+"""Staged writes: batches that are stored unseen, and published together by one commit."""

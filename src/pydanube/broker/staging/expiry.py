@@ -1,0 +1,131 @@
+"""Deletes stages that no commit named in time, and forgets queries that nobody has heard of for long.
+
+A commit and an expiry never both win: the query's record says from when on stages count, a commit compares that record,
+and objects are deleted only after it was moved. What a decision names is not touched, however old it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from pydanube.broker.registry.records import DecisionRecord, decision_of_key, decisions_of, unpack
+from pydanube.core import staging as core
+from pydanube.core.staging import StageName
+from pydanube.metadata.store import Store, list_all
+from pydanube.model.errors import DanubeError, Invalid
+from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.objects import ObjectStore
+from pydanube.runtime.telemetry import get_logger
+
+from .decisions import DELETED_AT_ONCE
+from .queries import LOST_COMPARISONS_MAX, QueryBook
+from .stage_reader import STAGES, stages_of
+
+log = get_logger(__name__)
+
+EVERY_S_MAX: Final = 600.0
+EVERY_S_MIN: Final = 1.0
+
+
+class StageExpiry:
+    """One for each broker."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        store: Store,
+        book: QueryBook,
+        clock: Clock,
+        stage_keep_s: int,
+        query_keep_s: int,
+    ) -> None:
+        self._objects = objects
+        self._store = store
+        self._book = book
+        self._clock = clock
+        self._stage_keep_s = stage_keep_s
+        self._query_keep_s = query_keep_s
+
+    async def run(self) -> None:
+        """Until it is cancelled. What fails is tried again at the next round."""
+        while True:
+            await self._clock.sleep(min(EVERY_S_MAX, max(EVERY_S_MIN, self._stage_keep_s / 4)))
+            try:
+                await self.expire_stages()
+                await self.forget_queries()
+            except DanubeError as error:
+                log.warning("expiry.postponed", store=self._objects.url, error=error.message)
+
+    async def expire_stages(self) -> int:
+        """How many were deleted. Reads the listing of all stages. Cancelled: some are deleted."""
+        before_ms = self._clock.now_us() // 1000 - self._stage_keep_s * 1000
+        deleted = 0
+        async for number, keys in self._old(before_ms):
+            deleted += await self._expire(number, keys, before_ms)
+        if deleted:
+            log.info("stages.expired", count=deleted)
+        return deleted
+
+    async def _old(self, before_ms: int) -> AsyncIterator[tuple[int, list[str]]]:
+        """Stages from before that time, by the number of their query."""
+        number, keys = -1, list[str]()
+        async for info in self._objects.list(STAGES):
+            found = _parsed(info.key)
+            if found is None or found[1].staged_at_ms >= before_ms:
+                continue
+            if found[0] != number or len(keys) >= DELETED_AT_ONCE:
+                if keys:
+                    yield number, keys
+                number, keys = found[0], []
+            keys.append(info.key)
+        if keys:
+            yield number, keys
+
+    async def _expire(self, number: int, keys: list[str], before_ms: int) -> int:
+        """The record first, then what is decided is read, then the rest goes: a decision that is not seen here was not
+        made before the record moved, and none is made after that."""
+        if not await self._move(number, before_ms):
+            return 0
+        needed: set[str] = set()
+        async for one in list_all(self._store, decisions_of(number)):
+            prefix = stages_of(*decision_of_key(one.key))
+            needed.update(prefix + name for name in unpack(one.value, DecisionRecord).stages)
+        going = [key for key in keys if key not in needed]
+        if going:
+            await self._objects.delete(going)
+        return len(going)
+
+    async def _move(self, number: int, before_ms: int) -> bool:
+        """Whether stages of this query from before that time are out of the question. They are where the query is not
+        known: its record is written before its first stage."""
+        for _ in range(LOST_COMPARISONS_MAX):
+            known = await self._book.find_number(number)
+            if known is None:
+                return True
+            after = core.expiring(known.record, before_ms)
+            if after is None or await self._book.replace(known, after):
+                return True
+        return False
+
+    async def forget_queries(self) -> int:
+        """How many were forgotten: those that have written nothing for long, and have nothing to publish."""
+        before_us = self._clock.now_us() - self._query_keep_s * MICROSECONDS
+        over = [known async for known in self._book.all() if core.is_over(known.record, before_us)]
+        forgotten = 0
+        for known in over:
+            if not await self._store.list(decisions_of(known.record.number), limit=1):
+                async with self._book.alone_with(known.record.query):
+                    forgotten += await self._book.remove(known)
+        if forgotten:
+            log.info("queries.forgotten", count=forgotten)
+        return forgotten
+
+
+def _parsed(key: str) -> tuple[int, StageName] | None:
+    """The query's number and the stage; None for what is no stage, which is nobody's business here."""
+    parts = key.removeprefix(STAGES).split("/")
+    try:
+        return (int(parts[0], 16), StageName.parse(parts[2])) if len(parts) == 3 else None
+    except (Invalid, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""Subscriptions at work: delivery to consumers, acks and redelivery, dead letters."""

@@ -1,0 +1,334 @@
+"""Subscriptions by name: created, attached to, moved and described over all partitions of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.state_ledger import settle
+from pydanube.broker.registry.policies import check_consumer
+from pydanube.broker.registry.records import SubscriptionRecord
+from pydanube.broker.registry.registry import Registry
+from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.failure import NATIVE, FailurePolicy
+from pydanube.model.names import TopicName
+from pydanube.model.pending import Pending
+from pydanube.model.positions import Position
+from pydanube.model.topics import SubscriptionDescription, SubscriptionType
+from pydanube.runtime.telemetry import get_logger
+
+from .consumer import Consumer, Sink
+from .dead_letters import check_dead_letters
+from .subscription import LiveSubscription
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a consumer says when it attaches; see codec.native.requests.Subscribe."""
+
+    subscription: str
+    consumer: str
+    type: SubscriptionType | None = SubscriptionType.EXCLUSIVE
+    """None: that of the subscription, or exclusive where there is none."""
+    start: Position = field(default_factory=lambda: Position("latest"))
+    priority: int = 0
+    key_filters: Sequence[str] = ()
+    failure_policy: FailurePolicy | None = None
+
+    def check(self, subscription_type: SubscriptionType) -> None:
+        """Whether what it says fits. Raises Invalid."""
+        if not 0 <= self.priority < 2**31:
+            raise Invalid(f"priority={self.priority} is out of range: use 0 to {2**31 - 1}")
+        if self.priority and subscription_type is not SubscriptionType.FAILOVER:
+            raise Invalid(f"priorities are for failover subscriptions, and this one is {subscription_type}")
+        if self.key_filters and subscription_type is not SubscriptionType.KEY_SHARED:
+            raise Invalid(f"key filters are for key-shared subscriptions, and this one is {subscription_type}")
+
+
+class Subscriptions:
+    """Every call names a principal and asks the authorizer before anything happens."""
+
+    def __init__(self, registry: Registry, partitions: Partitions, authorizer: Authorizer) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._authorizer = authorizer
+
+    async def subscribe(
+        self, principal: Principal, topic: TopicName, partition: int, wish: Attachment, sink: Sink
+    ) -> Consumer:
+        """Attach a consumer; creates the subscription, on every partition, where it does not exist."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        owned = await self._partitions.get(topic, partition)
+        topic_id = self._registry.topic(topic).topic_id
+        check_consumer(self._partitions, topic, wish.subscription, wish.consumer)
+        record = self._registry.subscriptions(topic).get(wish.subscription)
+        kind = wish.type
+        if kind is None:
+            kind = SubscriptionType(record.type) if record is not None else SubscriptionType.EXCLUSIVE
+        wish.check(kind)
+        created = await self._ensure(topic, wish.subscription, kind, wish.start, wish.failure_policy)
+        self._partitions.check_served(topic, topic_id, owned)
+        live = self._live(topic, owned, wish.subscription)
+        if self._registry.is_ending(live.subscription_id):
+            raise Unavailable(f"subscription {wish.subscription!r} on {topic} is being deleted: try again")
+        if wish.type not in (None, live.type):
+            raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
+        wish.check(live.type)
+        check_consumer(self._partitions, topic, wish.subscription, wish.consumer)  # another may have come meanwhile
+        return live.attach(wish.consumer, sink, created, wish.priority, wish.key_filters)
+
+    async def create(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        subscription_type: SubscriptionType,
+        start: Position,
+        failure_policy: FailurePolicy | None = None,
+        positions: Mapping[int, int] | None = None,
+    ) -> None:
+        """Without a consumer. Its positions are durable on return: those given, by partition, and `start` elsewhere."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        if not await self._ensure(topic, subscription, subscription_type, start, failure_policy, positions or {}):
+            raise AlreadyExists(f"subscription {subscription!r} exists already on {topic}")
+
+    async def _ensure(
+        self,
+        topic: TopicName,
+        name: str,
+        subscription_type: SubscriptionType,
+        start: Position,
+        failure_policy: FailurePolicy | None,
+        positions: Mapping[int, int] = MappingProxyType({}),
+    ) -> bool:
+        if failure_policy is not None:
+            self._check_policy(topic, failure_policy)
+        if name in self._registry.subscriptions(topic):
+            return False
+        topic_id = self._registry.topic(topic).topic_id
+        partitions = await self._partitions.all_of(topic)
+        _check_positions(topic, partitions, positions)
+        starts = [
+            positions[one.index] if one.index in positions else await one.subscription_start(start)
+            for one in partitions
+        ]
+        subscriptions_max = self._partitions.policies_of(topic).subscriptions_max
+        record, created = await self._registry.create_subscription(
+            topic, topic_id, name, subscription_type, starts, failure_policy or NATIVE, subscriptions_max
+        )
+        for partition in self._partitions.open_of(topic_id):
+            self._partitions.add_subscription(partition, name, record)
+        if created:
+            log.info("subscription.created", topic=str(topic), subscription=name, start=str(start))
+        return created
+
+    def _check_policy(self, topic: TopicName, policy: FailurePolicy) -> None:
+        """Whether it can be had there. Raises Refused or NotFound."""
+        if not self._registry.topic(topic).reliable:
+            raise Refused(
+                f"topic {topic} is not reliable: nothing of it is delivered again, so no failure policy fits; leave it "
+                f"out, or use a reliable topic"
+            )
+        check_dead_letters(self._registry, topic, policy)
+
+    def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
+        return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
+
+    async def _places(
+        self, topic: TopicName, name: str, partition: int = -1
+    ) -> list[tuple[Partition, LiveSubscription]]:
+        """The subscription on one partition, or (-1) on each."""
+        self._registry.subscription(topic, name)
+        chosen = (
+            await self._partitions.all_of(topic) if partition < 0 else [await self._partitions.get(topic, partition)]
+        )
+        return [(one, self._live(topic, one, name)) for one in chosen]
+
+    async def _stored_places(
+        self, topic: TopicName, name: str, partition: int
+    ) -> list[tuple[Partition, LiveSubscription]]:
+        """As `_places`, for what needs a position to move or look at."""
+        if not self._registry.topic(topic).reliable:
+            raise Refused(
+                f"topic {topic} is not reliable: its subscriptions have neither position nor backlog; use another"
+            )
+        return await self._places(topic, name, partition)
+
+    async def delete(self, principal: Principal, topic: TopicName, subscription: str) -> None:
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        await self._remove(topic, subscription)
+
+    async def remove_if(
+        self, topic: TopicName, subscription: str, is_unused: Callable[[SubscriptionRecord], bool]
+    ) -> bool:
+        """Gone unless somebody has come back to it meanwhile. For whoever is the broker itself."""
+
+        def check(record: SubscriptionRecord) -> None:
+            if not is_unused(record):
+                raise Refused(f"subscription {subscription!r} on {topic} is in use again")
+
+        try:
+            await self._remove(topic, subscription, check)
+        except Refused:
+            return False
+        return True
+
+    async def _remove(
+        self, topic: TopicName, subscription: str, prepare: Callable[[SubscriptionRecord], None] | None = None
+    ) -> None:
+        topic_id = self._registry.topic(topic).topic_id
+        await self._registry.delete_subscription(topic, subscription, prepare)
+        gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
+        for partition in self._partitions.open_of(topic_id):
+            live = partition.subscriptions.pop(subscription, None)
+            if live is not None:
+                live.close(gone)
+        log.info("subscription.deleted", topic=str(topic), subscription=subscription)
+
+    async def names(self, principal: Principal, topic: TopicName) -> list[str]:
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        return sorted(self._registry.subscriptions(topic))
+
+    async def describe(self, principal: Principal, topic: TopicName, subscription: str) -> SubscriptionDescription:
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        record = self._registry.subscription(topic, subscription)
+        places = [live.describe(one.index) for one, live in await self._places(topic, subscription)]
+        return SubscriptionDescription(
+            str(topic), subscription, record.subscription_id, SubscriptionType(record.type), places, record.failure()
+        )
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    async def seek(
+        self, principal: Principal, topic: TopicName, subscription: str, position: Position, partition: int = -1
+    ) -> list[tuple[int, int]]:
+        """Move the subscription, on one partition or all; durable on return. Answers where it stands in each."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        places = await self._stored_places(topic, subscription, partition)
+        for one, _ in places:
+            if position.kind == "offset" and position.value > one.stream.end_offset:
+                hint = ": choose one partition (--partition), or a time" if len(places) > 1 else ""
+                raise Invalid(_past_end(position.value, topic, one) + hint)
+        targets = [(live, await one.subscription_start(position)) for one, live in places]
+        waits = [_Wait() for _ in targets]
+        for (live, offset), wait in zip(targets, waits, strict=True):
+            live.seek(offset, wait.done)
+        await asyncio.gather(*(wait.future for wait in waits))
+        return [(one.index, offset) for (one, _), (_, offset) in zip(places, targets, strict=True)]
+
+    async def advance(
+        self, principal: Principal, topic: TopicName, subscription: str, partition: int, offset: int, expected: int
+    ) -> None:
+        """Compare and set; durable on return. See codec.native.requests.Advance."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        ((_, live),) = await self._stored_places(topic, subscription, partition)
+        wait = _Wait()
+        live.advance(offset, expected, wait.done)
+        await wait.future
+
+    async def advance_many(
+        self, principal: Principal, topic: TopicName, subscription: str, moves: Sequence[tuple[int, int, int]]
+    ) -> list[tuple[int, int]]:
+        """Each (partition, offset, expected) by itself; durable on return. See codec.native.requests.AdvanceMany."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        waits: list[_Wait] = []
+        moved: list[tuple[int, int, LiveSubscription]] = []
+        for partition, offset, expected in moves:
+            ((one, live),) = await self._stored_places(topic, subscription, max(0, partition))
+            if not 0 <= offset <= one.stream.end_offset:
+                raise Invalid(_past_end(offset, topic, one))
+            if live.stands_at(expected):
+                wait = _Wait()
+                live.advance(offset, expected, wait.done)
+                waits.append(wait)
+            moved.append((one.index, offset, live))
+        await asyncio.gather(*(wait.future for wait in waits))
+        # Who asked for an offset in a gap is told that it stands there: no message lies between.
+        return [(index, to if live.stands_at(to) else live.cursor.position) for index, to, live in moved]
+
+    async def settle(
+        self,
+        principal: Principal,
+        topic: TopicName,
+        subscription: str,
+        partition: int,
+        ranges: Sequence[tuple[int, int]],
+    ) -> int:
+        """Ack without being attached; no ranges: everything there is. Durable on return.
+
+        Returns how many messages were not settled before.
+        """
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        places = await self._stored_places(topic, subscription, partition)
+        last = max([end - 1 for _, end in ranges], default=-1)
+        for one, _ in places:
+            if last >= one.stream.end_offset:
+                raise Invalid(_past_end(last, topic, one))
+        waits = [_Wait() for _ in places]
+        settled = 0
+        for (one, live), wait in zip(places, waits, strict=True):
+            settled += live.settle(ranges or [(0, one.stream.end_offset)], wait.done)
+        await asyncio.gather(*(wait.future for wait in waits))
+        return settled
+
+    async def unsettled(
+        self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
+    ) -> list[tuple[int, int]]:
+        """The first offsets from `after` on that are not settled, as ranges."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        ((_, live),) = await self._stored_places(topic, subscription, partition)
+        return live.unsettled(after, messages_max)
+
+    async def pending(
+        self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
+    ) -> Pending:
+        """The same, one by one, with what keeps each of them."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        ((_, live),) = await self._stored_places(topic, subscription, partition)
+        return live.pending(after, messages_max)
+
+    async def set_failure_policy(
+        self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy
+    ) -> None:
+        """Durable, and in force, on return."""
+        self._authorizer.check(principal, Action.CONSUME, str(topic))
+        self._check_policy(topic, policy)
+        record = await self._registry.set_failure_policy(topic, subscription, policy)
+        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
+            self._apply(partition, subscription, record)
+        log.info("subscription.failure_policy_changed", topic=str(topic), subscription=subscription)
+
+    def _apply(self, partition: Partition, name: str, record: SubscriptionRecord) -> None:
+        self._partitions.add_subscription(partition, name, record).set_failure_policy(record.failure())
+
+
+def _check_positions(topic: TopicName, partitions: Sequence[Partition], positions: Mapping[int, int]) -> None:
+    """Whether a subscription can begin there. Raises Invalid or NotFound."""
+    for index, offset in positions.items():
+        if not 0 <= index < len(partitions):
+            raise NotFound(f"{topic} has no partition {index}: it has {len(partitions)}, counted from 0")
+        if offset < 0:
+            raise Invalid(f"offset {offset} of {topic}[{index}] is negative: offsets are counted from 0")
+        if offset > partitions[index].stream.end_offset:
+            raise Invalid(_past_end(offset, topic, partitions[index]))
+
+
+def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
+    end = partition.stream.end_offset
+    return f"offset {offset} is past the end of partition {partition.index} of {topic}, which ends at {end}"
+
+
+class _Wait:
+    """A future, and the `done` that completes it."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done = partial(settle, self.future)

@@ -1,0 +1,1 @@
+"""History in object storage as the broker manages it: uploads, garbage, administration, disaster recovery."""

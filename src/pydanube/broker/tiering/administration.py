@@ -1,0 +1,398 @@
+"""Object storage as an administrator sees it: what is there, what waits, whether it is sound, and what can go.
+
+Whatever may take long goes in steps of about a second, and the answer says where the next one goes on. Only an upload
+runs by itself once it was begun; whoever began it asks how it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key, unpack
+from pydanube.broker.registry.registry import Registry
+from pydanube.codec.batch import read_header
+from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.metadata.store import Store
+from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated
+from pydanube.model.names import TopicName
+from pydanube.model.positions import OFFSET_END, Position
+from pydanube.model.storage import (
+    PartitionUsage,
+    SegmentDescription,
+    StorageCollected,
+    StoragePlace,
+    StorageStatus,
+    StorageUpload,
+    StorageVerified,
+)
+from pydanube.model.topics import AckLevel
+from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.tasks import Tasks
+from pydanube.storage.tiering.catalog import Segment
+from pydanube.storage.tiering.collecting import Step as CollectStep
+from pydanube.storage.tiering.verifying import Bounds, Sought, Step, Verifier
+from pydanube.storage.wal import LogWriter
+
+from .object_storage import Tiers
+
+STEP_S: Final = 1.0
+"""How long a step may take: whoever asked waits for the answer."""
+
+SEGMENTS_MAX: Final = 1000
+"""In one answer. One takes about 300 bytes, and an answer has room for a megabyte."""
+
+COUNTED_MAX: Final = 20_000
+"""Segments that are counted in one step."""
+
+PARTITIONS_MAX: Final = 1000
+"""Partitions in one answer."""
+
+GARBAGE_COUNTED_MAX: Final = 10_000
+VERIFY_BYTES_MAX: Final = 64 * 1024 * 1024
+RUNS_MAX: Final = 16
+"""Uploads whose outcome is remembered."""
+
+
+class Run:
+    """An upload of what certain partitions had when it began."""
+
+    def __init__(self, number: int, tiers: Tiers, targets: dict[tuple[int, int], int]) -> None:
+        self.number = number
+        self._tiers = tiers
+        self._targets = targets
+        self.done = asyncio.Event()
+        self.failure = ""
+        self._total = sum(self._left().values())
+
+    async def go(self) -> None:
+        """Cancelled: what was uploaded counts."""
+        try:
+            while left := self._left():
+                if not await self._tiers.upload(left.keys()) and self._left():  # or others have done it meanwhile
+                    failure = self._tiers.uploader.failure
+                    self.failure = failure.message if failure is not None else "these partitions have another owner now"
+                    break
+        except DanubeError as error:
+            self.failure = error.message
+        finally:
+            self.done.set()
+
+    def _left(self) -> dict[tuple[int, int], int]:
+        """What of it is not uploaded, in bytes, about."""
+        left: dict[tuple[int, int], int] = {}
+        for key, target in self._targets.items():
+            tier = self._tiers.partitions.get(key)
+            waiting = tier.waiting(target) if tier is not None else None
+            if waiting is not None:
+                left[key] = waiting.bytes
+        return left
+
+    def describe(self) -> StorageUpload:
+        left = self._left()
+        size = sum(left.values())
+        return StorageUpload(
+            self.number, max(self._total, size), size, len(left), self.done.is_set(), failure=self.failure
+        )
+
+
+class Storage:
+    """Every call names a principal and asks the authorizer before anything happens."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        partitions: Partitions,
+        authorizer: Authorizer,
+        store: Store,
+        writer: LogWriter,
+        clock: Clock,
+        tasks: Tasks,
+        tiers: Tiers | None,
+    ) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._authorizer = authorizer
+        self._store = store
+        self._writer = writer
+        self._clock = clock
+        self._tasks = tasks
+        self._tiers = tiers
+        self._verifying = asyncio.Lock()  # one stretch in memory, however many ask
+        self._runs: dict[int, Run] = {}
+        self._numbers = count(1)
+
+    # -- usage ---------------------------------------------------------------------------------------------------------
+
+    async def usage(
+        self, principal: Principal, topic: TopicName | None, place: StoragePlace
+    ) -> tuple[StorageStatus, list[PartitionUsage], StoragePlace | None]:
+        """Some partitions, from `place` on, and where to go on. One with a long history may come in several parts:
+        their segments, bytes and messages are to be added up."""
+        tiers = self._allowed(principal, Action.DESCRIBE, topic)
+        deadline = self._clock.monotonic() + STEP_S
+        found: list[PartitionUsage] = []
+        counted = 0
+        async for name, record, index, offset in self._walk(topic, place):
+            if found and (len(found) >= PARTITIONS_MAX or self._clock.monotonic() >= deadline):
+                return await self._status(tiers, place), found, StoragePlace(str(name), index, offset)
+            about = await self._usage_of(tiers, name, record, index) if not offset else PartitionUsage(str(name), index)
+            about, offset, some = await self._count(tiers, record.topic_id, about, offset, COUNTED_MAX - counted)
+            counted += some
+            found.append(about)
+            if offset:
+                return await self._status(tiers, place), found, StoragePlace(str(name), index, offset)
+        return await self._status(tiers, place), found, None
+
+    async def _count(
+        self, tiers: Tiers, topic_id: int, about: PartitionUsage, offset: int, most: int
+    ) -> tuple[PartitionUsage, int, int]:
+        """Segments from `offset` on, added; where to go on (0: that was all); and how many there were."""
+        some = 0
+        async for page in tiers.catalog.pages(topic_id, about.partition, offset):
+            some += len(page)
+            about = replace(
+                about,
+                segments=about.segments + len(page),
+                uploaded_bytes=about.uploaded_bytes + sum(one.bytes for one in page),
+                messages=about.messages + sum(one.record.messages for one in page),
+            )
+            if some >= most:
+                return about, page[-1].end_offset, some
+        return about, 0, some
+
+    async def _usage_of(self, tiers: Tiers, topic: TopicName, record: TopicRecord, index: int) -> PartitionUsage:
+        bounds = await self._bounds(record.topic_id, index)
+        about = PartitionUsage(str(topic), index, bounds.start, bounds.uploaded_end, bounds.uploaded_end)
+        try:
+            partition = await self._partitions.get(topic, index)
+            first, waiting_s = await self._oldest_waiting(partition, bounds.uploaded_end)
+        except NotFound:
+            raise
+        except DanubeError as error:
+            return replace(about, health=error.message)
+        stream = partition.stream
+        unreadable = tiers.uploader.unreadable.get((record.topic_id, index))
+        return replace(
+            about,
+            health=about.health if unreadable is None else unreadable.error.message,
+            start_offset=stream.start_offset,
+            end_offset=stream.end_offset,
+            log_bytes=partition.describe("").stored_bytes,
+            waiting_bytes=partition.sizes.between(first, stream.end_offset),
+            waiting_messages=stream.gaps.messages(first, stream.end_offset),
+            waiting_s=waiting_s,
+        )
+
+    async def _oldest_waiting(self, partition: Partition, uploaded_end: int) -> tuple[int, float]:
+        """The first offset that is not uploaded, and how old it is. A restore may have left a gap before it."""
+        stream = partition.stream
+        first = max(uploaded_end, stream.start_offset)
+        views = await stream.read(first, 0) if first < stream.end_offset else []
+        if not views:
+            return stream.end_offset, 0.0
+        header = read_header(views[0])
+        return max(first, header.base_offset), max(0, self._clock.now_us() - header.append_time) / MICROSECONDS
+
+    async def _status(self, tiers: Tiers, place: StoragePlace) -> StorageStatus:
+        failure, refusal = tiers.uploader.failure, tiers.refusal()
+        damaged = next((one.error.message for one in tiers.uploader.unreadable.values()), "")
+        return StorageStatus(
+            url=tiers.objects.url,
+            uploads=_uploads(failure, damaged),
+            failure=failure.message if failure is not None else damaged,
+            failing_since=tiers.uploader.failing_since_us if failure is not None else 0,
+            refusing=refusal.message if refusal is not None else "",
+            log_bytes=self._writer.stored_bytes,
+            log_bytes_max=tiers.settings.log_bytes_max,
+            uploaded_bytes=tiers.uploader.uploaded_bytes,
+            objects_made=tiers.uploader.objects_made,
+            garbage=await self._garbage(tiers) if place == StoragePlace() else 0,
+        )
+
+    async def _garbage(self, tiers: Tiers) -> int:
+        found = 0
+        async for _ in tiers.catalog.garbage():
+            found += 1
+            if found >= GARBAGE_COUNTED_MAX:
+                break
+        return found
+
+    # -- segments ------------------------------------------------------------------------------------------------------
+
+    async def segments(
+        self, principal: Principal, topic: TopicName, partition: int, start: Position, most: int
+    ) -> tuple[list[SegmentDescription], int]:
+        """From the one that holds `start` on, and the offset to go on at; -1 when there are no more."""
+        tiers = self._allowed(principal, Action.DESCRIBE, topic)
+        record = self._registry.topic(topic)
+        self._check_partition(topic, record, partition)
+        bounds = await self._bounds(record.topic_id, partition)
+        offset = start.value if start.kind == "offset" else bounds.uploaded_end if start.kind == "latest" else 0
+        if start.kind == "time":
+            first = await tiers.catalog.find_time(record.topic_id, partition, start.value, 0, bounds.uploaded_end)
+            offset = first.first_offset if first is not None else bounds.uploaded_end
+        most = max(1, min(most, SEGMENTS_MAX))
+        async for page in tiers.catalog.pages(record.topic_id, partition, offset, most):
+            return [_described(one) for one in page], page[-1].end_offset if len(page) == most else -1
+        return [], -1
+
+    def whereabouts(self, topic: TopicName) -> tuple[int, str]:
+        """Of segments that were listed: the topic's id, which they carry, and the store's URL, without credentials."""
+        assert self._tiers is not None
+        return self._registry.topic(topic).topic_id, self._tiers.objects.url
+
+    # -- uploading -----------------------------------------------------------------------------------------------------
+
+    async def upload(self, principal: Principal, topic: TopicName | None) -> StorageUpload:
+        """Begin to upload what there is now, however little and however young. Goes on by itself."""
+        tiers = self._allowed(principal, Action.ADMINISTER, topic)
+        self._forget_runs()
+        async for name, _, index, _ in self._walk(topic, StoragePlace()):
+            await self._partitions.get(name, index)
+        ids = None if topic is None else self._registry.topic(topic).topic_id
+        targets = {
+            key: waiting.end_offset
+            for key, tier in tiers.partitions.items()
+            if ids in (None, key[0]) and (waiting := tier.waiting()) is not None
+        }
+        run = Run(next(self._numbers), tiers, targets)
+        self._runs[run.number] = run
+        self._tasks.spawn(run.go(), f"upload {run.number}")
+        return run.describe()
+
+    async def upload_state(self, principal: Principal, number: int, wait_s: float = STEP_S / 2) -> StorageUpload:
+        """How an upload stands; waits a moment for its end."""
+        self._allowed(principal, Action.ADMINISTER, None)
+        run = self._runs.get(number)
+        if run is None:
+            raise NotFound(f"upload {number} is not known here: the broker was started anew, or it is long done")
+        try:
+            async with asyncio.timeout(wait_s):
+                await run.done.wait()
+        except TimeoutError:
+            pass
+        return run.describe()
+
+    def _forget_runs(self) -> None:
+        """The oldest that are done."""
+        for number in [number for number, run in self._runs.items() if run.done.is_set()]:
+            if len(self._runs) >= RUNS_MAX:
+                del self._runs[number]
+        if len(self._runs) >= RUNS_MAX:
+            raise Full(f"{len(self._runs)} uploads are under way: wait for them")
+
+    # -- verifying -----------------------------------------------------------------------------------------------------
+
+    async def verify(
+        self, principal: Principal, topic: TopicName | None, place: StoragePlace, bytes_max: int
+    ) -> tuple[StorageVerified, StoragePlace | None]:
+        """Read some of it, from `place` on; what was found, and where to go on. Changes nothing."""
+        tiers = self._allowed(principal, Action.ADMINISTER, topic)
+        verifier = Verifier(tiers.objects, tiers.catalog, self._clock)
+        async with self._verifying:
+            step = Step(max(1, min(bytes_max, VERIFY_BYTES_MAX)), self._clock.monotonic() + STEP_S)
+            async for name, record, index, offset in self._walk(topic, place):
+                at = place if (place.topic, place.partition) == (str(name), index) else StoragePlace(offset=offset)
+                sought = self._sought(name, record, index)
+                if (stopped := await verifier.partition(sought, at, step)) is not None:
+                    return step.result(), stopped
+                if step.is_over(self._clock.monotonic()):
+                    return step.result(), StoragePlace(str(name), index + 1)
+            return step.result(), None
+
+    def _sought(self, topic: TopicName, record: TopicRecord, index: int) -> Sought:
+        async def bounds() -> Bounds:
+            current = self._registry.find_topic(topic)
+            if current is None or current.topic_id != record.topic_id:
+                return Bounds(OFFSET_END, 0)  # deleted meanwhile: nothing has to be there
+            return await self._bounds(record.topic_id, index)
+
+        return Sought(str(topic), record.topic_id, index, bounds)
+
+    # -- collecting ----------------------------------------------------------------------------------------------------
+
+    async def collect(
+        self, principal: Principal, orphans: bool, dry_run: bool, after: str
+    ) -> tuple[StorageCollected, str]:
+        """Delete objects that nobody needs, some of them; and the key after which to go on (empty: that was all)."""
+        tiers = self._allowed(principal, Action.ADMINISTER, None)
+        await tiers.check_ours()
+        if not after and not dry_run:
+            await tiers.forget_deleted_topics()
+        step = CollectStep(after, self._clock.monotonic() + STEP_S, dry_run)
+        collect = tiers.collector.collect_orphans if orphans else tiers.collector.collect_garbage
+        found = await collect(step)
+        done = StorageCollected(found.looked_at, found.deleted, found.deleted_bytes, found.waiting)
+        return done, found.stopped_at
+
+    # -- finding things ------------------------------------------------------------------------------------------------
+
+    def _allowed(self, principal: Principal, action: Action, topic: TopicName | None) -> Tiers:
+        self._authorizer.check(principal, action, BROKER if topic is None else str(topic))
+        if self._tiers is None:
+            raise Refused("this broker keeps everything in its log: it has no object storage")
+        return self._tiers
+
+    async def _walk(
+        self, topic: TopicName | None, place: StoragePlace
+    ) -> AsyncIterator[tuple[TopicName, TopicRecord, int, int]]:
+        """Stored partitions from `place` on, in the order of their names, and the offset to begin at."""
+        if place.partition < 0 or not 0 <= place.offset < OFFSET_END or place.byte < 0 or not 0 <= place.crc < 2**32:
+            raise Invalid("a place to go on at is what the last answer gave, unchanged")
+        first = TopicName.parse(place.topic) if place.topic else None
+        names = self._registry.topics() if topic is None else [topic]
+        if topic is not None:
+            self._registry.topic(topic)
+        for name in names:
+            record = self._registry.find_topic(name)
+            if record is None or (first is not None and name < first) or not _is_stored(record):
+                continue
+            begin = place.partition if name == first else 0
+            for index in range(begin, record.config().partition_count):
+                yield name, record, index, place.offset if name == first and index == begin else 0
+
+    async def _bounds(self, topic_id: int, index: int) -> Bounds:
+        found = await self._store.get(partition_key(topic_id, index))
+        record = unpack(found.value, PartitionRecord) if found is not None else PartitionRecord()
+        return Bounds(record.start_offset, record.uploaded_end)
+
+    def _check_partition(self, topic: TopicName, record: TopicRecord, partition: int) -> None:
+        have = record.config().partition_count
+        if not 0 <= partition < have:
+            raise NotFound(f"topic {topic} has {have} partitions: there is no partition {partition}")
+
+
+def _uploads(failure: DanubeError | None, damaged: str) -> str:
+    """In a word."""
+    if failure is None:
+        return "damaged" if damaged else "ok"
+    return "refused" if isinstance(failure, Refused | Denied | Unauthenticated | Invalid) else "failing"
+
+
+def _is_stored(record: TopicRecord) -> bool:
+    config = record.config()
+    return config.reliable and config.ack_level is not AckLevel.MEMORY
+
+
+def _described(segment: Segment) -> SegmentDescription:
+    record = segment.record
+    return SegmentDescription(
+        partition=segment.index,
+        first_offset=segment.first_offset,
+        end_offset=segment.end_offset,
+        messages=record.messages,
+        bytes=segment.bytes,
+        object=record.object,
+        object_bytes=record.object_bytes,
+        section=record.section,
+        first_time=record.first_time,
+        last_time=record.last_time,
+        ledger_id=record.ledger_id,
+        epoch=record.epoch,
+    )

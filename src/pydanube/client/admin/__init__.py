@@ -1,0 +1,1 @@
+"""Administration of namespaces, topics, subscriptions, policies and object storage."""

@@ -1,0 +1,339 @@
+"""Administration: namespaces, topics, subscriptions, policies, positions. Most calls are one request to some broker.
+
+What only looks, and what may be done twice, is repeated over reconnects until it is answered. What creates, deletes,
+grows or compares is asked once: when the connection ends before the answer, Unavailable says so, and looking tells what
+happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from pydanube.client.consuming.acks import Range, merged
+from pydanube.client.consuming.messages import PeekedMessage
+from pydanube.client.consuming.peeking import peek
+from pydanube.client.settings import check_count
+from pydanube.codec.native import requests
+from pydanube.model.errors import Invalid
+from pydanube.model.failure import FailurePolicy
+from pydanube.model.limits import PARTITIONS_MAX
+from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.policies import BacklogAction, Policies
+from pydanube.model.positions import LATEST, OFFSET_END
+from pydanube.model.statistics import TopicStatistics
+from pydanube.model.topics import (
+    AckLevel,
+    BrokerDescription,
+    PartitionDescription,
+    SubscriptionDescription,
+    SubscriptionType,
+    TopicDescription,
+)
+
+from .conversions import AnyPosition, broker_description, subscription_description, topic_description, wire_start
+from .storage import StorageAdmin
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+RANGES_PER_REQUEST: Final = 10_000
+"""A request has to fit its frame."""
+
+
+class Admin(StorageAdmin):
+    """What a client can do besides publishing and receiving."""
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, topic: str, *, partitions: int = 0, reliable: bool = True, ack_level: str = "durable"
+    ) -> None:
+        """Create a topic. Raises AlreadyExists.
+
+        partitions      0: plain; 1 or more can grow later
+        reliable        False: stored nowhere, delivered at most once, to whoever listens and has room
+        ack_level       when a publish is answered: "durable" (synced), "written", "memory"
+        """
+        check_count("partitions", partitions, 0, PARTITIONS_MAX)
+        name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
+        request = requests.CreateTopic(topic=name, partitions=partitions, reliable=reliable, ack_level=level)
+        try:
+            await self._change(request)
+        finally:
+            self._brokers.moved(name)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic with everything in it. Raises NotFound."""
+        name = str(TopicName.parse(topic))
+        await self._change(requests.DeleteTopic(topic=name))
+        self._brokers.moved(name)
+
+    async def list_topics(self, namespace: str | None = None) -> list[str]:
+        """Full names, of one namespace or of all."""
+        request = requests.ListTopics(namespace=parse_namespace(namespace) if namespace is not None else "")
+        return (await self._ask(request, requests.Names)).names
+
+    async def describe_topic(self, topic: str) -> TopicDescription:
+        request = requests.DescribeTopic(topic=str(TopicName.parse(topic)))
+        return topic_description(await self._ask(request, requests.Topic))
+
+    async def partitions(self, topic: str) -> list[PartitionDescription]:
+        """The partitions of a topic, with the offsets that can be read."""
+        return (await self.describe_topic(topic)).partitions
+
+    async def count_partitions(self, topic: str) -> int:
+        """How many a topic has, by a lookup that opens none of them. Raises NotFound."""
+        name, brokers = str(TopicName.parse(topic)), self._brokers
+        return len((await brokers.retrying(lambda: brokers.route(name, age_max=0.0), name)).partitions)
+
+    async def grow_topic(self, topic: str, partitions: int) -> None:
+        """More partitions for a partitioned topic. Refused for fewer.
+
+        A key may belong to another partition afterwards: its order does not hold across this moment. Producers and
+        consumers that run notice within their `refresh_seconds`; new partitions are received from their beginning.
+        """
+        check_count("partitions", partitions, 1, PARTITIONS_MAX)
+        name = str(TopicName.parse(topic))
+        try:
+            await self._change(requests.GrowTopic(topic=name, partitions=partitions))
+        finally:
+            self._brokers.moved(name)
+
+    async def topic_statistics(self, topic: str) -> TopicStatistics:
+        """Rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
+        request = requests.TopicStatistics(topic=str(TopicName.parse(topic)))
+        return (await self._ask(request, requests.Statistics)).topic
+
+    # -- policies ----------------------------------------------------------------------------------------------------
+
+    async def policies(self, target: str) -> requests.PolicyReport:
+        """The policies of a topic (``/namespace/topic``) or a namespace: `own`, what is set on it; `effective`."""
+        return await self._ask(requests.GetPolicies(target=_target(target)), requests.PolicyReport)
+
+    async def set_policies(self, target: str, /, **changes: int | str | None) -> requests.PolicyReport:
+        """Change policies of a topic or a namespace, by the names of `pydanube.Policies`. They count at once.
+
+        None inherits again. Answers what counts then, as `policies` does.
+        """
+        values = {name: _policy(name, value) for name, value in changes.items()}
+        Policies().changed(values)
+        return await self._ask(requests.SetPolicies(target=_target(target), changes=values), requests.PolicyReport)
+
+    # -- namespaces --------------------------------------------------------------------------------------------------
+
+    async def create_namespace(self, namespace: str) -> None:
+        await self._change(requests.CreateNamespace(namespace=parse_namespace(namespace)))
+
+    async def delete_namespace(self, namespace: str) -> None:
+        """Raises Refused while topics are in it."""
+        await self._change(requests.DeleteNamespace(namespace=parse_namespace(namespace)))
+
+    async def list_namespaces(self) -> list[str]:
+        return (await self._ask(requests.ListNamespaces(), requests.Names)).names
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    async def create_subscription(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        type: str = "exclusive",  # noqa: A002  the word of the contract
+        start: AnyPosition = LATEST,
+        offsets: Mapping[int, int] | None = None,
+        failure_policy: FailurePolicy | None = None,
+    ) -> None:
+        """Create a subscription without a consumer, on every partition; durable on return. Raises AlreadyExists.
+
+        start           where it begins
+        offsets         where it begins in some partitions, by their numbers: those and `start` count in one step
+        """
+        for partition, offset in (offsets or {}).items():
+            check_count("partition", partition, 0, PARTITIONS_MAX - 1)
+            check_count("offset", offset, 0, OFFSET_END - 1)
+        if failure_policy is not None:
+            _check_failure_policy(failure_policy)
+        request = requests.CreateSubscription(
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            type=str(SubscriptionType.parse(type)),
+            start=wire_start(start),
+            failure_policy=failure_policy,
+            positions=list((offsets or {}).items()),
+        )
+        await self._change(request)
+
+    async def delete_subscription(self, topic: str, subscription: str) -> None:
+        name = parse_subscription(subscription)
+        await self._change(requests.DeleteSubscription(topic=str(TopicName.parse(topic)), subscription=name))
+
+    async def list_subscriptions(self, topic: str) -> list[str]:
+        return (await self._ask(requests.ListSubscriptions(topic=str(TopicName.parse(topic))), requests.Names)).names
+
+    async def describe_subscription(self, topic: str, subscription: str) -> SubscriptionDescription:
+        request = requests.DescribeSubscription(
+            topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription)
+        )
+        return subscription_description(await self._ask(request, requests.Subscription))
+
+    async def seek(
+        self, topic: str, subscription: str, position: AnyPosition, *, partition: int | None = None
+    ) -> dict[int, int]:
+        """Move a subscription, on one partition or all of them; durable on return.
+
+        Answers where it stands now: the offset, by partition.
+        """
+        request = requests.Seek(
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            position=wire_start(position),
+            partition=-1 if partition is None else partition,
+        )
+        return dict((await self._ask(request, requests.Positions)).positions)
+
+    async def set_failure_policy(self, topic: str, subscription: str, policy: FailurePolicy) -> None:
+        """What happens to messages that this subscription's consumers do not manage. Counts at once, on all of it."""
+        _check_failure_policy(policy)
+        request = requests.SetFailurePolicy(
+            topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription), failure_policy=policy
+        )
+        await self._ask(request, requests.Done)
+
+    async def advance(self, topic: str, subscription: str, partition: int, offset: int, expected: int) -> None:
+        """Move a subscription without consumers to `offset` if it stands at `expected`; Refused when it does not.
+
+        For a processing engine that keeps its progress here: what is below counts for lag and retention as acked.
+        """
+        for name, value in (("offset", offset), ("expected", expected)):
+            check_count(name, value, 0, OFFSET_END - 1)
+        request = requests.Advance(
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            partition=partition,
+            offset=offset,
+            expected=expected,
+        )
+        await self._change(request)
+
+    async def advance_many(
+        self, topic: str, subscription: str, moves: Iterable[tuple[int, int, int]]
+    ) -> dict[int, int]:
+        """Move many partitions of a subscription: (partition, offset, expected) each, as `advance` does with one.
+
+        What stands elsewhere than expected stays there. Answers where all of them stand then, by partition.
+        """
+        name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
+        wanted, stands = list(moves), dict[int, int]()
+        for partition, offset, expected in wanted:
+            check_count("partition", partition, 0, PARTITIONS_MAX - 1)
+            check_count("offset", offset, 0, OFFSET_END - 1)
+            check_count("expected", expected, 0, OFFSET_END - 1)
+        for start in range(0, len(wanted), RANGES_PER_REQUEST):
+            some = wanted[start : start + RANGES_PER_REQUEST]
+            request = requests.AdvanceMany(topic=name, subscription=subscription, moves=some)
+            stands.update((await self._ask(request, requests.Positions)).positions)
+        return stands
+
+    async def skip(
+        self, topic: str, subscription: str, partition: int, offsets: int | Iterable[int | tuple[int, int]]
+    ) -> int:
+        """Settle messages as if they had been acked: an offset, or several, or ranges (start, end). Durable on return.
+
+        Answers how many were not settled before. Frees what a poisoned message blocks. The messages stay stored;
+        `seek` brings them back. Raises Invalid for an offset past the end.
+        """
+        name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
+        check_count("partition", partition, 0, PARTITIONS_MAX - 1)
+        ranges, settled = _ranges(offsets), 0
+        for start in range(0, len(ranges), RANGES_PER_REQUEST):
+            some = ranges[start : start + RANGES_PER_REQUEST]
+            request = requests.Settle(topic=name, subscription=subscription, partition=partition, ranges=some)
+            settled += (await self._ask(request, requests.Settled)).messages
+        return settled
+
+    async def clear_backlog(self, topic: str, subscription: str, *, partition: int | None = None) -> int:
+        """Settle everything a subscription has not acked, on one partition or all of them. Durable on return.
+
+        Answers how many messages that were.
+        """
+        request = requests.Settle(
+            topic=str(TopicName.parse(topic)),
+            subscription=parse_subscription(subscription),
+            partition=-1 if partition is None else partition,
+        )
+        return (await self._ask(request, requests.Settled)).messages
+
+    async def peek(
+        self, topic: str, subscription: str, count: int = 10, *, partition: int | None = None
+    ) -> list[PeekedMessage]:
+        """The next messages that a subscription has not settled, without consuming them; also those in delivery.
+
+        Each tells what keeps it: see `PeekedMessage`.
+        """
+        check_count("count", count, 1, 1 << 31)
+        self._check_open()
+        name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
+        return await peek(self._brokers, name, subscription, count, partition)
+
+    # -- positions and brokers ---------------------------------------------------------------------------------------
+
+    async def find_offset(self, topic: str, partition: int = 0, position: AnyPosition = LATEST) -> int:
+        """The offset at a position: of the first message at or after a time, of the start, of the end."""
+        request = requests.FindOffset(
+            topic=str(TopicName.parse(topic)), partition=partition, position=wire_start(position)
+        )
+        return (await self._ask(request, requests.Offset)).offset
+
+    async def describe_broker(self) -> BrokerDescription:
+        """The broker that this client is talking to."""
+        return broker_description(await self._ask(requests.DescribeBroker(), requests.Broker))
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: requests.Request, answer: type[StructT]) -> StructT:
+        self._check_open()
+        return await self._brokers.call(request, answer)
+
+    async def _change(self, request: requests.Request) -> None:
+        self._check_open()
+        await self._brokers.call(request, requests.Done, repeatable=False)
+
+
+def _target(text: str) -> str:
+    """A topic or a namespace."""
+    return str(TopicName.parse(text)) if isinstance(text, str) and "/" in text else parse_namespace(text)
+
+
+def _policy(name: str, value: int | str | None) -> int | None:
+    if name == "backlog_action" and isinstance(value, str):
+        return BacklogAction.parse(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise Invalid(f"policy {name}={value!r} is not a whole number")
+    return value
+
+
+def _check_failure_policy(policy: FailurePolicy) -> None:
+    if not isinstance(policy, FailurePolicy):
+        raise Invalid(f"{policy!r} is not a failure policy: use pydanube.FailurePolicy(...)")
+
+
+def _ranges(offsets: int | Iterable[int | tuple[int, int]]) -> list[Range]:
+    """Offsets and ranges of them as ranges, in order; or Invalid."""
+    given = [offsets] if isinstance(offsets, int) else list(offsets)
+    if not given:
+        raise Invalid("no offset to skip; for everything there is, use clear_backlog")
+    return merged(_range(one) for one in given)
+
+
+def _range(one: int | tuple[int, int]) -> Range:
+    match one:
+        case bool():
+            pass
+        case int() if 0 <= one < OFFSET_END - 1:
+            return one, one + 1
+        case (int() as start, int() as end) if 0 <= start < end < OFFSET_END:
+            return start, end
+    raise Invalid(f"{one!r} is neither an offset nor a range (start, end) of offsets")

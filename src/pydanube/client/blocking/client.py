@@ -1,0 +1,255 @@
+"""The client without await: the same objects, on an event loop of their own in one background thread.
+
+```python
+with pydanube.connect_blocking("danube://127.0.0.1:6655") as client:
+    with client.producer("/default/orders") as producer:
+        receipt = producer.send(b"one")
+```
+
+Every method is the async one, run on that loop while the caller waits; nothing is implemented twice. What happens once
+per message does not cross threads once per message: iterating takes whole batches over, acks and queued sends are
+handed over in bulk. May be used from several threads, but one consumer or reader from one at a time.
+
+Invariants
+    the thread and its loop are gone when the client is closed
+    what was handed over is on the loop before anything that waits (flush, close) is run there
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from pydanube.client.client import DEFAULT_URL, Client
+from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.consuming.dead_letters import DeadLetter, DeadLetters
+from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
+from pydanube.client.history.range_fetch import Span
+from pydanube.client.lifecycle import Openable
+from pydanube.client.producing.producer import Producer
+from pydanube.client.producing.rows import Attributes, checked_payload
+from pydanube.client.producing.staged_writes import Stager
+from pydanube.model.errors import DanubeError, Full
+from pydanube.runtime.telemetry import get_logger
+
+from .loop_thread import Blocking, LoopThread, blocking
+from .streams import BlockingConsumer, BlockingReader
+
+log = get_logger(__name__)
+
+P = ParamSpec("P")
+OpenableT = TypeVar("OpenableT", bound=Openable)
+FormT = TypeVar("FormT")
+
+
+class BlockingProducer(Blocking[Producer]):
+    """See `Producer`."""
+
+    def __init__(self, inner: Producer, thread: LoopThread) -> None:
+        super().__init__(inner, thread)
+        self._queued: deque[tuple[bytes, str | None, Attributes | None, datetime | None, int]] = deque()
+        self._queued_bytes = 0
+        self._planned = False
+
+    send = blocking(Producer.send)
+    send_many = blocking(Producer.send_many)
+    queue_many = blocking(Producer.queue_many)
+    flush = blocking(Producer.flush)
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def obstacle(self) -> DanubeError | None:
+        """See `Producer.obstacle`."""
+        return self._inner.obstacle
+
+    def send_nowait(
+        self,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        attributes: Attributes | None = None,
+        publish_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+    ) -> None:
+        """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
+        payload = checked_payload(payload)
+        deliver_us = self._inner._delivery_time(deliver_at, deliver_after)
+        size = len(payload)
+        if not self._planned:
+            self._thread.running_loop()  # refused before it is queued: nobody would take it from there
+        if not self._has_room(size):
+            raise Full("the producer's queue is full: wait with flush(), use send(), or raise its limits")
+        self._queued.append((payload, key, attributes, publish_time, deliver_us))
+        self._queued_bytes += size
+        if not self._planned:
+            self._planned = True
+            self._thread.soon(self._send_queued)
+
+    def _has_room(self, size: int) -> bool:
+        """Both queues count; the other one is read from this thread, which is good enough for a limit."""
+        held, settings = self._inner._room, self._inner._settings
+        return (
+            held.messages + len(self._queued) < settings.queue_messages
+            and held.bytes + self._queued_bytes + size <= settings.queue_bytes
+        )
+
+    def _hand_over(self) -> None:
+        if self._queued:
+            self._thread.soon(self._send_queued)
+
+    def _send_queued(self) -> None:
+        self._planned = False
+        while self._queued:
+            payload, key, attributes, publish_time, deliver_us = self._queued.popleft()
+            self._queued_bytes = max(0, self._queued_bytes - len(payload))
+            self._inner._send_admitted(payload, key, attributes, publish_time, deliver_us)
+
+
+class BlockingDeadLetters:
+    """See `DeadLetters`."""
+
+    def __init__(self, inner: DeadLetters, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    first = blocking(DeadLetters.first)
+    get = blocking(DeadLetters.get)
+    redrive = blocking(DeadLetters.redrive)
+    drop = blocking(DeadLetters.drop)
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        return self.listed()
+
+    def listed(self, *, redriven: bool = False) -> Iterator[DeadLetter]:
+        """See `DeadLetters.listed`."""
+        return self._thread.iterate(self._inner.listed(redriven=redriven))
+
+    def _hand_over(self) -> None:
+        """Nothing is collected here."""
+
+
+class BlockingStager(Blocking[Stager]):
+    """See `Stager`."""
+
+    partitions = blocking(Stager.partitions)
+    add = blocking(Stager.add)
+    finish = blocking(Stager.finish)
+
+
+def _making(
+    method: Callable[Concatenate[Client, P], OpenableT], form: Callable[[OpenableT, LoopThread], FormT]
+) -> Callable[Concatenate[BlockingClient, P], FormT]:
+    """A method of the client that makes something, as one that makes the blocking form of it."""
+
+    @wraps(method)
+    def make(self: BlockingClient, /, *args: P.args, **kwargs: P.kwargs) -> FormT:
+        async def on_the_loop() -> OpenableT:
+            return method(self._inner, *args, **kwargs)
+
+        return form(self._thread.call(on_the_loop()), self._thread)
+
+    return make
+
+
+class BlockingClient(Blocking[Client]):
+    """See `Client`. Its thread lives from `open` to `close`; one that is still open when the program ends is closed."""
+
+    def open(self) -> Self:
+        self._thread.start()
+        try:
+            super().open()
+        except BaseException:
+            self._thread.stop()
+            raise
+        atexit.register(self._close_at_exit)
+        return self
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._thread.stop()
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """What was queued is published, or its loss is told. A forked child leaves that to the parent."""
+        if not self._thread.elsewhere:
+            try:
+                self.close()
+            except Exception as error:
+                log.warning("client.not_closed", url=self._inner.url, error=str(error))
+
+    @property
+    def cluster(self) -> str:
+        """See `Client.cluster`."""
+        return self._inner.cluster
+
+    producer = _making(Client.producer, BlockingProducer)
+    consumer = _making(Client.consumer, BlockingConsumer)
+    reader = _making(Client.reader, BlockingReader)
+    stager = _making(Client.stager, BlockingStager)
+
+    def dead_letters(self, topic: str) -> BlockingDeadLetters:
+        """See `Client.dead_letters`."""
+        return BlockingDeadLetters(self._inner.dead_letters(topic), self._thread)
+
+    def fetches(self, span: Span, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> Generator[Fetched, None, None]:
+        """See `Client.fetches`."""
+        return self._thread.iterate(self._inner.fetches(span, fetch_bytes=fetch_bytes))
+
+    create_topic = blocking(Client.create_topic)
+    delete_topic = blocking(Client.delete_topic)
+    list_topics = blocking(Client.list_topics)
+    describe_topic = blocking(Client.describe_topic)
+    partitions = blocking(Client.partitions)
+    count_partitions = blocking(Client.count_partitions)
+    grow_topic = blocking(Client.grow_topic)
+    topic_statistics = blocking(Client.topic_statistics)
+    policies = blocking(Client.policies)
+    set_policies = blocking(Client.set_policies)
+    create_namespace = blocking(Client.create_namespace)
+    delete_namespace = blocking(Client.delete_namespace)
+    list_namespaces = blocking(Client.list_namespaces)
+    create_subscription = blocking(Client.create_subscription)
+    delete_subscription = blocking(Client.delete_subscription)
+    list_subscriptions = blocking(Client.list_subscriptions)
+    describe_subscription = blocking(Client.describe_subscription)
+    set_failure_policy = blocking(Client.set_failure_policy)
+    seek = blocking(Client.seek)
+    advance = blocking(Client.advance)
+    advance_many = blocking(Client.advance_many)
+    skip = blocking(Client.skip)
+    clear_backlog = blocking(Client.clear_backlog)
+    peek = blocking(Client.peek)
+    find_offset = blocking(Client.find_offset)
+    describe_broker = blocking(Client.describe_broker)
+    storage_usage = blocking(Client.storage_usage)
+    storage_segments = blocking(Client.storage_segments)
+    storage_histories = blocking(Client.storage_histories)
+    upload_storage = blocking(Client.upload_storage)
+    verify_storage = blocking(Client.verify_storage)
+    collect_garbage = blocking(Client.collect_garbage)
+    commit_stages = blocking(Client.commit_stages)
+    staged_queries = blocking(Client.staged_queries)
+    forget_staged_query = blocking(Client.forget_staged_query)
+
+
+def connect_blocking(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> BlockingClient:
+    """As `connect`, without await: to be opened with `with`."""
+    return BlockingClient(Client(url, timeout=timeout), LoopThread())

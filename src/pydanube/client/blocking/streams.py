@@ -1,0 +1,172 @@
+"""Consumers and readers without await. Batches are taken over whole; neither messages nor acks cross one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from pydanube.client.admin.conversions import AnyPosition
+from pydanube.client.consuming.consumer import (
+    Consumer,
+    acks_of,
+    checked_nack,
+    record_ack,
+    record_ack_cumulative,
+    record_nack,
+)
+from pydanube.client.consuming.message_stream import Stream, check_timeout
+from pydanube.client.consuming.messages import Message, ReceivedBatch
+from pydanube.client.history.reader import Reader
+from pydanube.model.errors import DanubeError
+from pydanube.model.topics import SubscriptionType
+
+from .loop_thread import Blocking, LoopThread, blocking
+
+StreamT = TypeVar("StreamT", bound=Stream)
+
+_NO_MESSAGES: Final[Iterator[Message]] = iter(())
+
+
+class BlockingStream(Blocking[StreamT]):
+    """What consumers and readers share: messages one by one, or batches. Iterate it, or call receive."""
+
+    def __init__(self, inner: StreamT, thread: LoopThread) -> None:
+        super().__init__(inner, thread)
+        self._batch: ReceivedBatch | None = None
+        self._messages = _NO_MESSAGES
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        message = next(self._messages, None)
+        while message is None:
+            batch = self._thread.call(self._inner._next_portion())
+            if batch is None:
+                self._forget_batch()
+                raise StopIteration
+            message = self._begin(batch)
+        self._given += 1
+        return message
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """See `Stream.receive`."""
+        check_timeout(timeout)
+        message = next(self._messages, None)
+        if message is None:
+            message = self._begin(self._thread.call(self._inner._receive_portion(timeout)))
+        self._given += 1
+        return message
+
+    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
+        """See `Stream.receive_batch`."""
+        check_timeout(timeout)
+        batch, given = self._batch, self._given
+        self._forget_batch()
+        if batch is not None and given < len(batch):
+            return batch.part(given, len(batch))
+        return self._thread.call(self._inner.receive_batch(timeout))
+
+    def batches(self) -> Iterator[ReceivedBatch]:
+        """`for batch in ...`: as receive_batch, until the end."""
+        while True:
+            if self._batch is not None and self._given < len(self._batch):
+                yield self.receive_batch()
+                continue
+            batch = self._thread.call(self._inner._next_batch())
+            if batch is None:
+                return
+            yield batch
+
+    def _begin(self, batch: ReceivedBatch) -> Message:
+        self._batch, self._given = batch, 0
+        self._messages = iter(batch)
+        return next(self._messages)
+
+    def _forget_batch(self) -> None:
+        self._batch, self._given = None, 0
+        self._messages = _NO_MESSAGES
+
+
+class BlockingConsumer(BlockingStream[Consumer]):
+    """See `Consumer`."""
+
+    def __init__(self, inner: Consumer, thread: LoopThread) -> None:
+        super().__init__(inner, thread)
+        self._settled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._planned = False
+
+    flush = blocking(Consumer.flush)
+
+    @property
+    def subscription(self) -> str:
+        return self._inner.subscription
+
+    @property
+    def type(self) -> SubscriptionType | None:
+        """See `Consumer.type`."""
+        return self._inner.type
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def topics(self) -> list[str]:
+        return self._inner.topics
+
+    def ack(self, received: Message | ReceivedBatch) -> None:
+        """See `Consumer.ack`."""
+        acks_of(received)
+        self._settle(record_ack, received)
+
+    def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
+        """See `Consumer.ack_cumulative`."""
+        self._inner._check_cumulative(received)
+        acks_of(received)
+        self._settle(record_ack_cumulative, received)
+
+    def nack(self, received: Message | ReceivedBatch, delay: float | None = None, reason: str = "") -> None:
+        """See `Consumer.nack`."""
+        acks_of(received)
+        self._settle(record_nack, received, *checked_nack(delay, reason))
+
+    def seek(self, position: AnyPosition) -> None:
+        """See `Consumer.seek`."""
+        self._hand_over()
+        self._thread.call(self._inner.seek(position))
+        self._forget_batch()
+
+    def _settle(self, record: Callable[..., None], *settled: object) -> None:
+        if not self._planned:
+            self._thread.running_loop()  # as in `send_nowait`
+        self._settled.append((record, settled))
+        if not self._planned:
+            self._planned = True
+            self._thread.soon(self._record_settled)
+
+    def _hand_over(self) -> None:
+        if self._settled:
+            self._thread.soon(self._record_settled)
+
+    def _record_settled(self) -> None:
+        self._planned = False
+        while self._settled:
+            record, settled = self._settled.popleft()
+            with suppress(DanubeError):  # it was closed meanwhile, or failed: flush and receive say so
+                record(*settled)
+
+
+class BlockingReader(BlockingStream[Reader]):
+    """See `Reader`. Opened by `with`, by `open`, or by the first message asked of it."""
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
+    def partition(self) -> int:
+        return self._inner.partition

@@ -1,0 +1,437 @@
+"""One connection to one broker, shared by every producer, consumer and reader that needs that broker.
+
+Requests are pipelined: each takes a correlation number and its answer finds the way back by it, in any order.
+
+```
+ client                                broker
+ PREAMBLE, HELLO            ---->
+                            <----      WELCOME             or ERROR / GOAWAY, and the connection ends
+ REQUEST #7                 ---->
+ PUBLISH #8 (batch)         ---->
+                            <----      PUBLISHED #8
+                            <----      RESPONSE #7  / ERROR #7
+                            <----      DELIVER (handle)    pushed, within the credit that was given
+```
+
+Invariants
+    every request ends exactly once: with its answer, the broker's error, or Unavailable when the connection ends
+    at most FETCHES_MAX fetches are unanswered, also counting those whose answer nobody waits for any more
+    the bytes of unanswered PUBLISH and STAGE frames stay within the broker's window, except for a single one larger
+    a handle's listener is registered before any frame for it can be looked at
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+
+from pydanube.codec.batch import ByteBuffer
+from pydanube.codec.native import frames, requests
+from pydanube.codec.native.frames import Frame, Kind
+from pydanube.model.errors import DanubeError, Invalid, Unavailable
+from pydanube.runtime import network
+from pydanube.runtime.clock import Clock
+from pydanube.version import __version__
+
+from .address import Address
+from .keepalive import KeepAlive
+from .pending_answers import (
+    AckAnswer,
+    Answer,
+    Answerable,
+    DeliveryListener,
+    Fetched,
+    PublishListener,
+    Unheard,
+    WindowAnswer,
+    fail,
+)
+from .publish_window import PublishWindow
+
+HANDSHAKE_SECONDS: Final = 5.0
+REQUEST_SECONDS: Final = 30.0
+"""A broker that answers nothing for so long is as good as gone for the one who asked."""
+
+FETCHES_MAX: Final = 512
+"""Unanswered fetches of one connection; more wait their turn. A broker refuses some number of them, 1,024 by default,
+and half of that leaves room for brokers that were set lower."""
+
+CROWDED_FETCHES: Final = FETCHES_MAX // 2
+CROWDED_WAIT_MS: Final = 250
+"""So many fetches may keep their place for as long as they like; those after them leave soon, for the next ones."""
+
+_FRAMING: Final = network.Framing(frame_length=frames.frame_length, header_bytes=frames.HEADER.size)
+_CORRELATIONS: Final = 0xFFFFFFFF
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+class Connection:
+    """An open, greeted connection. Made by `Connection.open`; belongs to the loop's thread."""
+
+    def __init__(self, address: Address, framed: network.FramedConnection) -> None:
+        self.address = address
+        self.welcome = requests.Welcome(version=0, broker="")
+        self.lost: DanubeError | None = None
+        """Why it ended; None while it can be used."""
+        self.going_away = False
+        """The broker asked to be left: what was begun may finish, nothing new should start here."""
+        self.window = PublishWindow()
+        self._framed = framed
+        self._loop = asyncio.get_running_loop()
+        self._greeted: asyncio.Future[requests.Welcome] = self._loop.create_future()
+        self._greeted.add_done_callback(_take_note)  # who opens it may be cancelled before waiting for this
+        self._correlation = 0
+        self._asked: dict[int, Answerable] = {}
+        self._fetches: dict[int, asyncio.Future[Fetched]] = {}
+        self._fetch_places = asyncio.Semaphore(FETCHES_MAX)
+        self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
+        self._consumers: dict[int, DeliveryListener] = {}
+        self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
+        self._reason: DanubeError | None = None
+        self._keep_alive: KeepAlive | None = None
+
+    @classmethod
+    async def open(cls, address: Address, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
+        """Connect and shake hands. Raises Unavailable, or what the broker refused it with. Cancelled: nothing stays."""
+        made: list[Connection] = []
+
+        def handler(framed: network.FramedConnection) -> Connection:
+            made.append(cls(address, framed))
+            return made[0]
+
+        framed = await network.connect(address.host, address.port, handler, _FRAMING, clock, timeout)
+        self = made[0]
+        hello = requests.encode(requests.Hello(client=f"pydanube/{__version__}"))
+        framed.send(frames.PREAMBLE, frames.encode(Kind.HELLO, hello))
+        try:
+            async with asyncio.timeout(timeout):
+                self.welcome = await self._greeted
+        except TimeoutError:
+            framed.abort()
+            raise Unavailable(f"broker at {address} did not greet within {timeout:g} s") from None
+        except BaseException:
+            framed.abort()
+            raise
+        self.window.limit = self.welcome.publish_window_bytes
+        if self.lost is None and self.welcome.keep_alive_ms > 0:
+            self._keep_alive = KeepAlive(
+                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self._ping, self._fell_silent
+            )
+        return self
+
+    @property
+    def usable(self) -> bool:
+        return self.lost is None and not self.going_away
+
+    def on_lost(self, key: object, callback: Callable[[DanubeError], None]) -> None:
+        """Call back once when the connection ends; raises when it has. `key` takes it back, see `forget`."""
+        if self.lost is not None:
+            raise copy(self.lost)
+        self._on_lost[key] = callback
+
+    def forget(self, key: object) -> None:
+        """Nobody calls this one back any more."""
+        self._on_lost.pop(key, None)
+        self.window.forget(key)
+
+    async def close(self) -> None:
+        """End it: queued bytes leave first. Everything unanswered ends with Unavailable."""
+        self._reason = self._reason or Unavailable("the client closed this connection")
+        self._framed.close()
+        await self._framed.wait_closed()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        request: requests.Request,
+        answer: type[StructT],
+        on_answer: Callable[[StructT], None] | None = None,
+        timeout: float = REQUEST_SECONDS,
+        on_late: Callable[[StructT], None] | None = None,
+    ) -> StructT:
+        """Ask and wait. `on_answer` sees the answer before the next frame is read.
+
+        Cancelled, or too late, the answer is ignored, unless `on_late` has a use for it.
+        """
+        waiting: asyncio.Future[StructT] = self._loop.create_future()
+        correlation = self._next_correlation()
+        self._asked[correlation] = Answer(waiting, answer, on_answer, on_late)
+        self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
+        return await self._answer(waiting, timeout, type(request).__name__)
+
+    def tell(self, request: requests.Request) -> None:
+        """Ask and do not wait: whatever the answer is. On a connection that ended there is nobody to tell."""
+        if self.lost is None:
+            correlation = self._next_correlation()
+            self._asked[correlation] = Unheard()
+            self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
+
+    async def fetch(self, fetch: requests.Fetch, timeout: float = REQUEST_SECONDS) -> Fetched:
+        """Read without a subscription; may wait for its turn. Cancelled, the answer is ignored."""
+        await self._fetch_places.acquire()
+        try:
+            correlation = self._next_correlation()
+        except DanubeError:
+            self._fetch_places.release()  # the next one in the queue has to hear it too
+            raise
+        if len(self._fetches) >= CROWDED_FETCHES:
+            fetch = msgspec.structs.replace(fetch, wait_ms=min(fetch.wait_ms, CROWDED_WAIT_MS))
+        waiting: asyncio.Future[Fetched] = self._loop.create_future()
+        self._fetches[correlation] = waiting
+        self._framed.send(frames.encode(Kind.FETCH, requests.encode(fetch), correlation))
+        return await self._answer(waiting, timeout + fetch.wait_ms / 1_000, "Fetch")
+
+    async def _answer(self, waiting: asyncio.Future[T], timeout: float, what: str) -> T:
+        deadline = self._loop.call_later(timeout, _give_up, waiting, what, self.address, timeout)
+        try:
+            return await waiting
+        finally:
+            deadline.cancel()
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    def publish(self, handle: int, batch: bytearray, listener: PublishListener, ticket: object) -> None:
+        correlation = self._next_correlation()
+        size = len(batch)
+        self._publishes[correlation] = (listener, ticket, size)
+        self.window.take(size)
+        front = frames.encode_publish_front(correlation, handle, size)
+        if len(self._publishes) == 1:  # a lone message is in a hurry; those behind it will wait for its answer anyway
+            self._framed.send_now(front, batch)
+        else:
+            self._framed.send(front, batch)
+
+    async def stage(
+        self, stage: requests.Stage, body: Sequence[ByteBuffer], timeout: float = REQUEST_SECONDS
+    ) -> requests.Staged:
+        """Have batches stored where nobody sees them. Waits for room in the window. Cancelled, the answer is ignored.
+
+        The buffers must not change before the answer.
+        """
+        size = sum(map(len, body))
+        while not self.window.has_room(size):
+            await self._next_room(size)
+        correlation = self._next_correlation()
+        waiting: asyncio.Future[requests.Staged] = self._loop.create_future()
+        answer = Answer(waiting, requests.Staged, None, None)
+        self._asked[correlation] = WindowAnswer(answer, partial(self._stage_settled, size))
+        self.window.take(size)
+        self._framed.send(frames.encode_front(Kind.STAGE, requests.encode(stage), size, correlation), *body)
+        return await self._answer(waiting, timeout, "Stage")
+
+    async def _next_room(self, size: int) -> None:
+        """Until there was room for so much, which may be gone again."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        self.on_lost(waiting, partial(fail, waiting))
+        self.window.when_room(waiting, size, partial(_done, waiting))
+        try:
+            await waiting
+        finally:
+            self.forget(waiting)
+
+    def _stage_settled(self, size: int) -> None:
+        self.window.give_back(size)
+        if self.lost is None:
+            self.window.let_in()
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    def listen(self, handle: int, listener: DeliveryListener) -> None:
+        self._consumers[handle] = listener
+
+    def stop_listening(self, handle: int) -> None:
+        self._consumers.pop(handle, None)
+
+    def give_credit(self, handle: int, messages: int, size: int) -> None:
+        self._framed.send(frames.encode(Kind.CREDIT, frames.CREDIT.pack(handle, messages, size)))
+
+    def ack(
+        self,
+        handle: int,
+        ranges: list[tuple[int, int]] | frames.RangeTable,
+        cumulative: bool = False,
+        generation: int = frames.GENERATION_UNKNOWN,
+        on_done: Callable[[DanubeError | None], None] | None = None,
+    ) -> None:
+        """Confirm offsets, which were delivered under `generation`. `on_done` is called once they are synced, were
+        refused, or the connection ended."""
+        correlation = 0
+        if on_done is not None:
+            correlation = self._next_correlation()
+            self._asked[correlation] = AckAnswer(on_done)
+        flags = frames.FLAG_CUMULATIVE if cumulative else 0
+        head = frames.encode_ack_head(handle, ranges, generation)
+        self._framed.send(frames.encode(Kind.ACK, head, correlation, flags))
+
+    def nack(self, nack: requests.Nack) -> None:
+        """Give offsets back. Not answered: what the broker does not hear of is redelivered anyway."""
+        self._framed.send(frames.encode(Kind.NACK, requests.encode(nack)))
+
+    # -- what the transport calls ------------------------------------------------------------------------------------
+
+    def frame_received(self, frame: memoryview) -> None:
+        decoded = frames.decode(frame)
+        match decoded.kind:
+            case Kind.PUBLISHED:
+                self._published(decoded)
+            case Kind.DELIVER:
+                head = frames.decode_deliver_head(decoded.head)
+                listener = self._consumers.get(head.handle)
+                if listener is not None:
+                    listener.delivered(head, decoded.body)
+            case Kind.RESPONSE:
+                asked = self._asked.get(decoded.correlation)
+                if asked is not None:
+                    asked.succeed(decoded.head)
+                    del self._asked[decoded.correlation]  # not before: one that cannot be read is still owed
+            case Kind.FETCHED:
+                self._fetched(decoded)
+            case Kind.ERROR:
+                self._failed(decoded)
+            case Kind.PING:
+                self._framed.send(frames.encode(Kind.PONG, bytes(decoded.head), decoded.correlation))
+            case Kind.PONG:
+                pass
+            case _:
+                self._announced(decoded)
+
+    def stream_broken(self, error: DanubeError) -> None:
+        self._reason = Unavailable(f"broker at {self.address} sent what cannot be read: {error}")
+        self._framed.abort()
+
+    def writable_changed(self, writable: bool) -> None:
+        """Nothing to do: what waits to be sent is bounded by the publish window and the fetches and acks in flight."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
+        self.lost = self._reason or Unavailable(
+            f"connection to {self.address} was lost" + (f": {error}" if error is not None else "")
+        )
+        fail(self._greeted, self.lost)
+        asked, self._asked = self._asked, {}
+        for one in asked.values():
+            self._tell(one.fail, self.lost)
+        fetches, self._fetches = self._fetches, {}
+        for fetch in fetches.values():
+            fail(fetch, self.lost)
+            self._fetch_places.release()
+        self._publishes.clear()
+        self._consumers.clear()
+        self.window.close()
+        callbacks, self._on_lost = self._on_lost, {}
+        for callback in callbacks.values():
+            self._tell(callback, self.lost)
+
+    def _tell(self, callback: Callable[[DanubeError], None], lost: DanubeError) -> None:
+        """One who stumbles over the news must not keep it from the others."""
+        try:
+            callback(lost)
+        except Exception as error:
+            told = f"{callback!r} failed when the connection to {self.address} ended"
+            self._loop.call_exception_handler({"message": told, "exception": error})
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def _published(self, frame: Frame) -> None:
+        _, base_offset, _ = frames.unpack_head(frame.head, frames.PUBLISHED, frame.kind)
+        entry = self._publish_answered(frame.correlation)
+        if entry is not None:
+            entry[0].published(entry[1], base_offset, bool(frame.flags & frames.FLAG_DUPLICATE))
+        self.window.let_in()
+
+    def _publish_answered(self, correlation: int) -> tuple[PublishListener, object, int] | None:
+        entry = self._publishes.pop(correlation, None)
+        if entry is not None:
+            self.window.give_back(entry[2])
+        return entry
+
+    def _fetched(self, frame: Frame) -> None:
+        next_offset, start, end, _ = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)
+        waiting = self._fetch_answered(frame.correlation)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(Fetched(next_offset, start, end, frame.body))
+
+    def _fetch_answered(self, correlation: int) -> asyncio.Future[Fetched] | None:
+        waiting = self._fetches.pop(correlation, None)
+        if waiting is not None:
+            self._fetch_places.release()
+        return waiting
+
+    def _failed(self, frame: Frame) -> None:
+        error = requests.decode(frame.head, requests.Failure).error()
+        if not self._greeted.done():
+            self._reason = error
+            fail(self._greeted, error)
+        elif frame.correlation == 0:
+            self._reason = Unavailable(f"broker at {self.address} ended the connection: {error}")
+        elif (entry := self._publish_answered(frame.correlation)) is not None:
+            entry[0].refused(entry[1], error)
+            self.window.let_in()
+        elif (asked := self._asked.pop(frame.correlation, None)) is not None:
+            asked.fail(error)
+        elif (fetch := self._fetch_answered(frame.correlation)) is not None:
+            fail(fetch, error)
+
+    def _announced(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.WELCOME if not self._greeted.done():
+                self._greeted.set_result(requests.decode(frame.head, requests.Welcome))
+            case Kind.GOAWAY:
+                self.going_away = True
+                if frame.head:
+                    error = requests.decode(frame.head, requests.Failure).error()
+                    self._reason = error
+                    fail(self._greeted, error)
+            case Kind.CONSUMER_CLOSED:
+                failure = requests.decode(frame.head, requests.Failure)
+                listener = self._consumers.pop(failure.handle, None)
+                if listener is not None:
+                    listener.closed(failure.error())
+            case Kind.CONSUMER_CHANGED:
+                changed = requests.decode(frame.head, requests.ConsumerChanged)
+                listener = self._consumers.get(changed.handle)
+                if listener is not None:
+                    listener.changed(changed.ack_timeout_ms, changed.generation)
+            case _:
+                raise Invalid(f"a broker does not send {frame.kind.name} frames here")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _ping(self) -> None:
+        self._framed.send(frames.encode(Kind.PING))
+
+    def _fell_silent(self) -> None:
+        self._reason = Unavailable(f"broker at {self.address} fell silent")
+        self._framed.abort()
+
+    def _next_correlation(self) -> int:
+        if self.lost is not None:
+            raise Unavailable(self.lost.message)
+        while True:
+            self._correlation = number = self._correlation % _CORRELATIONS + 1
+            if number not in self._asked and number not in self._publishes and number not in self._fetches:
+                return number
+
+
+def _give_up(waiting: asyncio.Future[T], what: str, address: Address, timeout: float) -> None:
+    fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))
+
+
+def _done(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+def _take_note(done: asyncio.Future[T]) -> None:
+    """An exception that nobody will ask for is no accident."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,180 @@
+"""The reader: one partition by offset, without a subscription. It reads ahead while the user works.
+
+Invariants
+    messages come in the order of their offsets, each once; after a lost connection it goes on at the next offset
+    all of them are of the topic that had the name when it was opened; NotFound once that one is gone
+    at most READ_AHEAD_FETCHES answers are held that the user has not begun with
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pydanube.client.admin.conversions import AnyPosition, wire_start
+from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.connection.routing import Brokers, worth_retrying
+from pydanube.client.consuming.message_stream import Stream
+from pydanube.client.consuming.messages import ReceivedBatch
+from pydanube.client.settings import check_count
+from pydanube.codec.batch import HEADER_BYTES, Batch, read_header
+from pydanube.codec.native import requests
+from pydanube.model.errors import Corrupt, DanubeError, NotOwner
+from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, MIB
+from pydanube.model.names import TopicName
+from pydanube.runtime.tasks import Tasks
+
+READ_AHEAD_FETCHES: Final = 2
+FETCH_BYTES: Final = 1 * MIB
+WAIT_MS: Final = 5_000
+"""How long the broker holds a fetch at the end of the log before it answers with nothing."""
+
+
+class Reader(Stream):
+    """Reads one partition. Made by `client.reader`; opened by `async with`, by awaiting it, or by reading from it."""
+
+    _what = "reader"
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        topic: str,
+        partition: int,
+        start: AnyPosition,
+        end: AnyPosition | None,
+        fetch_bytes: int,
+    ) -> None:
+        super().__init__(brokers.clock)
+        check_count("partition", partition, 0, 1 << 31)
+        check_count("fetch_bytes", fetch_bytes, 1, BATCH_BYTES_MAX)
+        self.topic = str(TopicName.parse(topic))
+        self.partition = partition
+        self.next_offset = -1
+        """Where reading goes on; -1 until the first answer."""
+        self.end_offset = -1
+        """Where the partition ended at the last answer; -1 before it."""
+        self._brokers = brokers
+        self._topic_id = 0
+        self._start = wire_start(start)
+        self._end_position = None if end is None else wire_start(end)
+        self._stop_offset: int | None = None
+        self._fetch_bytes = fetch_bytes
+        self._tasks = Tasks()
+        self._held: list[int] = []
+        self._room = asyncio.Event()
+
+    async def _ready_to_receive(self) -> None:
+        if not self._opened and not self._closed:
+            await self.open()
+
+    # -- reading ahead -----------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        self._topic_id = await self._brokers.retrying(self._identify, self.topic, self.partition)
+        if self._end_position is not None:
+            self._stop_offset = await self._find(self._end_position)
+        self.next_offset = await self._find(self._start)
+        self._tasks.spawn(self._read_ahead(), f"read {self.topic}[{self.partition}]")
+
+    async def _identify(self) -> int:
+        """The id of the topic that has the name now. NotFound, before anything is waited for."""
+        route = await self._brokers.route(self.topic, age_max=0.0)
+        await self._owner()
+        return route.topic_id
+
+    async def _owner(self) -> Connection:
+        return await self._brokers.owner(self.topic, self.partition)
+
+    async def _find(self, position: requests.Start) -> int:
+        if position.kind == "offset":
+            return position.value
+        request = requests.FindOffset(topic=self.topic, partition=self.partition, position=position)
+
+        async def attempt() -> int:
+            connection = await self._owner()
+            return (await connection.request(request, requests.Offset)).offset
+
+        return await self._brokers.retrying(attempt, self.topic, self.partition)
+
+    async def _read_ahead(self) -> None:
+        """Fetch until the end that was asked for. Cancelled, nothing is left behind."""
+        backoff = Backoff(self._brokers.random)
+        while not self._reached_stop():
+            while len(self._held) >= READ_AHEAD_FETCHES:
+                self._room.clear()
+                await self._room.wait()
+            try:
+                self._take(await self._fetch())
+                backoff.reset()
+                continue
+            except DanubeError as error:
+                if not worth_retrying(error):
+                    self._queue.fail(error)
+                    return
+                self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
+            await self._brokers.clock.sleep(backoff.next())
+        self._queue.end()
+
+    async def _fetch(self) -> Fetched:
+        connection = await self._owner()
+        return await connection.fetch(
+            requests.Fetch(
+                topic=self.topic,
+                partition=self.partition,
+                start=requests.Start("offset", self.next_offset),
+                bytes_max=self._fetch_bytes,
+                wait_ms=WAIT_MS,
+                topic_id=self._topic_id,
+            )
+        )
+
+    def _take(self, fetched: Fetched) -> None:
+        batches = [received for batch in split_batches(fetched.body) if (received := self._wanted(batch)) is not None]
+        self.next_offset = max(self.next_offset, fetched.next_offset)
+        self.end_offset = fetched.end_offset
+        if batches:
+            self._held.append(len(batches))
+            for received in batches:
+                self._queue.put(received)
+
+    def _wanted(self, batch: Batch) -> ReceivedBatch | None:
+        """The rows of a batch in [next_offset, stop_offset)."""
+        received = ReceivedBatch(batch, self.topic, self.partition)
+        stop = self._stop_offset
+        if batch.base_offset >= self.next_offset and (stop is None or batch.end_offset <= stop):
+            return received
+        offsets = received.offsets
+        first = int(offsets.searchsorted(self.next_offset))
+        last = len(offsets) if stop is None else int(offsets.searchsorted(stop))
+        return received.part(first, last) if first < last else None
+
+    def _reached_stop(self) -> bool:
+        return self._stop_offset is not None and self.next_offset >= self._stop_offset
+
+    def _taken(self, batch: ReceivedBatch) -> None:
+        self._held[0] -= 1
+        if self._held[0] == 0:
+            del self._held[0]
+            self._room.set()
+
+    async def _finish(self) -> None:
+        self._queue.wake()
+
+    async def _end(self) -> None:
+        await self._tasks.close()
+        self._queue.close()
+
+
+def split_batches(body: memoryview) -> list[Batch]:
+    """The batches of a FETCHED body, each verified whole."""
+    batches: list[Batch] = []
+    at = 0
+    while at < len(body):
+        if len(body) - at < HEADER_BYTES:
+            raise Corrupt(f"{len(body) - at} bytes after the last batch of a fetch are no batch")
+        size = read_header(body[at:]).batch_bytes
+        batches.append(Batch.open(body[at : at + size], stamped=True))
+        at += -(-size // ALIGNMENT) * ALIGNMENT
+    return batches

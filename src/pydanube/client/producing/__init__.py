@@ -1,0 +1,1 @@
+"""The producer: batching, partitioning, back-pressure, retries, receipts, staged writes."""

@@ -1,0 +1,1 @@
+"""Reading topics: planning on the driver, ranges read by tasks as Arrow record batches."""

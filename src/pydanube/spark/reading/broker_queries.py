@@ -1,0 +1,158 @@
+"""The brokers as the driver asks them: blocking outside, many questions at once inside.
+
+`Client` does the talking, on a loop in a thread of its own. Everything asked here only looks, and is asked again over
+reconnects for `timeout_s`; what changes something is in `progress`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from pydanube.client.blocking.client import BlockingClient
+from pydanube.client.blocking.loop_thread import LoopThread
+from pydanube.client.client import Client
+from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
+from pydanube.model.positions import Position
+from pydanube.model.topics import TopicDescription
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.tasks import run_together
+
+from .offsets import TopicIdentity, TopicView, View
+from .planning import Answers, Question
+
+AT_ONCE: Final = 256
+"""Questions on their way; the rest wait here rather than in the broker."""
+
+_clock: Final = SystemClock()
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Cluster:
+    """Opened by `with`, or by `open` and `close`."""
+
+    def __init__(self, servers: str, timeout_s: float) -> None:
+        self._thread = LoopThread()
+        self.client = Client(servers, timeout=timeout_s)
+        """For what runs on the loop."""
+        self.blocking = BlockingClient(self.client, self._thread)
+        """The same one, for everybody else."""
+
+    def open(self) -> Self:
+        self.blocking.open()
+        return self
+
+    def close(self) -> None:
+        self.blocking.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on the loop and wait."""
+        return self._thread.call(coroutine)
+
+    def pause(self, seconds: float) -> None:
+        self.call(_clock.sleep(seconds))
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def matching(self, patterns: Iterable[str]) -> list[str]:
+        """The topics that match any of the patterns now."""
+        return self.call(self._matching(list(patterns)))
+
+    async def _matching(self, patterns: Sequence[str]) -> list[str]:
+        if not patterns:
+            return []
+        listed = await self.client.list_topics()
+        return sorted({name for name in listed if any(fnmatchcase(name, pattern) for pattern in patterns)})
+
+    def look(self, topics: Iterable[str], may_be_gone: Iterable[str] = ()) -> View:
+        """What can be read of these topics, in the order of their names. NotFound unless one `may_be_gone`."""
+        return self.call(self._look(sorted(set(topics)), frozenset(may_be_gone)))
+
+    async def _look(self, topics: Sequence[str], may_be_gone: frozenset[str]) -> View:
+        async def one(name: str) -> TopicView | None:
+            try:
+                return view_of(await self.client.describe_topic(name), cluster)
+            except NotFound:
+                if name in may_be_gone:
+                    return None
+                raise
+
+        while True:
+            cluster = self.client.cluster
+            found = await _each(topics, one)
+            if cluster == self.client.cluster:  # else nobody can say which of the two answered
+                break
+        return {name: view for name, view in zip(topics, found, strict=True) if view is not None}
+
+    def answers(self, questions: Sequence[Question]) -> Answers:
+        async def one(question: Question) -> int:
+            position = Position("time", question.time_us)
+            return await self.client.find_offset(question.topic, question.partition, position)
+
+        found = self.call(_each(questions, one)) if questions else []
+        return dict(zip(questions, found, strict=True))
+
+    def message_bytes(self, topics: Sequence[str]) -> dict[str, float]:
+        """What a message of each takes, stored, on average. 0.0 where nothing is known."""
+
+        async def one(topic: str) -> float:
+            total = (await self.client.storage_usage(topic)).total
+            messages = total.messages + total.waiting_messages
+            return (total.uploaded_bytes + total.waiting_bytes) / messages if messages else 0.0
+
+        return dict(zip(topics, self.call(_each(topics, one)), strict=True))
+
+    def retention(self, topics: Iterable[str]) -> str:
+        """What removes messages of these topics, in a line each: for a report that must not fail for want of it."""
+
+        async def one(topic: str) -> str:
+            try:
+                policies = (await self.client.policies(topic)).effective
+                holding = await self.client.list_subscriptions(topic)
+            except DanubeError as error:
+                return f"  policies of {topic}: unknown ({error.message})"
+            return (
+                f"  policies of {topic}: retention_s={policies.retention_s} retention_bytes={policies.retention_bytes} "
+                f"ttl_s={policies.ttl_s}, subscriptions: {', '.join(holding) or 'none'}"
+            )
+
+        return "\n".join(self.call(_each(sorted(set(topics))[:20], one)))
+
+
+async def _each(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list[U]:
+    """Ask for all of them at once, more or less. The first failure ends the others."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def answer(item: T) -> U:
+        async with turns:
+            return await ask(item)
+
+    return await run_together(answer(item) for item in items)
+
+
+def view_of(topic: TopicDescription, cluster: str) -> TopicView:
+    """Refused or Unavailable for one that cannot be read."""
+    if not topic.config.reliable:
+        raise Refused(f"topic {topic.name} is not reliable: it stores nothing that could be read; use a reliable one")
+    for one in topic.partitions:
+        if one.health != "ok":
+            raise Unavailable(f"{topic.name}[{one.index}] cannot be read: {one.health}")
+    return TopicView(
+        TopicIdentity(cluster, topic.topic_id),
+        tuple(one.start_offset for one in topic.partitions),
+        tuple(one.end_offset for one in topic.partitions),
+        tuple(one.gaps for one in topic.partitions) if any(one.gaps for one in topic.partitions) else (),
+    )

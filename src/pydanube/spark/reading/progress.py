@@ -1,0 +1,165 @@
+"""A stream's progress on the broker: a subscription whose position follows what Spark has finished.
+
+It makes the stream visible (its lag is that of the subscription) and holds retention back: what the subscription has
+not passed is not removed. Where the stream begins is pinned by it too: a new one begins where the stream does, and a
+stream without a checkpoint that finds its subscription goes on where that stands.
+
+Spark's checkpoint alone decides what is read. So the position is moved in the background, a moment behind, by comparing
+first: whoever else moved it (a policy, a person, another stream by mistake) is noticed and not fought.
+
+Invariants
+    the position never passes what Spark has finished, unless somebody else moved it there
+    the position is never moved back
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from typing import Final
+
+from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.routing import worth_retrying
+from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.randomness import seeded
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .broker_queries import Cluster
+from .offsets import Offsets, TopicOffsets, TopicView
+
+log = get_logger(__name__)
+
+SETTLE_SECONDS: Final = 5.0
+
+
+class Progress:
+    """The subscription of one stream, on each of its topics."""
+
+    def __init__(self, cluster: Cluster, subscription: str) -> None:
+        self.subscription = subscription
+        self._cluster = cluster
+        self._stands: dict[str, list[int]] = {}
+        """Where the subscription was last known to stand, by topic and partition."""
+        self._goal: Offsets | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self._failure: DanubeError | None = None
+        self._tasks = Tasks(on_crash=lambda _task, error: self._crashed(error))
+        self._random = seeded()
+        self._clock = SystemClock()
+
+    # -- where a stream begins -----------------------------------------------------------------------------------------
+
+    def pin(self, topic: str, view: TopicView, start: TopicOffsets) -> TopicOffsets:
+        """Where the stream begins on a topic: at `start`, or where the subscription stands that is there already."""
+        stands = self._cluster.call(self._ensured(topic, start))
+        more = view.starts[len(stands) :]  # the topic grew in between: its new partitions are read from their start
+        return TopicOffsets(start.identity, tuple([*stands, *more][: len(view.starts)]))
+
+    async def _ensured(self, topic: str, start: TopicOffsets) -> list[int]:
+        """The subscription's positions. Creates it at `start` where it does not exist."""
+        client, name = self._cluster.client, self.subscription
+        while True:
+            try:
+                described = await client.describe_subscription(topic, name)
+            except NotFound:
+                with suppress(AlreadyExists):  # an answer that was lost, or another driver of the same stream
+                    offsets = dict(enumerate(start.offsets))
+                    await client.create_subscription(topic, name, start="earliest", offsets=offsets)
+                continue
+            users = sorted({one.consumer for one in described.partitions if one.consumer})
+            if users:
+                raise Refused(
+                    f"subscription {name!r} on {topic} has consumers attached ({', '.join(users)}): a stream needs one "
+                    f"of its own, choose another name for the option subscription"
+                )
+            self._stands[topic] = [one.position for one in described.partitions]
+            return list(self._stands[topic])
+
+    # -- following Spark -----------------------------------------------------------------------------------------------
+
+    def reached(self, offsets: Offsets) -> None:
+        """Spark has finished all below `offsets`. Returns at once; raises what went wrong since the last time."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise copy(failure)
+        if offsets != self._goal:
+            self._cluster.call(self._go_for(offsets))
+
+    async def _go_for(self, offsets: Offsets) -> None:
+        self._goal = offsets
+        if self._moving is None or self._moving.done():
+            self._moving = self._tasks.spawn(self._move(), f"progress of {self.subscription}")
+
+    def settle(self, seconds: float = SETTLE_SECONDS) -> None:
+        """Wait until the position is where it was last told to be, but not for long: it is not worth that."""
+        self._cluster.call(self._settled(seconds))
+
+    async def _settled(self, seconds: float) -> None:
+        if self._moving is not None:
+            await asyncio.wait({self._moving}, timeout=seconds)
+
+    def close(self) -> None:
+        """What is under way is finished, or given up."""
+        self.settle()
+        self._cluster.call(self._tasks.close())
+
+    def _crashed(self, error: BaseException) -> None:
+        self._failure = error if isinstance(error, DanubeError) else Refused(f"the progress is lost: {error!r}")
+
+    async def _move(self) -> None:
+        """Move every partition to the newest goal. Cancelled, some have been moved."""
+        backoff = Backoff(self._random)
+        done: Offsets | None = None
+        while done != (goal := self._goal):
+            assert goal is not None
+            try:
+                await self._move_topics(goal)
+                done = goal
+                backoff.reset()
+            except DanubeError as error:
+                if not worth_retrying(error):
+                    raise
+                await self._clock.sleep(backoff.next())
+
+    async def _move_topics(self, goal: Offsets) -> None:
+        for topic, wanted in goal.topics.items():
+            try:
+                await self._move_topic(topic, wanted)
+            except NotFound:
+                self._stands.pop(topic, None)  # deleted; whether that is a loss is decided elsewhere
+
+    async def _move_topic(self, topic: str, wanted: TopicOffsets) -> None:
+        stands = self._stands.get(topic)
+        if stands is None or len(stands) < len(wanted.offsets):
+            stands = self._stands[topic] = await self._ensured(topic, wanted)
+        moves = [
+            (partition, offset, stands[partition])
+            for partition, offset in enumerate(wanted.offsets)
+            if partition < len(stands) and stands[partition] < offset
+        ]
+        if moves:
+            self._moved(topic, stands, moves, await self._cluster.client.advance_many(topic, self.subscription, moves))
+
+    def _moved(
+        self, topic: str, stands: list[int], moves: Sequence[tuple[int, int, int]], now: Mapping[int, int]
+    ) -> None:
+        """What is where it was to be, or ahead of it, is done. What somebody else moved is tried again from there."""
+        again = False
+        for partition, offset, expected in moves:
+            place = stands[partition] = now[partition]
+            if place != offset:
+                again |= place < offset
+                log.warning(
+                    "spark.subscription_moved_by_another",
+                    topic=topic,
+                    subscription=self.subscription,
+                    partition=partition,
+                    left_at=expected,
+                    stands_at=place,
+                )
+        if again:
+            raise Unavailable(f"subscription {self.subscription!r} on {topic} was moved by somebody else")

@@ -1,0 +1,79 @@
+"""Reading a stream: what Spark calls, thin over `stream_driver` on the driver and `reading` in tasks.
+
+One of these lives in the query's own process for as long as the query runs; others are pickled and sent to tasks. So
+nothing is connected to before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pydanube.spark.options import ReadOptions
+
+from .offsets import Offsets
+from .pushdown import RowFilter
+from .stream_driver import StreamDriver
+from .task import read
+
+
+class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes behind where it was."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._made: StreamDriver | None = None
+
+    @property
+    def _driver(self) -> StreamDriver:
+        if self._made is None:
+            self._made = StreamDriver(self._options)
+        return self._made
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_options": self._options, "_made": None}
+
+    # -- names and arguments are Spark's -------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return Offsets(initial=True).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.max_offsets:
+            return ReadMaxRows(self._options.max_offsets)
+        return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        end = self._driver.latest(Offsets.from_json(start), limit)
+        return start if end is None else end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        seen = self._driver.seen()
+        return None if seen is None else seen.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._driver.stop_at_what_is_there()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return self._driver.plan(Offsets.from_json(start), Offsets.from_json(end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._driver.finished(Offsets.from_json(end))
+
+    def stop(self) -> None:
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition, self._options, RowFilter())

@@ -1,0 +1,183 @@
+"""Writing, exactly once: tasks store their rows where nobody sees them, and the driver's commit publishes all of them.
+
+```
+ task 0   rows -> batches -> STAGE  -> names of stages  \
+ task 1   rows -> batches -> STAGE  -> names of stages   >  commit(query, run, batch, names)   one decision
+ task 2   (dies, and is tried again under another name) /
+```
+
+A stream is identified by its query id, which its checkpoint keeps, and a micro-batch by its number: one that Spark
+repeats after a crash is committed again, and that changes nothing. The run id changes with every start and fences the
+tasks of the run before. What was staged and never committed expires by itself: nothing is deleted on an abort, since
+Spark also calls it after a commit whose answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pydanube.client.producing.staged_writes import StageOrigin
+from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.randomness import identity
+from pydanube.runtime.telemetry import get_logger
+from pydanube.spark import connections
+from pydanube.spark.options import WriteOptions
+
+from .columns import check_written
+from .packing import Packer, Packing
+
+log = get_logger(__name__)
+
+VISIBLE_WAIT_MS: Final = 30_000
+"""How long a commit waits until what it published can be read. It stands either way."""
+
+_clock: Final = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class StagedShare(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    query: str
+    run: str
+    batch_id: int
+    stages: tuple[str, ...] = ()
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeWriter:
+    parsed = _checked(options, schema, overwrite)
+    _check_topic(parsed)
+    return DanubeWriter(parsed, parsed.query_id or identity(), identity(), max(0, parsed.batch_id))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeStreamWriter:
+    parsed = _checked(options, schema, overwrite)
+    if parsed.query_id:
+        raise Invalid("options queryId and batchId are for batches: a stream has its own, in its checkpoint")
+    _check_topic(parsed)
+    return DanubeStreamWriter(parsed)
+
+
+def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
+    parsed = WriteOptions.parse(options)
+    if overwrite:
+        raise Invalid("a topic is never overwritten: use mode('append'), and outputMode('append') or 'update'")
+    check_written(schema, parsed.topic)
+    return parsed
+
+
+def _check_topic(options: WriteOptions) -> None:
+    """Raises on the driver what every task would find too, and Spark would try several times.
+
+    Spark makes a writer for each micro-batch, so this is one lookup, where something depends on it. It creates nothing:
+    there may be no row.
+    """
+    if not options.topic or (options.create_topic and not isinstance(options.partition_by, int)):
+        return
+    with connections.client(options.servers, options.timeout_s) as client:
+        try:
+            count = client.count_partitions(options.topic)
+        except NotFound as error:
+            if not options.create_topic:
+                raise NotFound(f"{error.message}, or set the option createTopic=true") from None
+            count = 1  # as it would be created
+    if isinstance(options.partition_by, int) and options.partition_by >= count:
+        raise Invalid(f"partitionBy={options.partition_by}: {options.topic} has partitions 0 to {count - 1}")
+
+
+class DanubeWriter(DataSourceArrowWriter):
+    """One job: all of its rows, or none. With a query id and a batch id of the user's: once, however often it runs."""
+
+    def __init__(self, options: WriteOptions, query: str, run: str, batch_id: int) -> None:
+        self._options = options
+        self._query = query
+        self._run = run
+        self._batch_id = batch_id
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedShare:
+        return _stage(self._options, _origin(self._query, self._run, self._batch_id), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        applied = _commit(self._options, messages, self._batch_id)
+        if applied and not self._options.query_id:
+            # Nobody can name this query again; without this it is forgotten some months later.
+            with connections.client(self._options.servers, self._options.timeout_s) as client, suppress(DanubeError):
+                client.forget_staged_query(self._query)
+
+
+class DanubeStreamWriter(DataSourceStreamArrowWriter):
+    """Every micro-batch: all of its rows, once."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedShare:
+        context = _context()
+        names = ("sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId")
+        query, run, batch_id = (context.getLocalProperty(name) for name in names)
+        if query is None or run is None or batch_id is None:
+            raise Refused(f"Spark does not tell its tasks {', '.join(names)}: is this a streaming query?")
+        return _stage(self._options, _origin(query, run, int(batch_id)), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
+        _commit(self._options, messages, batchId)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "Spark writes in tasks"
+    return context
+
+
+def _origin(query: str, run: str, batch_id: int) -> StageOrigin:
+    context = _context()
+    return StageOrigin(query, run, batch_id, context.partitionId(), context.taskAttemptId())
+
+
+def _stage(options: WriteOptions, origin: StageOrigin, record_batches: Iterator[pa.RecordBatch]) -> StagedShare:
+    """In a task: store the rows, synced and seen by nobody."""
+    packing = Packing(
+        topic=options.topic, partition_by=options.partition_by, producer=options.producer, codec=options.codec
+    )
+    with (
+        connections.client(options.servers, options.timeout_s) as client,
+        client.stager(
+            origin.query, run=origin.run, batch_id=origin.batch_id, task=origin.task, attempt=origin.attempt
+        ) as stager,
+    ):
+        # Tasks and batches begin at different partitions, so that rows without keys are spread.
+        packer = Packer(
+            packing,
+            lambda topic: stager.partitions(topic, create=options.create_topic),
+            _clock.now_us,
+            origin.task + origin.batch_id,
+        )
+        for topic, partition, batch in packer.packed(record_batches):
+            stager.add(topic, partition, batch)
+        stages = stager.finish()
+    return StagedShare(origin.query, origin.run, origin.batch_id, tuple(stages))
+
+
+def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None], batch_id: int) -> bool:
+    """On the driver: publish what the tasks staged; returns whether there was something, and it can be read already."""
+    shares = [share for share in messages if isinstance(share, StagedShare)]
+    stages = [stage for share in shares for stage in share.stages]
+    if not stages:
+        return False  # no row, nothing to decide
+    query, run = shares[0].query, shares[0].run
+    assert all((share.query, share.run, share.batch_id) == (query, run, batch_id) for share in shares)
+    with connections.client(options.servers, options.timeout_s) as client:
+        committed = client.commit_stages(query, run, batch_id, stages, wait_ms=VISIBLE_WAIT_MS)
+    if committed.repeated:
+        # As it should be after a crash; rows are missing where somebody counts his batches wrongly.
+        log.warning("spark.batch_repeated", query=query, batch_id=batch_id, written="nothing: it was committed before")
+    return committed.applied
