@@ -18,7 +18,7 @@ from random import Random
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.members import Dealt
-from pydanube.core.dispatch.window import Window
+from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
 
@@ -33,7 +33,7 @@ class Bench:
     """A subscription with four consumers and an endless stream of one batch."""
 
     def __init__(self, kind: SubscriptionType, rows: int) -> None:
-        self.window = Window(kind, Cursor(0), FailurePolicy(delay_ms=0))
+        self.window = DeliveryWindow(kind, Cursor(0), FailurePolicy(delay_ms=0))
         self.rows = rows
         self.end = 0
         self.nacked: list[int] = []

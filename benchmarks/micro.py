@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
-from pydanube.cli.bench.load import Source, Verifier
+from pydanube.cli.bench.load import PayloadSource, Verifier
 from pydanube.codec.batch import Batch, Codec, encode, read_header
 from pydanube.core.meters import Traffic
 from pydanube.core.sizes import Sizes
@@ -58,7 +58,7 @@ def main() -> None:
     arguments.add_argument("--size", type=int, default=100)
     arguments.add_argument("--batch", type=int, default=500)
     chosen = arguments.parse_args()
-    payloads = Source(producer=0, size=chosen.size, batch=chosen.batch, verify=False).take(chosen.batch)
+    payloads = PayloadSource(producer=0, size=chosen.size, batch=chosen.batch, verify=False).take(chosen.batch)
     keys: list[str | None] = [f"user-{number % 50}" for number in range(chosen.batch)]
     plain = encode(payloads, publish_times=NOW)
     packed = encode(payloads, publish_times=NOW, codec=Codec.ZSTD)

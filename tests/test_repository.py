@@ -1,4 +1,4 @@
-"""Rules of this repository that no linter knows: nothing speaks of one machine, every error is mapped, exceptions have reasons."""
+"""Rules of this repository that no linter knows: nothing speaks of one machine, every error is mapped, and so on."""
 
 from __future__ import annotations
 

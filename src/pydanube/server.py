@@ -27,7 +27,7 @@ from .core.access import AllowAll, Authorizer
 from .gateway.native import NativeServer, NativeSettings
 from .metadata.counters import last_id
 from .metadata.embedded import EmbeddedStore
-from .metadata.store import Compare, Put, Store
+from .metadata.store import Compare, MetadataStore, Put
 from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
 from .runtime.descriptors import KEPT, log_files, make_descriptors
@@ -38,7 +38,7 @@ from .runtime.telemetry import get_logger
 from .settings import Settings
 from .storage.directory import DataDirectory
 from .storage.metadata_seen import read_seen, refuse_older, write_seen
-from .storage.wal import LogWriter, MetadataStamp, Recovered, WalSettings
+from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings
 
 log = get_logger(__name__)
 
@@ -157,7 +157,7 @@ class Server:
         if not _is_loopback(host):
             log.warning("broker.unprotected", host=host, advice="anyone who reaches this address may do anything")
 
-    async def _open_metadata(self, directory: DataDirectory) -> Store:
+    async def _open_metadata(self, directory: DataDirectory) -> MetadataStore:
         store = await EmbeddedStore.open(self._settings.metadata_path, self._components.clock)
         self._parts.push_async_callback(store.close)
         mine = msgspec.json.encode(directory.identity)
@@ -178,14 +178,14 @@ class Server:
         await self._refuse_older_metadata(store, directory)
         return store
 
-    async def _refuse_older_metadata(self, store: Store, directory: DataDirectory) -> None:
+    async def _refuse_older_metadata(self, store: MetadataStore, directory: DataDirectory) -> None:
         """A copy of the metadata that is older than the log would give out ids and offsets a second time."""
         seen = read_seen(self._components.disk, directory.path)
         if seen is not None:
             identity, revision = await store.identity(), await store.revision()
             refuse_older(identity, revision, dict([seen]), directory.path, self._settings.metadata_path)
 
-    async def _remember_metadata(self, store: Store, directory: DataDirectory, writer: LogWriter) -> None:
+    async def _remember_metadata(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
         """Write down how far the metadata has come, so that a later start refuses an older copy. What fails is tried
         again the next time; the log names its metadata too. Cancelled: the file is written all the same."""
         assert writer.metadata is not None
@@ -202,16 +202,16 @@ class Server:
         except (OSError, DanubeError) as error:
             log.warning("metadata.revision_not_written", error=str(error))
 
-    async def _keep_remembering(self, store: Store, directory: DataDirectory, writer: LogWriter) -> None:
+    async def _keep_remembering(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
         while True:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
             await self._remember_metadata(store, directory, writer)
 
-    async def _open_log(self, directory: DataDirectory, store: Store, known: KnownLedgers) -> LogWriter:
+    async def _open_log(self, directory: DataDirectory, store: MetadataStore, known: KnownLedgers) -> LogWriter:
         metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
         identity, revision = await store.identity(), await store.revision()
 
-        async def check(recovered: Recovered) -> None:
+        async def check(recovered: RecoveredLog) -> None:
             refuse_older(identity, revision, recovered.metadata, log_directory, metadata_path)
             newest = max(recovered.ledgers, default=0)
             if newest > await last_id(store, LEDGER_COUNTER):

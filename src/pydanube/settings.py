@@ -29,14 +29,14 @@ from .settings_kinds import (
     PORT,
     Choice,
     Flag,
-    Kind,
-    Level,
+    LogLevelKind,
     Number,
     OptionalPath,
-    Options,
+    OptionsKind,
     RequiredPath,
     Size,
     StoreUrl,
+    ValueKind,
 )
 
 GIB: Final = 1024 * MIB
@@ -44,7 +44,7 @@ _DAY_S: Final = 24 * 3600
 _DEFAULT: Final = "default"
 
 
-def about(kind: Kind, meaning: str) -> Mapping[str, Any]:
+def about(kind: ValueKind, meaning: str) -> Mapping[str, Any]:
     """What is known about a field beside its type and default."""
     return {"kind": kind, "meaning": meaning}
 
@@ -157,7 +157,9 @@ class TopicSettings(Section):
     auto_create: bool = field(
         default=True, metadata=about(Flag(), "Publishing to a topic that does not exist creates it.")
     )
-    ack_level: AckLevel = field(default=AckLevel.DURABLE, metadata=about(Level(), "Of topics created without saying."))
+    ack_level: AckLevel = field(
+        default=AckLevel.DURABLE, metadata=about(LogLevelKind(), "Of topics created without saying.")
+    )
     offset_block: int = field(
         default=100_000,
         metadata=about(Number(1, 1_000_000_000), "Offsets reserved at a time by `written` and `memory` topics."),
@@ -171,7 +173,7 @@ class TopicSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerSettings(Section):
+class ProducersSection(Section):
     section: ClassVar[str] = "producers"
     remembered_max: int = field(
         default=10_000,
@@ -191,7 +193,7 @@ class StorageSettings(Section):
         default="", metadata=about(StoreUrl(), "Where history goes; empty: the directory `objects` in the data_dir.")
     )
     options: Mapping[str, str] = field(
-        default_factory=dict, metadata=about(Options(), "What the store needs to know, credentials among it.")
+        default_factory=dict, metadata=about(OptionsKind(), "What the store needs to know, credentials among it.")
     )
     segment_bytes: int = field(
         default=64 * MIB,
@@ -266,7 +268,7 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
-    producers: ProducerSettings = field(default_factory=ProducerSettings)
+    producers: ProducersSection = field(default_factory=ProducersSection)
     storage: StorageSettings = field(default_factory=StorageSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -405,7 +407,7 @@ _SECTIONS: Final[tuple[type[Section], ...]] = (
     CacheSettings,
     LimitSettings,
     TopicSettings,
-    ProducerSettings,
+    ProducersSection,
     StorageSettings,
     LoggingSettings,
 )
@@ -421,12 +423,12 @@ _SECTION_NAMES: Final = tuple(section.section for section in _SECTIONS)
 assert len(_BY_ENVIRONMENT) == len(_KNOWN), "two settings share a variable"
 
 
-def _kind(one: Field[Any]) -> Kind:
-    kind: Kind = one.metadata["kind"]
+def _kind(one: Field[Any]) -> ValueKind:
+    kind: ValueKind = one.metadata["kind"]
     return kind
 
 
-def _read(key: str, kind: Kind, value: object, source: str) -> Any:
+def _read(key: str, kind: ValueKind, value: object, source: str) -> Any:
     try:
         return kind.read(value)
     except ValueError:

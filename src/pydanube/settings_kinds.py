@@ -35,7 +35,7 @@ _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 
 
-class Kind(Protocol):
+class ValueKind(Protocol):
     @property
     def allowed(self) -> str:
         """What may be given, in words."""
@@ -127,7 +127,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LogLevelKind:
     """An ack level."""
 
     allowed: str = "one of durable, written, memory"
@@ -193,7 +193,7 @@ class StoreUrl:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OptionsKind:
     """Names and values of text: a table of the file, or `name=value,name=value`. Secrets are not shown."""
 
     allowed: str = "a table of text, or name=value,name=value"

@@ -23,7 +23,7 @@ from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import Identity, LogWriter, MetadataStamp, WalSettings
+from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
 
 TOPIC = TopicName.parse("/default/orders")
 SETTINGS = BrokerSettings(
@@ -87,7 +87,7 @@ async def open_broker(
         writer = await LogWriter.open(
             disk or OsDisk(),
             directory / "wal",
-            Identity("cluster", "node", "incarnation"),
+            NodeIdentity("cluster", "node", "incarnation"),
             wal or WalSettings(),
             clock,
             is_needed=known.needed.__contains__,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal, Self
 
-from pydanube.metadata.store import Compare, Delete, KeyValue, Put, Store, TransactionResult
+from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, TransactionResult
 from pydanube.model.errors import Unavailable
 
 Writes = Sequence[Put | Delete]
@@ -59,11 +59,11 @@ class FaultyStore:
     """Stands before the real store; `open_broker` puts it there. A fault is met once, unless it says otherwise."""
 
     def __init__(self) -> None:
-        self._store: Store | None = None
+        self._store: MetadataStore | None = None
         self._transactions: list[tuple[Concerns, Fault]] = []
         self._reads: list[tuple[str, Fault]] = []
 
-    def before(self, store: Store) -> Self:
+    def before(self, store: MetadataStore) -> Self:
         """From now on this is the real one."""
         self._store = store
         return self

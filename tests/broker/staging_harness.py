@@ -9,7 +9,7 @@ from pathlib import Path
 
 from broker_harness import TOPIC, Door, open_broker
 
-from pydanube.broker import Broker, Committed, CommitWish, SectionWish, StageWish
+from pydanube.broker import Broker, CommitRequest, Committed, SectionRequest, StageRequest
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import list_all
@@ -43,7 +43,7 @@ class Query:
 
     async def stage(self, batch_id: int, rows: Rows, attempt: int = 0, per_batch: int = 1000) -> str:
         """One stage with these rows."""
-        sections: list[SectionWish] = []
+        sections: list[SectionRequest] = []
         body = bytearray()
         for partition, payloads in rows.items():
             lengths = []
@@ -51,14 +51,14 @@ class Query:
                 batch = encode(payloads[start : start + per_batch], publish_times=1)
                 lengths.append(len(batch))
                 body += batch + bytes(-len(batch) % 64)
-            sections.append(SectionWish(self.topic, partition, lengths))
+            sections.append(SectionRequest(self.topic, partition, lengths))
         self.parts += 1
-        wish = StageWish(self.name, self.run, batch_id, 0, attempt, self.parts, sections)
+        wish = StageRequest(self.name, self.run, batch_id, 0, attempt, self.parts, sections)
         return await self.broker.staging.stage(ANONYMOUS, wish, memoryview(body))
 
     async def commit(self, batch_id: int, *stages: str, wait_ms: int = 30_000) -> Committed:
         return await self.broker.staging.commit(
-            ANONYMOUS, CommitWish(self.name, self.run, batch_id, list(stages), wait_ms)
+            ANONYMOUS, CommitRequest(self.name, self.run, batch_id, list(stages), wait_ms)
         )
 
     async def write(self, batch_id: int, *stages: Rows) -> Committed:

@@ -8,7 +8,7 @@ from broker_harness import TOPIC, Door, open_broker
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
 from tiering_harness import Moody
 
-from pydanube.broker import CommitWish, SectionWish, StageWish
+from pydanube.broker import CommitRequest, SectionRequest, StageRequest
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.core.staging import STAGED_PRODUCER, QueryRecord
@@ -236,8 +236,8 @@ async def test_a_message_that_is_too_large_is_refused_before_it_is_stored(broker
 
 async def stage_bytes(broker, batches: list[bytes], lengths: list[int] | None = None, **changes) -> str:
     body = b"".join(one + bytes(-len(one) % 64) for one in batches)
-    sections = [SectionWish(TOPIC, 0, lengths if lengths is not None else [len(one) for one in batches])]
-    wish = StageWish("query", "run", 0, 0, 0, 0, sections)._replace(**changes)
+    sections = [SectionRequest(TOPIC, 0, lengths if lengths is not None else [len(one) for one in batches])]
+    wish = StageRequest("query", "run", 0, 0, 0, 0, sections)._replace(**changes)
     return await broker.staging.stage(ANONYMOUS, wish, memoryview(body))
 
 
@@ -251,7 +251,7 @@ async def stage_bytes(broker, batches: list[bytes], lengths: list[int] | None = 
         ([encode([b"1"], publish_times=1)], [], {}, "without batches"),
         ([encode([b"1"], publish_times=1), bytes(64)], None, {}, "does not fit"),
         ([encode([b"1"], publish_times=1)], None, {"sections": []}, "without batches"),
-        ([encode([b"1"], publish_times=1)], None, {"sections": [SectionWish(TOPIC, 0, [192])] * 2}, "two sections"),
+        ([encode([b"1"], publish_times=1)], None, {"sections": [SectionRequest(TOPIC, 0, [192])] * 2}, "two sections"),
         ([encode([b"1"], publish_times=1)], None, {"query": ""}, "query"),
         ([encode([b"1"], publish_times=1)], None, {"run": "\n"}, "run"),
         ([encode([b"1"], publish_times=1)], None, {"batch_id": -1}, "batch id"),
@@ -306,7 +306,7 @@ async def test_a_commit_for_a_topic_that_was_deleted_meanwhile_publishes_nothing
 
 async def test_a_wait_that_is_negative_is_invalid(broker):
     with pytest.raises(Invalid, match="wait_ms"):
-        await broker.staging.commit(ANONYMOUS, CommitWish("query", "run", 0, [], -1))
+        await broker.staging.commit(ANONYMOUS, CommitRequest("query", "run", 0, [], -1))
 
 
 # -- queries -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from pydanube.cli.bench import baselines
 from pydanube.cli.bench.delivery import backlog_curve
-from pydanube.cli.bench.pipeline import BatchStream, Forwarder, Publisher
+from pydanube.cli.bench.pipeline import BatchStream, Forwarder, PipelinePublisher
 from pydanube.cli.bench.recovering import measure as recover
 from pydanube.cli.bench.results import Result, Throughput
 from pydanube.cli.bench.scenario import Scenario
@@ -168,7 +168,7 @@ async def test_the_bare_pipeline_loses_nothing_that_came_before_its_consumer(tmp
     inlet = await loop.create_server(forwarder.inlet, "127.0.0.1", 0)
     outlet = await loop.create_server(forwarder.outlet, "127.0.0.1", 0)
     batch = encode([b"early"], publish_times=1_700_000_000_000_000)
-    transport, publisher = await loop.create_connection(Publisher, *inlet.sockets[0].getsockname())
+    transport, publisher = await loop.create_connection(PipelinePublisher, *inlet.sockets[0].getsockname())
     transport.write(batch)
     await arrived.wait()
     received: asyncio.Future[bytes] = loop.create_future()

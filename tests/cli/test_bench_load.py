@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.cli.bench.checking import Verifier, compare, pack, unpack
-from pydanube.cli.bench.load import STAMP_BYTES, Source, sent_time, stamped
+from pydanube.cli.bench.checking import DeliveryVerifier, compare, pack, unpack
+from pydanube.cli.bench.load import STAMP_BYTES, PayloadSource, sent_time, stamped
 
 
 def batches(*, producer: int = 1, size: int = 100, batch: int = 50, count: int = 4) -> list[list[bytes]]:
-    source = Source(producer=producer, size=size, batch=batch, verify=True)
+    source = PayloadSource(producer=producer, size=size, batch=batch, verify=True)
     return [source.take(batch) for _ in range(count)]
 
 
 def verified(deliveries: list[tuple[int, list[bytes]]], sent: dict[int, int], size: int = 100) -> dict[str, int]:
-    verifier = Verifier(size=size)
+    verifier = DeliveryVerifier(size=size)
     for partition, payloads in deliveries:
         verifier.check("/default/t", partition, payloads)
     return verifier.finish(sent)
@@ -26,7 +26,7 @@ def verified(deliveries: list[tuple[int, list[bytes]]], sent: dict[int, int], si
 
 @given(size=st.integers(STAMP_BYTES, 200), counts=st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_everything_once_and_in_order_is_faultless_whatever_the_sizes(size: int, counts: list[int]):
-    source = Source(producer=7, size=size, batch=40, verify=True)
+    source = PayloadSource(producer=7, size=size, batch=40, verify=True)
     made = [source.take(count) for count in counts]
     assert all(len(payload) == size for payloads in made for payload in payloads)
     assert verified([(0, payloads) for payloads in made], {7: sum(counts)}, size) == {}
@@ -98,21 +98,21 @@ def test_the_time_of_sending_travels_in_the_payload():
 
 
 def test_without_verification_batches_are_prepared_once():
-    source = Source(producer=1, size=100, batch=50, verify=False)
+    source = PayloadSource(producer=1, size=100, batch=50, verify=False)
     first = [source.take(50) for _ in range(64)]
     assert source.take(50) is first[0]
     assert len(source.take(7)) == 7
 
 
-def keyed(deliveries: list[tuple[list[bytes], list[str]]], keys: int) -> Verifier:
-    verifier = Verifier(size=100, order="key", keys=keys)
+def keyed(deliveries: list[tuple[list[bytes], list[str]]], keys: int) -> DeliveryVerifier:
+    verifier = DeliveryVerifier(size=100, order="key", keys=keys)
     for payloads, texts in deliveries:
         verifier.check("/default/t", 0, payloads, texts)
     return verifier
 
 
 def keyed_batches(keys: int, count: int = 4) -> list[tuple[list[bytes], list[str]]]:
-    source = Source(producer=1, size=100, batch=50, verify=True, keys=keys)
+    source = PayloadSource(producer=1, size=100, batch=50, verify=True, keys=keys)
     return [source.take_keyed(50) for _ in range(count)]
 
 
@@ -133,7 +133,7 @@ def test_shared_consumers_are_checked_together():
     made = batches()
     parts = []
     for some in (made[:2], made[2:]):
-        verifier = Verifier(size=100, order="none")
+        verifier = DeliveryVerifier(size=100, order="none")
         for payloads in some:
             verifier.check("/default/t", 0, payloads[::-1])
         assert verifier.faults == {}
@@ -152,7 +152,7 @@ def test_a_key_with_two_consumers_is_found():
 
 
 def test_keys_are_prepared_with_their_payloads():
-    source = Source(producer=1, size=100, batch=50, verify=False, keys=7)
+    source = PayloadSource(producer=1, size=100, batch=50, verify=False, keys=7)
     first = [source.take_keyed(50) for _ in range(64)]
     assert source.take_keyed(50) == first[0]
     assert set(first[0][1]) == {f"key-{number}" for number in range(7)}

@@ -8,7 +8,7 @@ import pytest
 
 from pydanube.cli import session
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Unavailable
 
 
@@ -21,13 +21,15 @@ async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             header = await reader.readexactly(frames.HEADER.size)
             rest = await reader.readexactly(frames.frame_length(memoryview(header)) - len(header))
             frame = frames.decode(memoryview(header + rest))
-            if frame.kind is Kind.HELLO:
+            if frame.kind is FrameKind.HELLO:
                 welcome = requests.encode(requests.Welcome(version=1, broker="busy"))
-                writer.write(frames.encode(Kind.WELCOME, welcome, frame.correlation))
-            elif frame.kind is Kind.PING:
-                writer.write(frames.encode(Kind.PONG, b"", frame.correlation))
+                writer.write(frames.encode(FrameKind.WELCOME, welcome, frame.correlation))
+            elif frame.kind is FrameKind.PING:
+                writer.write(frames.encode(FrameKind.PONG, b"", frame.correlation))
             else:
-                names = frames.encode(Kind.RESPONSE, requests.encode(requests.Names(["/default/t"])), frame.correlation)
+                names = frames.encode(
+                    FrameKind.RESPONSE, requests.encode(requests.Names(["/default/t"])), frame.correlation
+                )
                 loop.call_later(3.5, writer.write, names)
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()

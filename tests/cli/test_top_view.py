@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pydanube.cli.figures import added_up, as_dict
-from pydanube.cli.top_view import ORDERS, Snapshot, View, rows_of, short
+from pydanube.cli.top_view import ORDERS, TopSnapshot, View, rows_of, short
 from pydanube.model.statistics import (
     ConsumerStatistics,
     PartitionStatistics,
@@ -51,7 +51,7 @@ TOPICS = [
 
 
 def rendered(width: int, height: int | None = None, topics=TOPICS, **more) -> list[str]:
-    snapshot = Snapshot(NOON, "node-1 0.1.0", [added_up(one) for one in topics], more.get("trouble", ""))
+    snapshot = TopSnapshot(NOON, "node-1 0.1.0", [added_up(one) for one in topics], more.get("trouble", ""))
     console = Console(file=io.StringIO(), record=True, width=width, height=height or 50, highlight=False)
     console.print(View(snapshot, "worst", "every 2s, q ends", height))
     return console.export_text().rstrip("\n").split("\n")

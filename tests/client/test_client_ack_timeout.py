@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid
-from pydanube.client.consuming.ack_timeouts import Unsettled
+from pydanube.client.consuming.ack_timeouts import AckTimeouts
 from pydanube.client.consuming.acks import Acks
 
 TOPIC = "/default/orders"
@@ -164,7 +164,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_every_message_is_settled_or_due_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
     time, firsts = Time(), []
-    unsettled = Unsettled(5.0, time, lambda: firsts.append(time.now))
+    unsettled = AckTimeouts(5.0, time, lambda: firsts.append(time.now))
     model: dict[int, float] = {}
     for step, number, length in steps:
         if step == "take":
@@ -188,7 +188,7 @@ def test_every_message_is_settled_or_due_once_and_in_order(steps: list[tuple[str
 def test_with_a_watcher_every_ack_is_told() -> None:
     acks = Acks(lambda: None, lambda: None)
     acks.add(0, 3)
-    unsettled = Unsettled(5.0, Time(), lambda: None)
+    unsettled = AckTimeouts(5.0, Time(), lambda: None)
     acks.watch(unsettled)
     unsettled.taken(range(3, 9))
     for offset in (3, 4, 5):

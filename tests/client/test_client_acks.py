@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.client.consuming.acks import Acks, merged
-from pydanube.client.consuming.flow_control import Credit
+from pydanube.client.consuming.flow_control import FlowControl
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])))
 
@@ -110,7 +110,7 @@ def test_merged_ranges_hold_the_same_offsets_and_do_not_touch(ranges: list[tuple
 
 class TestCredit:
     def test_is_given_in_full_at_first_and_then_by_halves(self) -> None:
-        credit = Credit(100, 1_000)
+        credit = FlowControl(100, 1_000)
         assert credit.grant() == (100, 1_000)
         assert credit.grant() is None
         credit.taken(49, 10)
@@ -119,19 +119,19 @@ class TestCredit:
         assert credit.grant() == (50, 10)
 
     def test_is_given_for_bytes_too(self) -> None:
-        credit = Credit(100, 1_000)
+        credit = FlowControl(100, 1_000)
         credit.grant()
         credit.taken(1, 600)
         assert credit.grant() == (1, 600)
 
     def test_makes_up_for_a_batch_that_was_larger_than_it(self) -> None:
-        credit = Credit(10, 1_000)
+        credit = FlowControl(10, 1_000)
         credit.grant()
         credit.taken(500, 5_000)  # the broker's account stands at -490 and -4,000
         assert credit.grant() == (500, 5_000)
 
     def test_can_shrink_without_going_negative(self) -> None:
-        credit = Credit(100, 1_000)
+        credit = FlowControl(100, 1_000)
         credit.grant()
         credit.aim(10, 100)
         assert credit.grant() is None

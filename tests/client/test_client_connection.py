@@ -13,11 +13,11 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import NotFound, Unavailable
-from pydanube.client.connection.address import Address
+from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import CROWDED_FETCHES, CROWDED_WAIT_MS, FETCHES_MAX, Connection
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Frame, Kind
+from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import SystemClock
 
@@ -35,10 +35,10 @@ async def broker_that(answers: Callable[[Frame], bytes]) -> AsyncIterator[str]:
                 rest = await reader.readexactly(frames.frame_length(memoryview(header)) - len(header))
                 frame = frames.decode(memoryview(header + rest))
                 match frame.kind:
-                    case Kind.HELLO:
-                        writer.write(frames.encode(Kind.WELCOME, welcome, frame.correlation))
-                    case Kind.PING:
-                        writer.write(frames.encode(Kind.PONG, b"", frame.correlation))
+                    case FrameKind.HELLO:
+                        writer.write(frames.encode(FrameKind.WELCOME, welcome, frame.correlation))
+                    case FrameKind.PING:
+                        writer.write(frames.encode(FrameKind.PONG, b"", frame.correlation))
                     case _:
                         writer.write(answers(frame))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -49,7 +49,7 @@ async def broker_that(answers: Callable[[Frame], bytes]) -> AsyncIterator[str]:
 
 
 def nonsense(frame: Frame) -> bytes:
-    return frames.encode(Kind.RESPONSE, b"\xc1", frame.correlation)
+    return frames.encode(FrameKind.RESPONSE, b"\xc1", frame.correlation)
 
 
 def silence(_: Frame) -> bytes:
@@ -59,7 +59,7 @@ def silence(_: Frame) -> bytes:
 async def test_everyone_hears_that_a_connection_ended_even_when_one_fails_over_it(url: str) -> None:
     problems: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["exception"]))
-    connection = await Connection.open(Address.parse(url.removeprefix("danube://")), SystemClock())
+    connection = await Connection.open(BrokerAddress.parse(url.removeprefix("danube://")), SystemClock())
     heard: list[DanubeError] = []
     mistake = ZeroDivisionError()
 
@@ -77,7 +77,7 @@ async def test_opening_may_be_cancelled_at_any_step_and_leaves_nothing_unheard(u
     problems: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: problems.append(str(context["message"])))
-    address = Address.parse(url.removeprefix("danube://"))
+    address = BrokerAddress.parse(url.removeprefix("danube://"))
     for steps in range(12):
         opening = loop.create_task(Connection.open(address, SystemClock()))
         for _ in range(steps):
@@ -95,11 +95,11 @@ async def test_opening_may_be_cancelled_at_any_step_and_leaves_nothing_unheard(u
 
 async def test_a_request_whose_answer_cannot_be_read_fails_with_the_connection() -> None:
     async with broker_that(nonsense) as address, asyncio.timeout(60):
-        connection = await Connection.open(Address.parse(address), SystemClock())
+        connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         with pytest.raises(Unavailable, match="sent what cannot be read: Names"):
             await connection.request(requests.ListTopics(), requests.Names)
         heard: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
-        connection = await Connection.open(Address.parse(address), SystemClock())
+        connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         connection.ack(1, [(0, 1)], on_done=heard.set_result)
         assert isinstance(await heard, Unavailable)
 
@@ -133,7 +133,7 @@ async def test_many_who_need_the_same_topic_look_it_up_once() -> None:
     def answer(frame: Frame) -> bytes:
         lookups.append(requests.decode_request(frame.head).topic)  # type: ignore[union-attr]
         route = requests.Route("/default/orders", 1, False, True, "durable", [requests.PartitionRoute(0, "", 0)])
-        return frames.encode(Kind.RESPONSE, requests.encode(route), frame.correlation)
+        return frames.encode(FrameKind.RESPONSE, requests.encode(route), frame.correlation)
 
     async with broker_that(answer) as address, pydanube.connect(f"danube://{address}") as client:
         opening = [asyncio.ensure_future(client._brokers.route("/default/orders")) for _ in range(100)]
@@ -166,14 +166,14 @@ class TurnsOut:
 
     def __call__(self, frame: Frame) -> bytes:
         match frame.kind:
-            case Kind.REQUEST:
+            case FrameKind.REQUEST:
                 answer = requests.encode(self._answer(requests.decode_request(frame.head)))
-                return frames.encode(Kind.RESPONSE, answer, frame.correlation)
-            case Kind.CREDIT if self._sessions == 1:
+                return frames.encode(FrameKind.RESPONSE, answer, frame.correlation)
+            case FrameKind.CREDIT if self._sessions == 1:
                 batch = Batch.trust(encode([b"0", b"1", b"2"], publish_times=0))
                 batch.stamp(0, 0, 1)
                 return frames.encode_deliver_front(1, 1, len(batch.view)) + bytes(batch.view)
-            case Kind.ACK:
+            case FrameKind.ACK:
                 return self._ack(frame)
         return b""
 
@@ -192,11 +192,11 @@ class TurnsOut:
         assert generation == frames.GENERATION_UNKNOWN, "a broker of an earlier release tells none and refuses one"
         self.acked.append((session, list(ranges)))
         if session > 1:
-            return frames.encode(Kind.RESPONSE, requests.encode(requests.Done()), frame.correlation)
+            return frames.encode(FrameKind.RESPONSE, requests.encode(requests.Done()), frame.correlation)
         ended = requests.Failure.of(Unavailable("the store is away"), handle=session)
         unknown = requests.Failure.of(NotFound("there is no consumer 1 here"))
-        return frames.encode(Kind.CONSUMER_CLOSED, requests.encode(ended)) + frames.encode(
-            Kind.ERROR, requests.encode(unknown), frame.correlation
+        return frames.encode(FrameKind.CONSUMER_CLOSED, requests.encode(ended)) + frames.encode(
+            FrameKind.ERROR, requests.encode(unknown), frame.correlation
         )
 
 
@@ -221,13 +221,15 @@ class HeldFetches:
         self.waits: list[int] = []
 
     def answer(self, frame: Frame) -> bytes:
-        if frame.kind is Kind.FETCH:
+        if frame.kind is FrameKind.FETCH:
             self.held.append(frame.correlation)
             self.waits.append(requests.decode(frame.head, requests.Fetch).wait_ms)
             return b""
         held, self.held = self.held, []
-        fetched = [frames.encode(Kind.FETCHED, frames.FETCHED.pack(7, 0, 7, 0), correlation) for correlation in held]
-        names = frames.encode(Kind.RESPONSE, requests.encode(requests.Names([])), frame.correlation)
+        fetched = [
+            frames.encode(FrameKind.FETCHED, frames.FETCHED.pack(7, 0, 7, 0), correlation) for correlation in held
+        ]
+        names = frames.encode(FrameKind.RESPONSE, requests.encode(requests.Names([])), frame.correlation)
         return b"".join([*fetched, names])
 
 
@@ -237,7 +239,7 @@ FETCH = requests.Fetch("/default/orders", 0, requests.Start("latest", 0), 1_000,
 async def test_more_fetches_than_a_broker_takes_at_once_wait_for_their_turn() -> None:
     broker = HeldFetches()
     async with broker_that(broker.answer) as address, asyncio.timeout(60):
-        connection = await Connection.open(Address.parse(address), SystemClock())
+        connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         fetches = [asyncio.ensure_future(connection.fetch(FETCH)) for _ in range(FETCHES_MAX * 2 + 10)]
         await until(lambda: len(broker.held) == FETCHES_MAX)
         assert broker.waits == [5_000] * CROWDED_FETCHES + [CROWDED_WAIT_MS] * (FETCHES_MAX - CROWDED_FETCHES)
@@ -254,7 +256,7 @@ async def test_more_fetches_than_a_broker_takes_at_once_wait_for_their_turn() ->
 async def test_fetches_that_wait_for_their_turn_hear_that_the_connection_ended() -> None:
     broker = HeldFetches()
     async with broker_that(broker.answer) as address, asyncio.timeout(60):
-        connection = await Connection.open(Address.parse(address), SystemClock())
+        connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         fetches = [asyncio.ensure_future(connection.fetch(FETCH)) for _ in range(FETCHES_MAX * 3)]
         await until(lambda: len(broker.held) == FETCHES_MAX)
         await connection.close()
@@ -273,7 +275,7 @@ async def test_whoever_is_cancelled_while_the_client_is_closed_under_him_hears_i
         writer.close()
 
     async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
-        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
         for turns in range(8):
             brokers = pydanube.connect(f"danube://{address}")._brokers
             asking = asyncio.create_task(brokers.at(address))

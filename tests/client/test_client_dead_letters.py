@@ -12,7 +12,7 @@ import pytest
 import pydanube
 from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Receipt, Redriven
 from pydanube.client.consuming import dead_letters as module
-from pydanube.client.consuming.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _Run, parse_place
+from pydanube.client.consuming.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _RedriveRun, parse_place
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings
 from pydanube.runtime.clock import ManualClock
@@ -272,7 +272,7 @@ async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
     assert await letters._remembering(None)
     clock = client._brokers.clock = ImpatientClock()
     async with AsyncExitStack() as producers:
-        run = _Run(letters, Redriven(6), 10, None, producers, None, None)
+        run = _RedriveRun(letters, Redriven(6), 10, None, producers, None, None)
         for letter in waiting[:3]:
             await run.add(letter)
         clock.advance(60)  # to read the next ones took that long

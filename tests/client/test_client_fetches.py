@@ -11,8 +11,8 @@ from flaky_wire import until
 import pydanube
 from pydanube import Client, NotFound
 from pydanube.client.connection.connection import Connection
-from pydanube.client.connection.pending_answers import Fetched
-from pydanube.client.history.range_fetch import AHEAD, Span
+from pydanube.client.connection.pending_answers import FetchAnswer
+from pydanube.client.history.range_fetch import AHEAD, RangeFetch
 from pydanube.client.history.reader import split_batches
 from pydanube.codec.native import requests
 
@@ -32,17 +32,17 @@ async def remake(client: Client, count: int) -> None:
     await publish(client, count)
 
 
-async def answers(client: Client, span: Span, fetch_bytes: int = 200_000) -> list[Fetched]:
+async def answers(client: Client, span: RangeFetch, fetch_bytes: int = 200_000) -> list[FetchAnswer]:
     return [answer async for answer in client.fetches(span, fetch_bytes=fetch_bytes)]
 
 
-def offsets(found: list[Fetched]) -> list[int]:
+def offsets(found: list[FetchAnswer]) -> list[int]:
     return [int(offset) for answer in found for batch in split_batches(answer.body) for offset in batch.offsets]
 
 
 async def test_a_range_comes_in_answers_that_follow_each_other(client: Client) -> None:
     await publish(client, 1000)
-    found = await answers(client, Span(TOPIC, 0, 120, 900))
+    found = await answers(client, RangeFetch(TOPIC, 0, 120, 900))
     assert len(found) > 3
     assert offsets(found) == list(range(100, found[-1].next_offset))
     assert found[-1].next_offset >= 900
@@ -51,39 +51,39 @@ async def test_a_range_comes_in_answers_that_follow_each_other(client: Client) -
 
 async def test_little_is_fetched_of_a_large_topic_for_a_small_range(client: Client) -> None:
     await publish(client, 2000)
-    (only,) = await answers(client, Span(TOPIC, 0, 500, 510), fetch_bytes=4 << 20)
+    (only,) = await answers(client, RangeFetch(TOPIC, 0, 500, 510), fetch_bytes=4 << 20)
     assert len(only.body) < 100_000
 
 
 async def test_a_range_beyond_the_end_ends_where_the_log_does(client: Client) -> None:
     await publish(client, 100)
-    found = await answers(client, Span(TOPIC, 0, 50, 500))
+    found = await answers(client, RangeFetch(TOPIC, 0, 50, 500))
     assert offsets(found) == list(range(50, 100))
     assert found[-1].next_offset == 100
 
 
 async def test_an_empty_range_asks_for_nothing(client: Client) -> None:
     await publish(client, 100)
-    assert await answers(client, Span(TOPIC, 0, 40, 40)) == []
+    assert await answers(client, RangeFetch(TOPIC, 0, 40, 40)) == []
 
 
 async def test_another_topic_of_the_same_name_is_not_found(client: Client) -> None:
     await publish(client, 50)
     same = (await client.describe_topic(TOPIC)).topic_id
-    assert offsets(await answers(client, Span(TOPIC, 0, 0, 50, same))) == list(range(50))
+    assert offsets(await answers(client, RangeFetch(TOPIC, 0, 0, 50, same))) == list(range(50))
     with pytest.raises(NotFound, match=f"it had the id {same + 1}, and has {same} now"):
-        await answers(client, Span(TOPIC, 0, 0, 50, same + 1))
+        await answers(client, RangeFetch(TOPIC, 0, 0, 50, same + 1))
     with pytest.raises(NotFound, match="/default/none"):
-        await answers(client, Span("/default/none", 0, 0, 50))
+        await answers(client, RangeFetch("/default/none", 0, 0, 50))
 
 
 @pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[FetchAnswer]:
     """The answers that have come so far, whoever holds them."""
-    seen: list[Fetched] = []
+    seen: list[FetchAnswer] = []
     fetch = Connection.fetch
 
-    async def noticed(connection: Connection, request: requests.Fetch) -> Fetched:
+    async def noticed(connection: Connection, request: requests.Fetch) -> FetchAnswer:
         seen.append(await fetch(connection, request))
         return seen[-1]
 
@@ -92,11 +92,11 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
 
 
 async def test_a_topic_that_is_made_anew_in_the_middle_of_a_range_ends_it(
-    client: Client, answered: list[Fetched]
+    client: Client, answered: list[FetchAnswer]
 ) -> None:
     await publish(client, 1000)
     meant = (await client.describe_topic(TOPIC)).topic_id
-    async with aclosing(client.fetches(Span(TOPIC, 0, 0, 1000, meant), fetch_bytes=1)) as found:
+    async with aclosing(client.fetches(RangeFetch(TOPIC, 0, 0, 1000, meant), fetch_bytes=1)) as found:
         await anext(found)
         await until(lambda: len(answered) == 1 + AHEAD + 1)  # no further fetch before the next answer is taken
         await remake(client, 1000)
@@ -109,17 +109,17 @@ async def test_a_topic_that_is_made_anew_in_the_middle_of_a_range_ends_it(
 async def test_a_topic_that_somebody_else_made_anew_is_noticed_at_the_first_fetch(url: str, client: Client) -> None:
     await publish(client, 50)
     meant = (await client.describe_topic(TOPIC)).topic_id
-    await answers(client, Span(TOPIC, 0, 0, 50, meant))  # what was looked up for this is known still
+    await answers(client, RangeFetch(TOPIC, 0, 0, 50, meant))  # what was looked up for this is known still
     async with pydanube.connect(url) as other:
         await remake(other, 50)
     with pytest.raises(NotFound, match=f"it had the id {meant}"):
-        await answers(client, Span(TOPIC, 0, 0, 50, meant))
+        await answers(client, RangeFetch(TOPIC, 0, 0, 50, meant))
 
 
 async def test_iterating_may_end_early(client: Client) -> None:
     """What is left running would be noticed by the fixture of this directory."""
     await publish(client, 1000)
-    async with aclosing(client.fetches(Span(TOPIC, 0, 0, 1000), fetch_bytes=1)) as found:
+    async with aclosing(client.fetches(RangeFetch(TOPIC, 0, 0, 1000), fetch_bytes=1)) as found:
         first = await anext(found)
     assert first.next_offset < 1000
 

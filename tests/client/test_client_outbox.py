@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from pydanube.client.producing.outbox import Flight, Outbox
-from pydanube.client.producing.rows import Rows
+from pydanube.client.producing.rows import MessageRows
 from pydanube.codec.batch import Batch, Codec
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused, Unavailable
 
@@ -64,7 +64,7 @@ class Simulation:
         self.duplicates = 0
         self.new_identity()
 
-    def on_settled(self, rows: Rows, base: int, duplicate: bool, error: DanubeError | None) -> None:
+    def on_settled(self, rows: MessageRows, base: int, duplicate: bool, error: DanubeError | None) -> None:
         self.duplicates += duplicate
         for row, payload in enumerate(rows.payloads):
             assert payload not in self.placed and payload not in self.failed
@@ -194,7 +194,7 @@ class Bench:
         self.outbox = Outbox(1, 1_000, "", Codec.NONE, self._settled)
         self.outbox.renew(7, 1)
 
-    def _settled(self, rows: Rows, base: int, duplicate: bool, error: DanubeError | None) -> None:
+    def _settled(self, rows: MessageRows, base: int, duplicate: bool, error: DanubeError | None) -> None:
         self.settled += [(payload, base + row, duplicate, error) for row, payload in enumerate(rows.payloads)]
 
     def sent(self, *payloads: bytes) -> list[Flight]:
@@ -303,7 +303,7 @@ def test_an_answer_to_what_was_given_up_changes_nothing(bench: Bench) -> None:
 
 
 def test_columns_appear_when_the_first_message_needs_them() -> None:
-    done: list[Rows] = []
+    done: list[MessageRows] = []
     outbox = Outbox(10, 10_000, "me", Codec.NONE, lambda rows, *_: done.append(rows))
     outbox.renew(1, 1)
     outbox.add(b"a", None, None, 5, 1, 0.0)

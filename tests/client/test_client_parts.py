@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from pydanube import testing
 from pydanube.client.admin.conversions import wire_start
-from pydanube.client.connection.address import Address, parse_addresses
-from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.address import BrokerAddress, parse_addresses
+from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.client.producing.bulk_intake import ANY_PARTITION, cut
 from pydanube.client.producing.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
-from pydanube.client.producing.producer_buffer import Room
+from pydanube.client.producing.producer_buffer import ProducerBuffer
 from pydanube.client.producing.receipts import Placed, Receipt, Receipts
-from pydanube.client.producing.rows import Rows
+from pydanube.client.producing.rows import MessageRows
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Invalid
@@ -33,15 +33,15 @@ class TestAddresses:
     @pytest.mark.parametrize(
         ("url", "found"),
         [
-            ("danube://127.0.0.1:6655", [Address("127.0.0.1", 6655)]),
-            ("danube://a:1,b:2/", [Address("a", 1), Address("b", 2)]),
-            ("DANUBE://a:1, a:1", [Address("a", 1)]),
-            ("localhost:7000", [Address("localhost", 7000)]),
-            ("broker.example", [Address("broker.example", 6655)]),
-            ("danube://[::1]:6655,[fe80::1]", [Address("::1", 6655), Address("fe80::1", 6655)]),
+            ("danube://127.0.0.1:6655", [BrokerAddress("127.0.0.1", 6655)]),
+            ("danube://a:1,b:2/", [BrokerAddress("a", 1), BrokerAddress("b", 2)]),
+            ("DANUBE://a:1, a:1", [BrokerAddress("a", 1)]),
+            ("localhost:7000", [BrokerAddress("localhost", 7000)]),
+            ("broker.example", [BrokerAddress("broker.example", 6655)]),
+            ("danube://[::1]:6655,[fe80::1]", [BrokerAddress("::1", 6655), BrokerAddress("fe80::1", 6655)]),
         ],
     )
-    def test_are_read_from_a_url(self, url: str, found: list[Address]) -> None:
+    def test_are_read_from_a_url(self, url: str, found: list[BrokerAddress]) -> None:
         assert parse_addresses(url) == found
 
     @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ class TestAddresses:
 
     def test_are_written_as_they_are_read(self) -> None:
         for text in ("h:1", "[::1]:2"):
-            assert str(Address.parse(text)) == text
+            assert str(BrokerAddress.parse(text)) == text
 
 
 class TestPartitions:
@@ -101,7 +101,7 @@ class TestPartitions:
 
 
 def test_backoff_grows_stays_bounded_and_is_never_nothing() -> None:
-    backoff = Backoff(Random(7), first=0.1, longest=1.0)
+    backoff = RetryBackoff(Random(7), first=0.1, longest=1.0)
     waits = [backoff.next() for _ in range(50)]
     assert all(0.05 <= wait <= 1.0 for wait in waits)
     assert min(waits[10:]) >= 0.5
@@ -112,7 +112,7 @@ def test_backoff_grows_stays_bounded_and_is_never_nothing() -> None:
 
 class TestRoom:
     async def test_is_given_in_the_order_of_asking(self) -> None:
-        room = Room(10, 1_000)
+        room = ProducerBuffer(10, 1_000)
         assert room.take_nowait(10, 10)
         order: list[str] = []
 
@@ -134,7 +134,7 @@ class TestRoom:
         assert order == ["large", "small"]
 
     async def test_is_free_again_when_the_one_who_waits_is_cancelled(self) -> None:
-        room = Room(1, 100)
+        room = ProducerBuffer(1, 100)
         room.take_nowait(1, 1)
         waiting = asyncio.get_running_loop().create_task(room.take(1, 1))
         await asyncio.sleep(0)
@@ -146,7 +146,7 @@ class TestRoom:
         assert room.take_nowait(1, 1)
 
     async def test_is_given_to_those_behind_one_who_is_cancelled_if_they_fit(self) -> None:
-        room = Room(10, 1_000)
+        room = ProducerBuffer(10, 1_000)
         assert room.take_nowait(9, 9)
         large, small = [asyncio.create_task(room.take(count, 1)) for count in (5, 1)]
         await asyncio.sleep(0)
@@ -156,7 +156,7 @@ class TestRoom:
         assert (room.messages, room.bytes) == (10, 10)
 
     async def test_does_not_keep_a_place_for_one_who_is_cancelled(self) -> None:
-        room = Room(10, 1_000)
+        room = ProducerBuffer(10, 1_000)
         assert room.take_nowait(9, 9)
         waiting = asyncio.create_task(room.take(5, 5))
         await asyncio.sleep(0)
@@ -165,7 +165,7 @@ class TestRoom:
         assert room.take_nowait(1, 1)
 
     def test_lets_one_piece_larger_than_itself_pass_alone(self) -> None:
-        room = Room(10, 100)
+        room = ProducerBuffer(10, 100)
         assert room.take_nowait(50, 5_000)
         assert not room.take_nowait(1, 1)
 
@@ -305,7 +305,7 @@ class TestSettings:
 @pytest.mark.parametrize("times", [[5, 1_760_000_000_123_457, 7, 8], [7, 7, 7, 7]], ids=["each its own", "one for all"])
 @pytest.mark.parametrize("ranges", [[], [(1, 3)], [(0, 1), (2, 4)]], ids=["all rows", "a range", "some rows"])
 def test_a_message_has_the_publish_time_of_its_row(times: list[int], ranges: list[tuple[int, int]]) -> None:
-    rows = Rows(0.0)
+    rows = MessageRows(0.0)
     for time_us in times:
         rows.add(b"x", None, None, time_us, 1)
     stored = Batch.open(bytes(rows.encode("", 1, 0, 0, Codec.NONE)))

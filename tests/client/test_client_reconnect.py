@@ -14,10 +14,10 @@ from flaky_wire import Wire, until, wired_broker
 import pydanube
 from pydanube import Unavailable, testing
 from pydanube.client import lifecycle
-from pydanube.client.connection.address import Address
+from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import DanubeError, NotOwner
 from pydanube.runtime import network
 from pydanube.runtime.clock import SystemClock
@@ -305,7 +305,7 @@ class TestConnections:
         async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(Unavailable, match="cannot be read"):
-                await Connection.open(Address("127.0.0.1", port), SystemClock())
+                await Connection.open(BrokerAddress("127.0.0.1", port), SystemClock())
 
     async def test_a_port_that_says_nothing_is_unavailable_in_time(self) -> None:
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -315,10 +315,10 @@ class TestConnections:
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(Unavailable, match="greet"):
-                await Connection.open(Address("127.0.0.1", port), SystemClock(), timeout=0.05)
+                await Connection.open(BrokerAddress("127.0.0.1", port), SystemClock(), timeout=0.05)
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await Connection.open(Address("127.0.0.1", port), SystemClock(), timeout=5)
+                    await Connection.open(BrokerAddress("127.0.0.1", port), SystemClock(), timeout=5)
 
     async def test_a_broker_that_falls_silent_is_given_up(self, tmp_path: Path) -> None:
         async with (
@@ -385,23 +385,23 @@ class Signpost:
             self.framed.frame_length = frames.frame_length
             return
         received = frames.decode(frame)
-        if received.kind is Kind.HELLO:
-            self.answer(Kind.WELCOME, requests.Welcome(version=1, broker="signpost"), received.correlation)
-        elif received.kind is Kind.REQUEST and isinstance(
+        if received.kind is FrameKind.HELLO:
+            self.answer(FrameKind.WELCOME, requests.Welcome(version=1, broker="signpost"), received.correlation)
+        elif received.kind is FrameKind.REQUEST and isinstance(
             asked := requests.decode_request(received.head), requests.Lookup
         ):
             here = requests.PartitionRoute(0, self.address)
             route = requests.Route(asked.topic, 1, False, True, "durable", [here])
-            self.answer(Kind.RESPONSE, route, received.correlation)
-        elif received.kind is Kind.REQUEST and self.opens_producers and isinstance(asked, requests.OpenProducer):
-            self.answer(Kind.RESPONSE, requests.ProducerOpened(1, 1, 0), received.correlation)
+            self.answer(FrameKind.RESPONSE, route, received.correlation)
+        elif received.kind is FrameKind.REQUEST and self.opens_producers and isinstance(asked, requests.OpenProducer):
+            self.answer(FrameKind.RESPONSE, requests.ProducerOpened(1, 1, 0), received.correlation)
         elif received.correlation:
             failure = requests.Failure.of(NotOwner("not mine", self.owner))
-            self.answer(Kind.ERROR, failure, received.correlation)
+            self.answer(FrameKind.ERROR, failure, received.correlation)
 
     address = ""
 
-    def answer(self, kind: Kind, value: object, correlation: int) -> None:
+    def answer(self, kind: FrameKind, value: object, correlation: int) -> None:
         self.framed.send(frames.encode(kind, requests.encode(value), correlation))  # type: ignore[arg-type]
 
     def stream_broken(self, error: DanubeError) -> None:

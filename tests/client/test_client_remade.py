@@ -11,7 +11,7 @@ from flaky_wire import Wire, until
 
 import pydanube
 from pydanube import Client, Consumer, NotFound
-from pydanube.client.history.range_fetch import Span
+from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.codec.native import requests
 
 TOPIC = "/default/orders"
@@ -147,7 +147,7 @@ async def a_fetch_is_refused(client: Client, wire: Wire, delete: Callable[[], Aw
         pass
     await delete()
     with pytest.raises(NotFound):
-        await anext(client.fetches(Span(TOPIC, partition=0, start=0, end=1)))
+        await anext(client.fetches(RangeFetch(TOPIC, partition=0, start=0, end=1)))
 
 
 async def a_consumer_is_put_out(client: Client, wire: Wire, delete: Callable[[], Awaitable[None]]) -> None:

@@ -13,7 +13,7 @@ from flaky_wire import Wire, until
 import pydanube
 from pydanube import Client, Consumer, testing
 from pydanube.client.consuming.messages import Message
-from pydanube.client.consuming.partition_source import Source
+from pydanube.client.consuming.partition_source import PartitionSource
 
 TOPIC = "/default/orders"
 LATER_MS = 60_000
@@ -42,7 +42,7 @@ def payloads(messages: list[Message]) -> list[bytes]:
     return sorted((message.payload for message in messages), key=int)
 
 
-def sources(consumer: Consumer) -> list[Source]:
+def sources(consumer: Consumer) -> list[PartitionSource]:
     return list(consumer._sources._sources.values())
 
 

@@ -12,13 +12,13 @@ from flaky_wire import Wire, until, wired_broker
 from test_client_connection import broker_that, nonsense, silence
 
 import pydanube
-from pydanube.client.connection.address import Address
+from pydanube.client.connection.address import BrokerAddress
 from pydanube.client.connection.connection import Connection
 from pydanube.client.producing import staged_writes as staging
 from pydanube.client.producing.staged_writes import HEAD_BYTES, Part
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Frame, Kind
+from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, STAGES_PER_COMMIT_MAX
 from pydanube.runtime.clock import SystemClock
@@ -239,7 +239,7 @@ async def test_a_stage_is_one_frame_with_its_batches_aligned() -> None:
 
     def keep(frame: Frame) -> bytes:
         seen.append(frame)
-        return frames.encode(Kind.RESPONSE, requests.encode(requests.Staged("name")), frame.correlation)
+        return frames.encode(FrameKind.RESPONSE, requests.encode(requests.Staged("name")), frame.correlation)
 
     part = Part()
     batches = [batch_of(b"x" * size) for size in (1, 100, 64)]
@@ -247,11 +247,11 @@ async def test_a_stage_is_one_frame_with_its_batches_aligned() -> None:
         part.add(TOPIC, number % 2, batch)
     stage = requests.Stage("query", "run", 3, 4, 5, 6, part.sections())
     async with broker_that(keep) as address:
-        connection = await Connection.open(Address.parse(address), SystemClock())
+        connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         assert (await connection.stage(stage, part.body())).stage == "name"
         await connection.close()
     (frame,) = seen
-    assert frame.kind is Kind.STAGE
+    assert frame.kind is FrameKind.STAGE
     head = requests.decode(frame.head, requests.Stage)
     assert head == stage
     place = 0
@@ -268,7 +268,7 @@ async def test_a_stage_is_one_frame_with_its_batches_aligned() -> None:
 async def ended(answers: Callable[[Frame], bytes], *, cut: bool = False) -> list[type[object]]:
     """What three stages over a window for one of them end with; all of its room is there again afterwards."""
     async with broker_that(answers) as address:
-        connection = await Connection.open(Address.parse(address), SystemClock())
+        connection = await Connection.open(BrokerAddress.parse(address), SystemClock())
         connection.window.limit = 1000
         staging = [asyncio.create_task(connection.stage(*sample(600))) for _ in range(3)]
         if cut:
@@ -286,7 +286,7 @@ async def test_stages_that_wait_for_room_hear_that_the_connection_ended() -> Non
 
 async def test_refused_stages_give_their_room_back() -> None:
     def refuse(frame: Frame) -> bytes:
-        return frames.encode(Kind.ERROR, requests.encode(requests.Failure(3, "no")), frame.correlation)
+        return frames.encode(FrameKind.ERROR, requests.encode(requests.Failure(3, "no")), frame.correlation)
 
     assert await ended(refuse) == [Refused] * 3
 

@@ -74,7 +74,7 @@ class MergedMeanwhile(StorageAdmin):
         assert isinstance(request, requests.ListSegments)
         page = self._pages[request.start.value]
         reached = page[-1].end_offset
-        found = requests.Segments(page, -1 if reached == self._end else reached, topic_id=self._topic_id)
+        found = requests.SegmentList(page, -1 if reached == self._end else reached, topic_id=self._topic_id)
         assert isinstance(found, answer)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import NotFound, NotOwner, Unavailable
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.policies import DEFAULTS, BacklogAction, Policies
@@ -32,7 +32,7 @@ def unhex(text: str) -> bytes:
 
 GOLDEN: dict[str, tuple[bytes, bytes]] = {
     "HELLO": (
-        frames.encode(Kind.HELLO, requests.encode(requests.Hello(client="example 1.0"))),
+        frames.encode(FrameKind.HELLO, requests.encode(requests.Hello(client="example 1.0"))),
         unhex("""
         68000000 01000000 00000000 51000000 86ab7665 7273696f 6e5f6d69 6e01ab76
         65727369 6f6e5f6d 617801a6 636c6965 6e74ab65 78616d70 6c652031 2e30a866
@@ -42,7 +42,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "WELCOME": (
         frames.encode(
-            Kind.WELCOME,
+            FrameKind.WELCOME,
             requests.encode(
                 requests.Welcome(
                     version=1,
@@ -60,17 +60,17 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         00000000 00000000
         """),
     ),
-    "PING": (frames.encode(Kind.PING), unhex("10000000 03000000 00000000 00000000")),
-    "PONG": (frames.encode(Kind.PONG), unhex("10000000 04000000 00000000 00000000")),
+    "PING": (frames.encode(FrameKind.PING), unhex("10000000 03000000 00000000 00000000")),
+    "PONG": (frames.encode(FrameKind.PONG), unhex("10000000 04000000 00000000 00000000")),
     "GOAWAY": (
-        frames.encode(Kind.GOAWAY, requests.encode(requests.Failure.of(Unavailable("going down")))),
+        frames.encode(FrameKind.GOAWAY, requests.encode(requests.Failure.of(Unavailable("going down")))),
         unhex("""
         30000000 05000000 00000000 1a000000 82a4636f 64650ba7 6d657373 616765aa
         676f696e 6720646f 776e0000 00000000
         """),
     ),
     "REQUEST": (
-        frames.encode(Kind.REQUEST, requests.encode(requests.Lookup(topic="/default/orders", create=True)), 7),
+        frames.encode(FrameKind.REQUEST, requests.encode(requests.Lookup(topic="/default/orders", create=True)), 7),
         unhex("""
         40000000 0a000000 07000000 29000000 83a26f70 a66c6f6f 6b7570a5 746f7069
         63af2f64 65666175 6c742f6f 72646572 73a66372 65617465 c3000000 00000000
@@ -78,7 +78,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "RESPONSE": (
         frames.encode(
-            Kind.RESPONSE,
+            FrameKind.RESPONSE,
             requests.encode(
                 requests.Route(
                     "/default/orders", 3, False, True, "durable", [requests.PartitionRoute(0, "127.0.0.1:6655", 1)]
@@ -95,7 +95,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "ERROR": (
-        frames.encode(Kind.ERROR, requests.encode(requests.Failure.of(NotOwner("moved", "10.0.0.2:6655"), 5)), 9),
+        frames.encode(FrameKind.ERROR, requests.encode(requests.Failure.of(NotOwner("moved", "10.0.0.2:6655"), 5)), 9),
         unhex("""
         48000000 0c000000 09000000 31000000 84a4636f 646509a7 6d657373 616765a5
         6d6f7665 64a56f77 6e6572ad 31302e30 2e302e32 3a363635 35a66861 6e646c65
@@ -103,7 +103,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "PUBLISH": (
-        frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(5), len(BODY), 8) + BODY,
+        frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(5), len(BODY), 8) + BODY,
         unhex("""
         50000000 14000000 08000000 04000000 05000000 00000000 00000000 00000000
         00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000
@@ -111,12 +111,12 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "PUBLISHED": (
-        frames.encode(Kind.PUBLISHED, frames.PUBLISHED.pack(5, 1000, 2), 8, frames.FLAG_DUPLICATE),
+        frames.encode(FrameKind.PUBLISHED, frames.PUBLISHED.pack(5, 1000, 2), 8, frames.FLAG_DUPLICATE),
         unhex("20000000 15010000 08000000 10000000 05000000 e8030000 00000000 02000000"),
     ),
     "DELIVER": (
         frames.encode_front(
-            Kind.DELIVER, frames.encode_deliver_head(6, 2, [(0, 3), (5, 6)], [0, 1, 0, 65_535]), len(BODY)
+            FrameKind.DELIVER, frames.encode_deliver_head(6, 2, [(0, 3), (5, 6)], [0, 1, 0, 65_535]), len(BODY)
         )
         + BODY,
         unhex("""
@@ -126,28 +126,28 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "ACK, of a generation": (
-        frames.encode(Kind.ACK, frames.encode_ack_head(6, [(1000, 1003)], (2 << 32) + 1), 0),
+        frames.encode(FrameKind.ACK, frames.encode_ack_head(6, [(1000, 1003)], (2 << 32) + 1), 0),
         unhex("""
         30000000 20000000 00000000 20000000 06000000 01000000 e8030000 00000000
         eb030000 00000000 01000000 02000000
         """),
     ),
     "CREDIT": (
-        frames.encode(Kind.CREDIT, frames.CREDIT.pack(6, 1000, 1 << 20)),
+        frames.encode(FrameKind.CREDIT, frames.CREDIT.pack(6, 1000, 1 << 20)),
         unhex("""
         28000000 1f000000 00000000 14000000 06000000 e8030000 00000000 00001000
         00000000 00000000
         """),
     ),
     "ACK": (
-        frames.encode(Kind.ACK, frames.encode_ack_head(6, [(1000, 1003), (1005, 1006)]), 11),
+        frames.encode(FrameKind.ACK, frames.encode_ack_head(6, [(1000, 1003), (1005, 1006)]), 11),
         unhex("""
         38000000 20000000 0b000000 28000000 06000000 02000000 e8030000 00000000
         eb030000 00000000 ed030000 00000000 ee030000 00000000
         """),
     ),
     "CONSUMER_CLOSED": (
-        frames.encode(Kind.CONSUMER_CLOSED, requests.encode(requests.Failure.of(NotFound("gone"), 6))),
+        frames.encode(FrameKind.CONSUMER_CLOSED, requests.encode(requests.Failure.of(NotFound("gone"), 6))),
         unhex("""
         30000000 21000000 00000000 1c000000 83a4636f 646504a7 6d657373 616765a4
         676f6e65 a668616e 646c6506 00000000
@@ -155,7 +155,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "FETCH": (
         frames.encode(
-            Kind.FETCH,
+            FrameKind.FETCH,
             requests.encode(requests.Fetch(TOPIC, 0, AT_1000, 65_536, 500)),
             12,
         ),
@@ -167,7 +167,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "FETCH, of one topic": (
-        frames.encode(Kind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, AT_1000, topic_id=3)), 12),
+        frames.encode(FrameKind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, AT_1000, topic_id=3)), 12),
         unhex("""
         58000000 28000000 0c000000 48000000 84a5746f 706963af 2f646566 61756c74
         2f6f7264 657273a9 70617274 6974696f 6e00a573 74617274 82a46b69 6e64a66f
@@ -175,7 +175,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "FETCHED": (
-        frames.encode_front(Kind.FETCHED, frames.FETCHED.pack(1010, 0, 2000, 2), 64, 12) + BODY + bytes(48),
+        frames.encode_front(FrameKind.FETCHED, frames.FETCHED.pack(1010, 0, 2000, 2), 64, 12) + BODY + bytes(48),
         unhex("""
         80000000 29000000 0c000000 1c000000 f2030000 00000000 00000000 00000000
         d0070000 00000000 02000000 00000000 00000000 00000000 00000000 00000000
@@ -185,7 +185,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "DELIVER, with reasons": (
         frames.encode_front(
-            Kind.DELIVER,
+            FrameKind.DELIVER,
             frames.encode_deliver_head(6, 2, [(0, 2), (5, 6)], [0, 1, 3], [None, "no stock", "ack timeout"]),
             len(BODY),
         )
@@ -200,7 +200,8 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "NACK": (
         frames.encode(
-            Kind.NACK, requests.encode(requests.Nack(6, [(1000, 1003), (1005, 1006)], 2000, "no stock", timeout=False))
+            FrameKind.NACK,
+            requests.encode(requests.Nack(6, [(1000, 1003), (1005, 1006)], 2000, "no stock", timeout=False)),
         ),
         unhex("""
         50000000 22000000 00000000 3b000000 84a66861 6e646c65 06a67261 6e676573
@@ -209,14 +210,14 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "NACK, of a timeout": (
-        frames.encode(Kind.NACK, requests.encode(requests.Nack(6, [(1004, 1005)], timeout=True))),
+        frames.encode(FrameKind.NACK, requests.encode(requests.Nack(6, [(1004, 1005)], timeout=True))),
         unhex("""
         38000000 22000000 00000000 21000000 83a66861 6e646c65 06a67261 6e676573
         9192cd03 eccd03ed a774696d 656f7574 c3000000 00000000
         """),
     ),
     "NACK, of a generation": (
-        frames.encode(Kind.NACK, requests.encode(requests.Nack(6, [(1004, 1005)], generation=(2 << 32) + 1))),
+        frames.encode(FrameKind.NACK, requests.encode(requests.Nack(6, [(1004, 1005)], generation=(2 << 32) + 1))),
         unhex("""
         40000000 22000000 00000000 2c000000 83a66861 6e646c65 06a67261 6e676573
         9192cd03 eccd03ed aa67656e 65726174 696f6ecf 00000002 00000001 00000000
@@ -224,7 +225,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "CONSUMER_CHANGED, after a seek": (
         frames.encode(
-            Kind.CONSUMER_CHANGED, requests.encode(requests.ConsumerChanged(6, 30_000, generation=(2 << 32) + 1))
+            FrameKind.CONSUMER_CHANGED, requests.encode(requests.ConsumerChanged(6, 30_000, generation=(2 << 32) + 1))
         ),
         unhex("""
         40000000 23000000 00000000 2f000000 83a66861 6e646c65 06ae6163 6b5f7469
@@ -232,7 +233,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "CONSUMER_CHANGED": (
-        frames.encode(Kind.CONSUMER_CHANGED, requests.encode(requests.ConsumerChanged(6, 30_000))),
+        frames.encode(FrameKind.CONSUMER_CHANGED, requests.encode(requests.ConsumerChanged(6, 30_000))),
         unhex("""
         30000000 23000000 00000000 1b000000 82a66861 6e646c65 06ae6163 6b5f7469
         6d656f75 745f6d73 cd753000 00000000
@@ -240,7 +241,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "REQUEST, consumer.open": (
         frames.encode(
-            Kind.REQUEST,
+            FrameKind.REQUEST,
             requests.encode(
                 requests.Subscribe(
                     topic="/default/orders",
@@ -270,7 +271,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
         """),
     ),
     "RESPONSE, consumer.open": (
-        frames.encode(Kind.RESPONSE, requests.encode(requests.ConsumerOpened(6, 9, 1000, True, 2, 30_000)), 13),
+        frames.encode(FrameKind.RESPONSE, requests.encode(requests.ConsumerOpened(6, 9, 1000, True, 2, 30_000)), 13),
         unhex("""
         60000000 0b000000 0d000000 4e000000 86a66861 6e646c65 06af7375 62736372
         69707469 6f6e5f69 6409a870 6f736974 696f6ecd 03e8a763 72656174 6564c3ab
@@ -279,7 +280,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "RESPONSE, consumer.open after a seek": (
         frames.encode(
-            Kind.RESPONSE,
+            FrameKind.RESPONSE,
             requests.encode(
                 requests.ConsumerOpened(6, 9, 1000, owner_epoch=2, moves=(2 << 32) + 1, generation=(2 << 32) + 1)
             ),
@@ -294,7 +295,7 @@ GOLDEN: dict[str, tuple[bytes, bytes]] = {
     ),
     "REQUEST, policies.set": (
         frames.encode(
-            Kind.REQUEST,
+            FrameKind.REQUEST,
             requests.encode(
                 requests.SetPolicies(target="/default/orders", changes={"ttl_s": 3600, "retention_s": None})
             ),
@@ -485,7 +486,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.TopicStatistics(topic="/default/orders"),
+        requests.GetStatistics(topic="/default/orders"),
         unhex("""
         82a26f70 b0746f70 69632e73 74617469 73746963 73a5746f 706963af 2f646566
         61756c74 2f6f7264 657273
@@ -547,7 +548,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Statistics(TopicStatistics("/default/orders", reliable=True, partitions=[PARTITION])),
+        requests.StatisticsReport(TopicStatistics("/default/orders", reliable=True, partitions=[PARTITION])),
         unhex("""
         81a5746f 70696383 a5746f70 6963af2f 64656661 756c742f 6f726465 7273a872
         656c6961 626c65c3 aa706172 74697469 6f6e7391 8ea5696e 64657802 ac737461

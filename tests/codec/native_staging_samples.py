@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.staging import StagedQuery
 
 BODY = bytes(range(1, 17))
@@ -19,7 +19,7 @@ def unhex(text: str) -> bytes:
 
 STAGING_FRAMES: dict[str, tuple[bytes, bytes]] = {
     "STAGE": (
-        frames.encode_front(Kind.STAGE, requests.encode(STAGE), len(BODY), 9) + BODY,
+        frames.encode_front(FrameKind.STAGE, requests.encode(STAGE), len(BODY), 9) + BODY,
         unhex("""
         90000000 16000000 09000000 6c000000 87a57175 657279a5 73616c65 73a37275
         6ea57275 6e2d32a8 62617463 685f6964 07a47461 736b01a7 61747465 6d70740c

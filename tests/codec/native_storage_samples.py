@@ -101,7 +101,9 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Segments([SegmentDescription(1, 10, 900, 890, 90_000, "segments/a.seg", 90_500, 2, 7, 8, 9, 4)], 900),
+        requests.SegmentList(
+            [SegmentDescription(1, 10, 900, 890, 90_000, "segments/a.seg", 90_500, 2, 7, 8, 9, 4)], 900
+        ),
         unhex("""
         82a87365 676d656e 7473918c a9706172 74697469 6f6e01ac 66697273 745f6f66
         66736574 0aaa656e 645f6f66 66736574 cd0384a8 6d657373 61676573 cd037aa5
@@ -112,7 +114,7 @@ STORAGE_HEADS: list[tuple[msgspec.Struct, bytes]] = [
         """),
     ),
     (
-        requests.Segments([], -1, 12, "s3://bucket/danube"),
+        requests.SegmentList([], -1, 12, "s3://bucket/danube"),
         unhex("82a8746f 7069635f 69640ca5 73746f72 65b27333 3a2f2f62 75636b65 742f6461 6e756265"),
     ),
     (

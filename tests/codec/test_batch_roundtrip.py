@@ -13,8 +13,8 @@ from batch_samples import NOW, Sample, assert_holds, loaded, samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.codec.batch import HEADER_BYTES, Batch, BatchBuilder, Codec, Message, encode, read_header
-from pydanube.codec.batch.assemble import Origin, Rows, assemble
+from pydanube.codec.batch import HEADER_BYTES, Batch, BatchBuilder, BatchMessage, Codec, encode, read_header
+from pydanube.codec.batch.assemble import EncodedRows, Origin, assemble
 from pydanube.codec.batch.header import TIME_MAX, TIME_MIN
 from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
 
@@ -42,7 +42,7 @@ def test_a_lone_row_has_the_bytes_that_any_other_way_gives_it(
     numbers = {"producer_id": 2**64 - 1, "producer_epoch": 7, "schema_id": 3, "schema_version": 5}
     lone = encode([payload], publish_times=time, producer_name=name, first_sequence=sequence, **numbers)
     origin = Origin(name.encode(), first_sequence=sequence, **numbers)
-    assert lone == assemble(Rows([payload], time), origin, Codec.NONE)
+    assert lone == assemble(EncodedRows([payload], time), origin, Codec.NONE)
     assert Batch.open(lone).payloads == [payload]
 
 
@@ -154,7 +154,7 @@ def test_a_message_is_its_row_with_times_as_datetimes() -> None:
 
 
 def test_a_message_can_be_given_more_fields() -> None:
-    class Delivered(Message, gc=False, eq=False):
+    class Delivered(BatchMessage, gc=False, eq=False):
         topic: str
 
     batch = Batch.open(encode([b"a"], publish_times=NOW))

@@ -8,13 +8,13 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.codec.manifest import Manifest, ManifestBuilder, Place
+from pydanube.codec.manifest import ClusterManifest, ManifestBuilder, ManifestPlace
 from pydanube.model.errors import Corrupt
 from pydanube.model.ledgers import CursorEntry
 
 NOW = 1_700_000_000_000_000
 PAIRS = [("/counters/topic", b"7"), ("/topics/default/orders", b"\x81\xa8topic_id\x07")]
-PLACES = [Place(7, 0, 1234, [CursorEntry(3, 1000, [(1002, 1004), (1100, 1234)])]), Place(7, 1, 0, [])]
+PLACES = [ManifestPlace(7, 0, 1234, [CursorEntry(3, 1000, [(1002, 1004), (1100, 1234)])]), ManifestPlace(7, 1, 0, [])]
 GOLDEN = """
 444d414e 01 00 0000 00401e18240a0600 2a00000000000000
 000000000000000000000000000000000000000000000000000000000000000000000000 3a8a26ef
@@ -35,7 +35,7 @@ def built(pairs=PAIRS, places=PLACES) -> bytes:
 
 
 def test_a_manifest_says_what_was_put_in():
-    manifest = Manifest.open(built())
+    manifest = ClusterManifest.open(built())
     assert (manifest.cluster, manifest.writer, manifest.number, manifest.created_at_us) == ("danube", "4f1d2c", 42, NOW)
     assert [pair for page in manifest.pairs() for pair in page] == PAIRS
     assert list(manifest.all_places()) == PLACES
@@ -44,7 +44,7 @@ def test_a_manifest_says_what_was_put_in():
 
 def test_the_bytes_drawn_on_the_page_are_read():
     # What a compressing library makes of the same bytes may change: nobody compares what is written with these.
-    manifest = Manifest.open(bytes.fromhex(GOLDEN))
+    manifest = ClusterManifest.open(bytes.fromhex(GOLDEN))
     assert (manifest.cluster, manifest.writer, manifest.number, manifest.created_at_us) == ("danube", "4f1d2c", 42, NOW)
     assert [pair for page in manifest.pairs() for pair in page] == PAIRS
     assert list(manifest.all_places()) == PLACES
@@ -65,14 +65,14 @@ def test_the_page_draws_these_bytes():
 
 
 def test_a_manifest_names_the_metadata_store_it_was_made_from():
-    manifest = Manifest.open(b"".join(ManifestBuilder("danube", "4f1d2c", 42, NOW, "ab" * 16, 41).finish()))
+    manifest = ClusterManifest.open(b"".join(ManifestBuilder("danube", "4f1d2c", 42, NOW, "ab" * 16, 41).finish()))
     assert (manifest.store_id, manifest.revision) == ("ab" * 16, 41)
-    of_an_earlier_release = Manifest.open(bytes.fromhex(GOLDEN))
+    of_an_earlier_release = ClusterManifest.open(bytes.fromhex(GOLDEN))
     assert (of_an_earlier_release.store_id, of_an_earlier_release.revision) == ("", 0)
 
 
 def test_an_empty_cluster_has_a_manifest():
-    manifest = Manifest.open(built([], []))
+    manifest = ClusterManifest.open(built([], []))
     assert (list(manifest.pairs()), list(manifest.all_places())) == ([], [])
 
 
@@ -85,7 +85,7 @@ def test_pages_come_back_in_order(pairs, size):
     builder = ManifestBuilder("c", "w", 2**63, 0)
     for start in range(0, len(pairs), size):
         builder.add_keys(pairs[start : start + size])
-    manifest = Manifest.open(b"".join(builder.finish()))
+    manifest = ClusterManifest.open(b"".join(builder.finish()))
     assert [pair for page in manifest.pairs() for pair in page] == pairs
 
 
@@ -93,22 +93,22 @@ def test_every_cut_and_every_changed_bit_is_noticed():
     whole = built()
     for end in range(len(whole)):
         with pytest.raises(Corrupt, match="the newest"):
-            Manifest.open(whole[:end], "the newest")
+            ClusterManifest.open(whole[:end], "the newest")
     for place in range(len(whole)):
         changed = bytearray(whole)
         changed[place] ^= 0x10
         with pytest.raises(Corrupt):
-            Manifest.open(changed)
+            ClusterManifest.open(changed)
     with pytest.raises(Corrupt):
-        Manifest.open(whole + b"\0")
+        ClusterManifest.open(whole + b"\0")
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_manifest_or_corrupt(data):
     with pytest.raises(Corrupt):
-        Manifest.open(data)
+        ClusterManifest.open(data)
     with pytest.raises(Corrupt):
-        Manifest.open(built()[:64] + data)
+        ClusterManifest.open(built()[:64] + data)
 
 
 def test_pages_that_do_not_add_up_are_refused():
@@ -116,13 +116,13 @@ def test_pages_that_do_not_add_up_are_refused():
     builder.add_keys(PAIRS)
     pieces = builder.finish()
     with pytest.raises(Corrupt, match="instead of"):
-        Manifest.open(b"".join([*pieces[:2], pieces[3]]))
+        ClusterManifest.open(b"".join([*pieces[:2], pieces[3]]))
     with pytest.raises(Corrupt, match="cut short"):
-        Manifest.open(b"".join(pieces[:3]))
+        ClusterManifest.open(b"".join(pieces[:3]))
     unordered = ManifestBuilder("c", "w", 1, 0)
     unordered.add_keys([PAIRS[1], PAIRS[0]])
     with pytest.raises(Corrupt, match="comes after"):
-        Manifest.open(b"".join(unordered.finish()))
+        ClusterManifest.open(b"".join(unordered.finish()))
 
 
 def test_a_newer_release_is_refused_by_name():
@@ -130,4 +130,4 @@ def test_a_newer_release_is_refused_by_name():
     whole[4] = 2
     whole[60:64] = crc32c(bytes(whole[:60])).to_bytes(4, "little")
     with pytest.raises(Corrupt, match="version 2 is unknown"):
-        Manifest.open(whole)
+        ClusterManifest.open(whole)

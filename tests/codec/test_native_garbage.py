@@ -15,7 +15,7 @@ from native_samples import GOLDEN, HEADS
 from native_strategies import OTHERS
 
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Frame, Kind
+from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import FRAME_BYTES_MAX
@@ -189,7 +189,7 @@ def read_any_head(head: memoryview) -> None:
     readers: list[typing.Callable[[], object]] = [
         lambda: frames.decode_deliver_head(head),
         lambda: frames.decode_ack_head(head),
-        lambda: frames.unpack_head(head, frames.CREDIT, Kind.CREDIT),
+        lambda: frames.unpack_head(head, frames.CREDIT, FrameKind.CREDIT),
         lambda: requests.decode_request(head),
         *(partial(requests.decode, head, kind) for kind in OTHERS),
     ]

@@ -16,18 +16,18 @@ from native_staging_samples import STAGING_FRAMES, STAGING_HEADS
 from native_storage_samples import STORAGE_HEADS
 
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import ALIGNMENT
 
 GOLDEN = SAMPLES | STAGING_FRAMES
 
 
-@pytest.mark.parametrize("name", sorted({*GOLDEN, *(kind.name for kind in Kind)}))
+@pytest.mark.parametrize("name", sorted({*GOLDEN, *(kind.name for kind in FrameKind)}))
 def test_a_frame_of_each_kind_has_the_bytes_it_had_when_it_was_released(name: str) -> None:
     built, golden = GOLDEN[name]
     assert built.hex() == golden.hex()
-    assert frames.decode(memoryview(golden)).kind is Kind[name.partition(",")[0]]
+    assert frames.decode(memoryview(golden)).kind is FrameKind[name.partition(",")[0]]
     assert frames.frame_length(memoryview(golden)) == len(golden)
 
 
@@ -42,7 +42,7 @@ def frames_drawn_in(page: Path) -> dict[str, bytes]:
         for line in block.splitlines():
             heading = re.match(r"([A-Z_]+) \((\d+)\)(, [a-z. ]+)?(.*)", line)
             if heading is not None:
-                assert Kind[heading[1]] == int(heading[2])
+                assert FrameKind[heading[1]] == int(heading[2])
                 name, line = heading[1] + (heading[3] or ""), heading[4]
                 drawn[name] = b""
             if name and line.strip():
@@ -67,7 +67,7 @@ def test_published_has_the_same_bytes_in_one_step() -> None:
 def test_publish_and_deliver_have_the_same_fronts_in_one_step() -> None:
     _, golden = GOLDEN["PUBLISH"]
     assert frames.encode_publish_front(8, 5, len(golden) - ALIGNMENT) == golden[:ALIGNMENT]
-    front = frames.encode_front(Kind.DELIVER, frames.encode_deliver_head(6, 2), 1_000)
+    front = frames.encode_front(FrameKind.DELIVER, frames.encode_deliver_head(6, 2), 1_000)
     assert frames.encode_deliver_front(6, 2, 1_000) == front
 
 
@@ -132,7 +132,7 @@ def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_releas
 
 
 def test_answers_of_a_broker_that_does_not_tell_gaps_are_read_as_having_none() -> None:
-    statistics = requests.decode(memoryview(STATISTICS_BEFORE_GAPS), requests.Statistics)
+    statistics = requests.decode(memoryview(STATISTICS_BEFORE_GAPS), requests.StatisticsReport)
     earlier = [replace(one, stale_acks=0) for one in PARTITION.subscriptions]
     assert statistics.topic.partitions == [replace(PARTITION, missing_offsets=0, subscriptions=earlier)]
     before = {"index": 0, "owner": "a:1", "epoch": 3, "start_offset": 10, "end_offset": 50}

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from native_strategies import I64, OFFSET, OTHERS, REQUESTS, ROW_RANGES, U16, U32, values_of
 
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import DanubeError, Invalid, NotOwner, tree
 from pydanube.model.failure import REASON_CHARACTERS_MAX
 from pydanube.model.limits import ALIGNMENT, BATCH_MESSAGES_MAX, CONTROL_BYTES_MAX
 
 
-@given(st.sampled_from(Kind), st.integers(0, 255), U32, st.binary(max_size=300))
-def test_a_frame_without_a_body_comes_back(kind: Kind, flags: int, correlation: int, head: bytes) -> None:
+@given(st.sampled_from(FrameKind), st.integers(0, 255), U32, st.binary(max_size=300))
+def test_a_frame_without_a_body_comes_back(kind: FrameKind, flags: int, correlation: int, head: bytes) -> None:
     encoded = frames.encode(kind, head, correlation, flags)
     assert len(encoded) % frames.PADDING == 0
     decoded = frames.decode(memoryview(encoded))
@@ -28,9 +28,9 @@ def test_a_frame_without_a_body_comes_back(kind: Kind, flags: int, correlation: 
     assert len(decoded.body) == 0
 
 
-@given(st.sampled_from(Kind), U32, st.binary(max_size=300), st.binary(min_size=1, max_size=300))
+@given(st.sampled_from(FrameKind), U32, st.binary(max_size=300), st.binary(min_size=1, max_size=300))
 def test_a_frame_with_a_body_comes_back_and_its_body_is_aligned(
-    kind: Kind, correlation: int, head: bytes, body: bytes
+    kind: FrameKind, correlation: int, head: bytes, body: bytes
 ) -> None:
     front = frames.encode_front(kind, head, len(body), correlation)
     assert len(front) % ALIGNMENT == 0
@@ -109,10 +109,10 @@ def test_a_fixed_head_comes_back_and_only_at_its_own_length(
 ) -> None:
     numbers = data.draw(values)
     packed = layout.pack(*numbers)
-    assert frames.unpack_head(memoryview(packed), layout, Kind.PUBLISH) == numbers
+    assert frames.unpack_head(memoryview(packed), layout, FrameKind.PUBLISH) == numbers
     for wrong in (packed[:-1], packed + b"\x00", b""):
         with pytest.raises(Invalid, match="bytes instead of"):
-            frames.unpack_head(memoryview(wrong), layout, Kind.PUBLISH)
+            frames.unpack_head(memoryview(wrong), layout, FrameKind.PUBLISH)
 
 
 @pytest.mark.parametrize("ranges", [[(3, 3)], [(5, 4)], [(-1, 4)], [(0, 2**63)], [(0, 1), (2**64 - 2, 2**64 - 1)]])

@@ -22,7 +22,15 @@ from segment_samples import (
 )
 
 from pydanube.codec.batch import Batch, Codec, stamp
-from pydanube.codec.segment import END_BYTES, Section, SegmentBuilder, check_header, decode_footer, read_trailer, split
+from pydanube.codec.segment import (
+    END_BYTES,
+    SegmentBuilder,
+    SegmentSection,
+    check_header,
+    decode_footer,
+    read_trailer,
+    split,
+)
 from pydanube.codec.segment.footer import BLOCK_BYTES
 from pydanube.model.ledgers import ProducerEntry
 
@@ -90,7 +98,9 @@ def test_a_batch_whose_rows_were_left_out_keeps_its_span() -> None:
 # -- finding ----------------------------------------------------------------------------------------------------------
 
 
-def naive(section: Section, batches: list[memoryview], wanted: Callable[[Batch], bool]) -> tuple[int, Batch] | None:
+def naive(
+    section: SegmentSection, batches: list[memoryview], wanted: Callable[[Batch], bool]
+) -> tuple[int, Batch] | None:
     """The first batch that is wanted, and the byte at which it begins."""
     place = section.start
     for view in batches:

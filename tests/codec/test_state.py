@@ -14,7 +14,7 @@ from pydanube.codec.state import (
     Delta,
     LedgerStart,
     PackedChange,
-    Snapshot,
+    StateSnapshot,
     decode,
     encode,
     encode_delta,
@@ -35,7 +35,7 @@ GOLDEN = [
         "95" + LEDGER_START_0_1[2:] + "a8" + b"5f5f5f5f".hex() + "cd012c",
     ),
     (
-        Snapshot(FORMAT, 600, [], [CURSOR], [(3, (2 << 32) + 1)]),
+        StateSnapshot(FORMAT, 600, [], [CURSOR], [(3, (2 << 32) + 1)]),
         "9501cd0258" + "90" + "919303789292cc82cc8c92cc96cc97" + "919203" + "cf0000000200000001",
     ),
     (
@@ -48,7 +48,7 @@ GOLDEN = [
 ]
 
 EARLIER = [
-    (Snapshot(FORMAT, 600, [], [CURSOR]), "9401cd0258" + "90" + "919303789292cc82cc8c92cc96cc97"),
+    (StateSnapshot(FORMAT, 600, [], [CURSOR]), "9401cd0258" + "90" + "919303789292cc82cc8c92cc96cc97"),
     (
         Delta(FORMAT, [CursorChange(3, ChangeKind.ACKED, [(1, 2)]), CursorChange(3, ChangeKind.MOVED, [(9, 9)])]),
         "9201" + "92" + "930300919201" + "02" + "9303019192" + "0909",
@@ -78,7 +78,7 @@ def test_bytes_of_releases_without_a_seek_generation_are_read(entry, golden):
 
 def test_a_later_format_is_refused_by_name():
     with pytest.raises(Corrupt, match="Snapshot entry has format 2; this release reads 1"):
-        decode(encode(Snapshot(2, 0, [], [])), Snapshot)
+        decode(encode(StateSnapshot(2, 0, [], [])), StateSnapshot)
 
 
 def test_fields_a_later_release_appends_are_passed_over():
@@ -93,11 +93,11 @@ cursors = st.builds(CursorEntry, numbers, numbers, st.lists(st.tuples(numbers, n
 
 @given(numbers, st.lists(producers, max_size=5), st.lists(cursors, max_size=5))
 def test_snapshots_come_back(next_offset, some_producers, some_cursors):
-    entry = Snapshot(FORMAT, next_offset, some_producers, some_cursors)
-    assert decode(encode(entry), Snapshot) == entry
+    entry = StateSnapshot(FORMAT, next_offset, some_producers, some_cursors)
+    assert decode(encode(entry), StateSnapshot) == entry
 
 
-@given(st.binary(max_size=200), st.sampled_from([LedgerStart, Snapshot, Delta]))
+@given(st.binary(max_size=200), st.sampled_from([LedgerStart, StateSnapshot, Delta]))
 def test_no_bytes_do_anything_but_decode_or_raise_corrupt(body, kind):
     with suppress(Corrupt):
         assert isinstance(decode(body, kind), kind)

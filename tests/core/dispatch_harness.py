@@ -9,7 +9,7 @@ from pydanube.codec.batch import Batch, encode
 from pydanube.codec.batch.join import can_follow, joined
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.members import Dealt, Member
-from pydanube.core.dispatch.window import Window
+from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.failure import NATIVE, Backoff, FailurePolicy, Poison
 from pydanube.model.topics import SubscriptionType
 
@@ -120,7 +120,7 @@ class Desk:
         position: int = 0,
     ) -> None:
         self.stored = Stored()
-        self.window = Window(subscription_type, Cursor(position), policy, partition)
+        self.window = DeliveryWindow(subscription_type, Cursor(position), policy, partition)
         self.now_us = 1_000_000_000
         self.rows_max: int | None = None
         self.offers = 0

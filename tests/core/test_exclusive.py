@@ -4,7 +4,7 @@ import pytest
 from dispatch_harness import Desk
 
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.core.dispatch.window import Window
+from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.model.topics import SubscriptionType
@@ -148,7 +148,9 @@ def test_too_many_gaps_do_not_outlive_a_restart():
     one.join("a")
     with_too_many_gaps(one)
     cursor = one.window.cursor
-    one.window = Window(SubscriptionType.EXCLUSIVE, Cursor(cursor.position, cursor.acked), one.window.failures.policy)
+    one.window = DeliveryWindow(
+        SubscriptionType.EXCLUSIVE, Cursor(cursor.position, cursor.acked), one.window.failures.policy
+    )
     one.join("a")
     assert one.pump() == {"a": list(range(0, 2 * ACKED_RANGES_MAX + 1, 2))}
 

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.tiering import MERGED_MAX, SECTIONS_MAX, Piece, TieringPolicy, Waiting, merge_plan, plan
+from pydanube.core.tiering import MERGED_MAX, SECTIONS_MAX, TieringPolicy, UploadPiece, WaitingUpload, merge_plan, plan
 
 POLICY = TieringPolicy(segment_bytes=1000, segment_age_us=60, shared_below_bytes=100)
 
 
-def waiting(index: int, size: int, oldest_us: int = 0) -> Waiting:
-    return Waiting(1, index, 0, 10, size, oldest_us)
+def waiting(index: int, size: int, oldest_us: int = 0) -> WaitingUpload:
+    return WaitingUpload(1, index, 0, 10, size, oldest_us)
 
 
 def test_a_segments_worth_of_bytes_goes_at_once_in_an_object_of_its_own():
@@ -28,10 +28,10 @@ def test_small_remainders_share_an_object_and_larger_ones_do_not():
 
 
 def test_a_topic_may_want_segments_of_its_own_size_and_age():
-    small = Waiting(1, 0, 0, 10, 200, 60, segment_bytes=200)
-    large = Waiting(1, 1, 0, 10, 1000, 60, segment_bytes=2000)
-    soon = Waiting(1, 2, 0, 10, 100, 50, segment_age_us=10)
-    late = Waiting(1, 3, 0, 10, 100, 0, segment_age_us=61)
+    small = WaitingUpload(1, 0, 0, 10, 200, 60, segment_bytes=200)
+    large = WaitingUpload(1, 1, 0, 10, 1000, 60, segment_bytes=2000)
+    soon = WaitingUpload(1, 2, 0, 10, 100, 50, segment_age_us=10)
+    late = WaitingUpload(1, 3, 0, 10, 100, 0, segment_age_us=61)
     assert [one.index for job in plan([small, large, soon, late], 60, POLICY) for one in job.parts] == [2, 0]
 
 
@@ -53,8 +53,8 @@ def test_nothing_goes_twice_no_shared_object_is_too_large_and_the_oldest_comes_f
     assert [job.oldest_us for job in jobs] == sorted(job.oldest_us for job in jobs)
 
 
-def pieces(*sizes: int) -> list[Piece]:
-    return [Piece(size) for size in sizes]
+def pieces(*sizes: int) -> list[UploadPiece]:
+    return [UploadPiece(size) for size in sizes]
 
 
 def test_small_neighbours_are_merged_once_they_make_half_a_segment():
@@ -77,7 +77,7 @@ def test_many_crumbs_are_merged_although_they_stay_small():
 
 @given(st.lists(st.tuples(st.integers(1, 1500), st.integers(1, MERGED_MAX)), max_size=60))
 def test_merging_ends_and_what_it_makes_fits(given_pieces):
-    left = [Piece(*one) for one in given_pieces]
+    left = [UploadPiece(*one) for one in given_pieces]
     total = sum(one.bytes for one in left)
     while (found := merge_plan(left, 1000)) is not None:
         start, end = found
@@ -86,5 +86,5 @@ def test_merging_ends_and_what_it_makes_fits(given_pieces):
         assert all(one.bytes < 250 for one in run)
         assert sum(one.bytes for one in run) <= 1000
         assert sum(one.segments for one in run) <= MERGED_MAX
-        left[start:end] = [Piece(sum(one.bytes for one in run), 1)]
+        left[start:end] = [UploadPiece(sum(one.bytes for one in run), 1)]
     assert sum(one.bytes for one in left) == total

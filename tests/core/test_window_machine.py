@@ -18,7 +18,7 @@ from window_model import WindowModel
 from pydanube.core.dispatch import window as window_module
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.members import Member
-from pydanube.core.dispatch.window import Window
+from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.errors import Refused
 from pydanube.model.failure import Poison
 from pydanube.model.topics import SubscriptionType
@@ -336,7 +336,7 @@ class WindowMachine(WindowModel):
         """A new owner knows what was acked and nothing else."""
         cursor = self.window.cursor
         again = Cursor(cursor.position, cursor.acked, cursor.generation)
-        self.desk.window = Window(self.type, again, self.policy, 1)
+        self.desk.window = DeliveryWindow(self.type, again, self.policy, 1)
         self._start_over(set(self.settled))
 
     def teardown(self) -> None:

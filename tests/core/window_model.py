@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from pydanube.core.dispatch import window as window_module
 from pydanube.core.dispatch.keys import SLOTS
 from pydanube.core.dispatch.members import Member
-from pydanube.core.dispatch.window import Window
+from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.topics import SubscriptionType
 
 
@@ -38,7 +38,7 @@ class WindowModel(RuleBasedStateMachine):
         self.published_us: dict[int, int] = {}
 
     @property
-    def window(self) -> Window:
+    def window(self) -> DeliveryWindow:
         return self.desk.window
 
     @property

@@ -23,7 +23,7 @@ from expected import Expected, ExpectedSubscription, ExpectedTopic, Identity, St
 
 import pydanube
 from pydanube.client.consuming.messages import ReceivedBatch
-from pydanube.client.history.range_fetch import Span
+from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.history.reader import split_batches
 from pydanube.codec.batch import encode
 from pydanube.codec.native import requests
@@ -82,7 +82,7 @@ async def prepare(root: Path, scenario: Scenario, seed: int) -> Expected:
 async def stored(client: pydanube.Client, topic: str, partition: int, start: int, end: int) -> dict[int, str]:
     """Every message of a partition in [start, end), by offset. Does not wait for what is not there."""
     found: dict[int, str] = {}
-    async for answer in client.fetches(Span(topic, partition, start, end)):
+    async for answer in client.fetches(RangeFetch(topic, partition, start, end)):
         for batch in split_batches(answer.body):
             received = ReceivedBatch(batch, topic, partition)
             for offset, payload in zip(received.offsets.tolist(), received.payloads, strict=True):

@@ -11,7 +11,7 @@ import pytest
 from served import ROOT
 
 from pydanube.codec.native import requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model import statistics
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_MAX
@@ -71,7 +71,7 @@ def test_every_request_and_every_kind_of_frame_is_listed() -> None:
         listed = set(re.findall(r"`(\w+)`", rows[op][1])) if len(rows[op]) > 1 else set()
         assert set(kind.__struct_fields__) <= listed, op
     text = (DOCS / "protocol.md").read_text()
-    assert all(re.search(rf"^\| {kind.name} \| {kind.value} \|", text, re.MULTILINE) for kind in Kind)
+    assert all(re.search(rf"^\| {kind.name} \| {kind.value} \|", text, re.MULTILINE) for kind in FrameKind)
 
 
 def test_every_option_of_the_spark_data_source_is_listed() -> None:

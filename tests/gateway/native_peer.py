@@ -17,7 +17,7 @@ import msgspec
 from pydanube import testing
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Frame, Kind
+from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.gateway.native import NativeServer, NativeSettings
 from pydanube.gateway.native.connection import Session
 from pydanube.model.errors import DanubeError
@@ -115,8 +115,10 @@ class Peer:
     async def greet(cls, door: Door, hello: requests.Hello | None = None) -> Self:
         """Connected and welcomed."""
         peer = await cls.connect(door)
-        peer.write(frames.PREAMBLE + frames.encode(Kind.HELLO, requests.encode(hello or requests.Hello(client="test"))))
-        welcome = await peer.receive(Kind.WELCOME)
+        peer.write(
+            frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(hello or requests.Hello(client="test")))
+        )
+        welcome = await peer.receive(FrameKind.WELCOME)
         peer.welcome = requests.decode(welcome.head, requests.Welcome)
         return peer
 
@@ -147,7 +149,7 @@ class Peer:
     def resume_reading(self) -> None:
         self._writer.transport.resume_reading()  # type: ignore[attr-defined]
 
-    def send(self, kind: Kind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> None:
+    def send(self, kind: FrameKind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> None:
         self.write(frames.encode(kind, head, correlation, flags))
 
     async def next_frame(self) -> Frame | None:
@@ -160,21 +162,21 @@ class Peer:
             return None
         return frames.decode(memoryview(header + rest))
 
-    async def receive(self, *kinds: Kind) -> Frame:
+    async def receive(self, *kinds: FrameKind) -> Frame:
         """The next frame that is no PING, which must be of one of these kinds; PINGs are answered."""
         while True:
             frame = await self.next_frame()
             assert frame is not None, f"closed by the door instead of {kinds}"
-            if frame.kind is not Kind.PING or Kind.PING in kinds:
+            if frame.kind is not FrameKind.PING or FrameKind.PING in kinds:
                 break
-            self.send(Kind.PONG, correlation=frame.correlation)
-        if frame.kind is Kind.ERROR and Kind.ERROR not in kinds:
+            self.send(FrameKind.PONG, correlation=frame.correlation)
+        if frame.kind is FrameKind.ERROR and FrameKind.ERROR not in kinds:
             raise requests.decode(frame.head, requests.Failure).error()
         assert frame.kind in kinds, f"{frame.kind.name} instead of {kinds}"
         return frame
 
     async def error(self, correlation: int = 0) -> DanubeError:
-        frame = await self.receive(Kind.ERROR)
+        frame = await self.receive(FrameKind.ERROR)
         assert frame.correlation == correlation
         return requests.decode(frame.head, requests.Failure).error()
 
@@ -194,8 +196,8 @@ class Peer:
 
     async def request(self, request: requests.Request, answer: type[Answer]) -> Answer:
         correlation = next(self._correlations)
-        self.send(Kind.REQUEST, requests.encode(request), correlation)
-        frame = await self.receive(Kind.RESPONSE)
+        self.send(FrameKind.REQUEST, requests.encode(request), correlation)
+        frame = await self.receive(FrameKind.RESPONSE)
         assert frame.correlation == correlation
         return requests.decode(frame.head, answer)
 
@@ -213,14 +215,14 @@ class Peer:
 
     def publish(self, handle: int, batch: bytearray) -> int:
         correlation = next(self._correlations)
-        self.write(frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(handle), len(batch), correlation), batch)
+        self.write(frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(handle), len(batch), correlation), batch)
         return correlation
 
     def credit(self, handle: int, messages: int, size: int) -> None:
-        self.send(Kind.CREDIT, frames.CREDIT.pack(handle, messages, size))
+        self.send(FrameKind.CREDIT, frames.CREDIT.pack(handle, messages, size))
 
     def ack(self, handle: int, *ranges: tuple[int, int], correlation: int = 0, flags: int = 0) -> None:
-        self.send(Kind.ACK, frames.encode_ack_head(handle, ranges), correlation, flags)
+        self.send(FrameKind.ACK, frames.encode_ack_head(handle, ranges), correlation, flags)
 
 
 class Neighbour:
@@ -238,8 +240,8 @@ class Neighbour:
         peer.publish(self._producer.handle, batch)
         peer.credit(self._consumer.handle, 3, len(batch))
         for _ in range(2):
-            frame = await peer.receive(Kind.PUBLISHED, Kind.DELIVER)
-            if frame.kind is Kind.DELIVER:
+            frame = await peer.receive(FrameKind.PUBLISHED, FrameKind.DELIVER)
+            if frame.kind is FrameKind.DELIVER:
                 received = batches.Batch.open(frame.body, stamped=True)
                 assert received.base_offset == self.rounds * 3
                 assert received.payloads == batches.Batch.open(batch).payloads

@@ -9,9 +9,9 @@ import pytest
 from native_peer import TOPIC, Between, Door, Peer, door, neighbour
 from test_native_hostile import fill_topic
 
-from pydanube.broker import Fetched
+from pydanube.broker import FetchResult
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native import answers
 from pydanube.gateway.native.answers import AnswerMemory, AnswerShare
 from pydanube.model.errors import Unavailable
@@ -34,7 +34,7 @@ class SlowReads(Between):
 
     async def fetch(
         self, principal: Any, topic: Any, partition: int, start: Any, bytes_max: int, *rest: Any, **named: Any
-    ) -> Fetched:
+    ) -> FetchResult:
         self.reading_bytes += bytes_max
         self.most_bytes = max(self.most_bytes, self.reading_bytes)
         try:
@@ -46,7 +46,7 @@ class SlowReads(Between):
 
 def fetch_frames(count: int, bytes_max: int = ANSWER) -> bytes:
     fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=bytes_max))
-    return b"".join(frames.encode(Kind.FETCH, fetch, number) for number in range(1, count + 1))
+    return b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, count + 1))
 
 
 def held_bytes(there: Door) -> int:
@@ -82,9 +82,9 @@ async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_li
         for peer in peers:
             peer.resume_reading()
         for peer in peers:
-            heard = [await peer.receive(Kind.FETCHED, Kind.ERROR) for _ in range(FETCHES)]
+            heard = [await peer.receive(FrameKind.FETCHED, FrameKind.ERROR) for _ in range(FETCHES)]
             assert {one.correlation for one in heard} == set(range(1, FETCHES + 1))
-            assert heard[0].kind is Kind.FETCHED
+            assert heard[0].kind is FrameKind.FETCHED
         await there.until(lambda: held_bytes(there) == 0)
         memory.refresh()
         assert memory.used_bytes == 0
@@ -105,20 +105,20 @@ async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
             while not memory.queue.locked():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         reader.write(fetch_frames(1))
-        answer = await reader.receive(Kind.FETCHED)  # a first answer is always there, if only a small one
+        answer = await reader.receive(FrameKind.FETCHED)  # a first answer is always there, if only a small one
         assert len(answer.body) >= BATCH
         for peer in peers:
             peer.close()
         await there.until(lambda: there.server.connections == 2)
         reader.write(fetch_frames(1))
-        assert len((await reader.receive(Kind.FETCHED)).body) > ANSWER - 2 * BATCH
+        assert len((await reader.receive(FrameKind.FETCHED)).body) > ANSWER - 2 * BATCH
 
 
 async def test_one_answer_that_is_larger_than_the_limit_is_given_all_the_same() -> None:
     async with door(unread_answers_bytes_max=10_000) as there, await Peer.greet(there) as peer:
         await fill_topic(peer, total_bytes=500_000, batch_bytes=BATCH)
         peer.write(fetch_frames(5))
-        seen = {(await peer.receive(Kind.FETCHED)).correlation for _ in range(5)}
+        seen = {(await peer.receive(FrameKind.FETCHED)).correlation for _ in range(5)}
         assert seen == set(range(1, 6))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_peer import TOPIC, Peer, door, one_batch
 
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.codec.native.requests import CreateTopic, Done
 from pydanube.gateway.native.chunks import LARGE_BYTES, SMALL_BYTES, TOLERATED_SHARE, Chunks
 from pydanube.runtime.network import CHUNK_BYTES_MAX
@@ -96,7 +96,7 @@ async def test_a_session_knows_what_of_all_that_came_is_not_in_the_log() -> None
             (producer.handle, second),  # copied, and stored
         ):
             peer.publish(handle, batch)
-            await peer.receive(Kind.PUBLISHED, Kind.ERROR)
+            await peer.receive(FrameKind.PUBLISHED, FrameKind.ERROR)
             others.append(chunks._other_bytes)
         assert others == [0, size, 2 * size, size]
 
@@ -109,7 +109,7 @@ async def test_what_a_memory_topic_gets_is_in_memory_of_its_own() -> None:
         chunks._other_bytes = 0
         batch = one_batch(producer, 10, SMALL_BYTES // 8)
         peer.publish(producer.handle, batch)
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
         assert chunks._other_bytes == len(batch)
 
 
@@ -127,7 +127,7 @@ async def test_what_a_peer_does_not_take_is_copied_by_and_by() -> None:
         connection = (await there.session_of(stuck)).connection
         while connection.writable:
             producing.publish(producer.handle, one_batch(producer, 10, SMALL_BYTES // 8))
-            await producing.receive(Kind.PUBLISHED)
+            await producing.receive(FrameKind.PUBLISHED)
         waiting = connection.queued_bytes
         assert len(connection._outgoing) > 1
         await there.until(lambda: len(connection._outgoing) == 1)

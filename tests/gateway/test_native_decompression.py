@@ -14,8 +14,8 @@ from test_native_staging import end_of, stage
 from pydanube.codec import batch as batches
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
-from pydanube.gateway.native.memory import Hold
+from pydanube.codec.native.frames import FrameKind
+from pydanube.gateway.native.memory import PublishReservation
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import ManualClock
 
@@ -74,8 +74,8 @@ async def test_publishes_are_unpacked_a_few_at_a_time_in_order_and_others_are_se
                 codec = Codec.NONE if number % 8 == 7 else [Codec.ZSTD, Codec.LZ4][number % 2]
                 peer.publish(producer.handle, bomb(producer, number, codec))
         for peer in peers:
-            answers = [await peer.receive(Kind.PUBLISHED) for _ in range(16)]
-            offsets = [frames.unpack_head(answer.head, frames.PUBLISHED, Kind.PUBLISHED)[1] for answer in answers]
+            answers = [await peer.receive(FrameKind.PUBLISHED) for _ in range(16)]
+            offsets = [frames.unpack_head(answer.head, frames.PUBLISHED, FrameKind.PUBLISHED)[1] for answer in answers]
             assert offsets == sorted(offsets)
         turns.stop()
         assert sum(turns.opened.values()) >= 4 * 14 * BOMB_BYTES
@@ -107,9 +107,9 @@ async def test_what_cannot_be_unpacked_is_refused_in_its_turn_and_the_others_are
             if number % 2:
                 batch[-1] ^= 1
             peer.publish(producer.handle, batch)
-        answers = [await peer.receive(Kind.PUBLISHED, Kind.ERROR) for _ in range(9)]
+        answers = [await peer.receive(FrameKind.PUBLISHED, FrameKind.ERROR) for _ in range(9)]
         assert [answer.kind for answer in sorted(answers, key=lambda one: one.correlation)] == [
-            Kind.ERROR if number % 2 else Kind.PUBLISHED for number in range(9)
+            FrameKind.ERROR if number % 2 else FrameKind.PUBLISHED for number in range(9)
         ]
 
 
@@ -122,7 +122,7 @@ async def test_a_client_that_goes_while_its_batch_waits_leaves_nothing_behind() 
             for _ in range(10):
                 peer.publish(producer.handle, bomb(producer))
         async with asyncio.timeout(20.0):
-            while not any(session._holds & Hold.DECOMPRESSION for session in there.sessions):  # noqa: ASYNC110
+            while not any(session._holds & PublishReservation.DECOMPRESSION for session in there.sessions):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # every turn is looked at: it does not last long
         for peer in peers:
             peer.close()
@@ -139,22 +139,22 @@ async def test_a_broker_whose_loop_was_late_does_not_take_its_clients_for_gone()
     settings = {"keep_alive_ms": 1_000, "handshake_timeout_ms": 1_000, "frame_timeout_ms": 1_000}
     async with door(clock=clock, **settings) as there, await Peer.greet(there) as idle, await Peer.greet(there) as slow:
         greeting = await Peer.connect(there)
-        ping = frames.encode(Kind.PING, correlation=1)
+        ping = frames.encode(FrameKind.PING, correlation=1)
         slow.write(ping[:-1])
         session = await there.session_of(slow)
         await there.until(lambda: session.connection.frame_since > 0 and there.server.connections == 3)
         clock.advance(60.0)  # in one step: nobody was heard, and nobody was asked
         await pass_time(clock, 0.4)
-        await idle.receive(Kind.PING)
+        await idle.receive(FrameKind.PING)
         assert there.server.connections == 3
-        idle.send(Kind.PONG)
+        idle.send(FrameKind.PONG)
         slow.write(ping[-1:])
-        assert (await slow.receive(Kind.PONG)).correlation == 1
+        assert (await slow.receive(FrameKind.PONG)).correlation == 1
         greeting.close()
         before = clock.monotonic()
         await there.until(lambda: all(one.connection.last_received >= before for one in there.sessions if one.welcomed))
         await pass_time(clock, 3.0)  # from here on the loop is in time, and silence counts
         for peer in (idle, slow):
-            while (frame := await peer.next_frame()) is not None and frame.kind is Kind.PING:
+            while (frame := await peer.next_frame()) is not None and frame.kind is FrameKind.PING:
                 pass
-            assert frame is not None and frame.kind is Kind.ERROR
+            assert frame is not None and frame.kind is FrameKind.ERROR

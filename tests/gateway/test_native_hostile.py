@@ -11,15 +11,15 @@ import pytest
 from native_peer import TOPIC, Between, Door, Peer, door, neighbour, one_batch
 
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
-from pydanube.gateway.native.memory import Hold
+from pydanube.codec.native.frames import FrameKind
+from pydanube.gateway.native.memory import PublishReservation
 from pydanube.gateway.native.server import _counted_address
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.descriptors import connection_places, log_files
 
-HELLO = frames.PREAMBLE + frames.encode(Kind.HELLO, requests.encode(requests.Hello()))
+HELLO = frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(requests.Hello()))
 
 
 def resident_bytes() -> int:
@@ -46,7 +46,7 @@ async def test_garbage_closes_its_own_connection_only() -> None:
     async with door() as there, neighbour(there):
         for _ in range(60):
             async with await Peer.connect(there) as peer:
-                start = chance.choice([b"", frames.PREAMBLE, HELLO, HELLO + frames.encode(Kind.PING)])
+                start = chance.choice([b"", frames.PREAMBLE, HELLO, HELLO + frames.encode(FrameKind.PING)])
                 peer.write(start + chance.randbytes(chance.randint(1, 5_000)))
                 if chance.random() < 0.5:
                     peer._writer.write_eof()
@@ -72,18 +72,18 @@ NONSENSE = [
     (frames.HEADER.pack(16, 3, 0, 0, 0, 200), "malformed"),
     (frames.HEADER.pack(3, 3, 0, 0, 0, 0), "frame length 3"),
     (frames.HEADER.pack(2**32 - 1, 20, 0, 0, 1, 4), f"outside 16..{FRAME_BYTES_MAX}"),
-    (frames.encode(Kind.WELCOME), "does not send WELCOME"),
-    (frames.encode(Kind.DELIVER), "does not send DELIVER"),
-    (frames.encode(Kind.HELLO), "does not send HELLO"),
-    (frames.encode(Kind.PUBLISH, b"abc", 1), "PUBLISH head has 3 bytes"),
-    (frames.encode(Kind.PUBLISH, frames.PUBLISH.pack(1)), "needs a correlation"),
-    (frames.encode(Kind.REQUEST, b"\x80"), "needs a correlation"),
-    (frames.encode(Kind.FETCH, b"\x80"), "needs a correlation"),
-    (frames.encode(Kind.CREDIT, frames.CREDIT.pack(1, -1, 0)), "never taken back"),
-    (frames.encode(Kind.CREDIT, b""), "CREDIT head has 0 bytes"),
-    (frames.encode(Kind.ACK, frames.ACK.pack(1, 1000)), "does not have the length"),
-    (frames.encode(Kind.ACK, frames.encode_ack_head(1, [(5, 5)])), "empty or negative"),
-    (frames.encode(Kind.ACK, frames.encode_ack_head(1, []), 0, frames.FLAG_CUMULATIVE), "one range, not 0"),
+    (frames.encode(FrameKind.WELCOME), "does not send WELCOME"),
+    (frames.encode(FrameKind.DELIVER), "does not send DELIVER"),
+    (frames.encode(FrameKind.HELLO), "does not send HELLO"),
+    (frames.encode(FrameKind.PUBLISH, b"abc", 1), "PUBLISH head has 3 bytes"),
+    (frames.encode(FrameKind.PUBLISH, frames.PUBLISH.pack(1)), "needs a correlation"),
+    (frames.encode(FrameKind.REQUEST, b"\x80"), "needs a correlation"),
+    (frames.encode(FrameKind.FETCH, b"\x80"), "needs a correlation"),
+    (frames.encode(FrameKind.CREDIT, frames.CREDIT.pack(1, -1, 0)), "never taken back"),
+    (frames.encode(FrameKind.CREDIT, b""), "CREDIT head has 0 bytes"),
+    (frames.encode(FrameKind.ACK, frames.ACK.pack(1, 1000)), "does not have the length"),
+    (frames.encode(FrameKind.ACK, frames.encode_ack_head(1, [(5, 5)])), "empty or negative"),
+    (frames.encode(FrameKind.ACK, frames.encode_ack_head(1, []), 0, frames.FLAG_CUMULATIVE), "one range, not 0"),
 ]
 
 
@@ -99,19 +99,19 @@ async def test_a_frame_that_makes_no_sense_ends_its_connection_with_the_reason()
 
 async def test_a_first_frame_that_is_not_hello_is_refused() -> None:
     async with door() as there, await Peer.connect(there) as peer:
-        peer.write(frames.PREAMBLE + frames.encode(Kind.PING))
+        peer.write(frames.PREAMBLE + frames.encode(FrameKind.PING))
         assert "the first frame is HELLO" in (await peer.last_words()).message
 
 
 async def test_before_the_welcome_frames_are_small() -> None:
     async with door() as there, await Peer.connect(there) as peer:
-        peer.write(frames.PREAMBLE + frames.HEADER.pack(65 * KIB, Kind.HELLO, 0, 0, 0, 64 * KIB))
+        peer.write(frames.PREAMBLE + frames.HEADER.pack(65 * KIB, FrameKind.HELLO, 0, 0, 0, 64 * KIB))
         assert f"outside 4..{64 * KIB}" in (await peer.last_words()).message
 
 
 async def test_half_a_frame_and_gone_leaves_nothing_behind() -> None:
     async with door() as there, neighbour(there):
-        whole = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(1), MIB, 1) + bytes(MIB)
+        whole = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), MIB, 1) + bytes(MIB)
         for cut in (1, 15, 17, 70, MIB):
             peer = await Peer.greet(there)
             peer.write(whole[:cut])
@@ -143,7 +143,7 @@ async def test_a_frame_has_its_time_even_while_its_peer_is_not_silent() -> None:
     timeouts = {"frame_timeout_ms": 3_000, "keep_alive_ms": 1_000}
     async with door(clock=clock, **timeouts) as there, await Peer.greet(there) as peer:
         session = await there.session_of(peer)
-        whole = frames.encode(Kind.REQUEST, bytes(1_000), 1)
+        whole = frames.encode(FrameKind.REQUEST, bytes(1_000), 1)
         sent = 0
         while not session.connection.is_closing:
             assert sent < 60, "nobody minds a frame that takes for ever"
@@ -217,12 +217,12 @@ async def test_publishers_together_are_held_back_by_memory_and_go_on_when_it_is_
             for _ in range(20):
                 peer.publish(producer.handle, one_batch(producer, payload_bytes=1_000))
         memory = there.server._house.memory
-        await there.until(lambda: all(session._holds & Hold.MEMORY for session in there.sessions))
+        await there.until(lambda: all(session._holds & PublishReservation.MEMORY for session in there.sessions))
         assert memory.used_bytes < 40_000 + 4 * 4_000
         there.broker.go_on()
         for peer in peers:
             for _ in range(20):
-                await peer.receive(Kind.PUBLISHED)
+                await peer.receive(FrameKind.PUBLISHED)
             peer.close()
         assert memory.used_bytes == 0
 
@@ -241,8 +241,8 @@ async def test_a_flood_of_requests_runs_a_few_at_a_time_and_each_is_answered_onc
     limits = {"requests_in_flight_max": 8}
     async with door(wrap=Counting, **limits) as there, neighbour(there), await Peer.greet(there) as peer:
         request = requests.encode(requests.ListTopics())
-        peer.write(b"".join(frames.encode(Kind.REQUEST, request, number) for number in range(1, 3_001)))
-        answered = [(await peer.receive(Kind.RESPONSE)).correlation for _ in range(3_000)]
+        peer.write(b"".join(frames.encode(FrameKind.REQUEST, request, number) for number in range(1, 3_001)))
+        answered = [(await peer.receive(FrameKind.RESPONSE)).correlation for _ in range(3_000)]
         assert sorted(answered) == list(range(1, 3_001))
         assert there.broker.most == 8
 
@@ -252,8 +252,8 @@ async def test_whoever_does_not_read_answers_is_not_asked_for_more_questions() -
     async with door(**settings) as there, neighbour(there), await Peer.greet(there) as peer:
         session = await there.session_of(peer)
         peer.stop_reading()
-        ping = frames.encode(Kind.PING, correlation=1) * 1_000
-        while not session._holds & Hold.ANSWERS:
+        ping = frames.encode(FrameKind.PING, correlation=1) * 1_000
+        while not session._holds & PublishReservation.ANSWERS:
             peer.write(ping)
             await peer.flushed()
             await asyncio.sleep(0)
@@ -263,7 +263,7 @@ async def test_whoever_does_not_read_answers_is_not_asked_for_more_questions() -
         assert session.connection.queued_bytes < 128 * KIB + 64 * KIB
         peer.resume_reading()
         while session._holds:
-            await peer.receive(Kind.PONG)
+            await peer.receive(FrameKind.PONG)
 
 
 async def test_whoever_fetches_and_does_not_read_gets_no_more_read_for_him() -> None:
@@ -273,14 +273,14 @@ async def test_whoever_fetches_and_does_not_read_gets_no_more_read_for_him() -> 
         session = await there.session_of(peer)
         peer.stop_reading()
         fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=MIB))
-        peer.write(b"".join(frames.encode(Kind.FETCH, fetch, number) for number in range(1, 201)))
+        peer.write(b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, 201)))
         await there.until(lambda: not session.connection.writable)
         later = busy.rounds + 10
         await there.until(lambda: busy.rounds >= later)
         assert session.in_flight > 100
         assert session.connection.queued_bytes <= 256 * KIB + 6 * MIB
         peer.resume_reading()
-        seen = {(await peer.receive(Kind.FETCHED)).correlation for _ in range(200)}
+        seen = {(await peer.receive(FrameKind.FETCHED)).correlation for _ in range(200)}
         assert seen == set(range(1, 201))
 
 
@@ -290,7 +290,7 @@ async def fill_topic(peer: Peer, total_bytes: int, batch_bytes: int = 100_000) -
     batch = one_batch(producer, count=10, payload_bytes=batch_bytes // 10)
     for _ in range(total_bytes // len(batch)):
         peer.publish(producer.handle, batch)
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
     return total_bytes // len(batch)
 
 
@@ -373,7 +373,7 @@ async def test_announcing_huge_frames_takes_no_memory() -> None:
     async with door() as there, neighbour(there):
         before = resident_bytes()
         peers = [await Peer.greet(there) for _ in range(200)]
-        front = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(1), 32 * MIB, 1)
+        front = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), 32 * MIB, 1)
         for peer in peers:
             peer.write(front + bytes(1_000))
             await peer.flushed()
@@ -387,20 +387,20 @@ async def test_small_batches_between_large_frames_do_not_keep_those_in_memory() 
     async with door() as there, neighbour(there), await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
-        batch, ping = one_batch(producer, count=1), frames.encode(Kind.PING, bytes(200_000))
+        batch, ping = one_batch(producer, count=1), frames.encode(FrameKind.PING, bytes(200_000))
         before = resident_bytes()
         for _ in range(500):
             peer.publish(producer.handle, batch)
             peer.write(ping)
-            seen = {(await peer.receive(Kind.PUBLISHED, Kind.PONG)).kind for _ in range(2)}
-            assert seen == {Kind.PUBLISHED, Kind.PONG}
+            seen = {(await peer.receive(FrameKind.PUBLISHED, FrameKind.PONG)).kind for _ in range(2)}
+            assert seen == {FrameKind.PUBLISHED, FrameKind.PONG}
         assert resident_bytes() - before < 40 * MIB, "of 100 MB that went through"
 
 
 async def test_large_frames_that_never_end_are_bounded_over_all_connections() -> None:
     async with door(large_frames_bytes=8 * MIB) as there, neighbour(there):
         peers = [await Peer.greet(there) for _ in range(10)]
-        front = frames.encode_front(Kind.PUBLISH, frames.PUBLISH.pack(1), 16 * MIB, 1)
+        front = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), 16 * MIB, 1)
         for peer in peers:
             peer.write(front, bytes(2 * MIB))
         await there.until(lambda: there.server.connections < 11)
@@ -425,8 +425,8 @@ async def test_a_consumer_that_stops_reading_costs_little_and_slows_nobody() -> 
             before = resident_bytes()
             for index in range(1_000):
                 producing.publish(producer.handle, batch)
-                await producing.receive(Kind.PUBLISHED)
-                delivered = await reading.receive(Kind.DELIVER)
+                await producing.receive(FrameKind.PUBLISHED)
+                delivered = await reading.receive(FrameKind.DELIVER)
                 assert len(delivered.body) == len(batch)
                 if index % 100 == 99:
                     reading.ack(awake.handle, (0, (index + 1) * 10), flags=frames.FLAG_CUMULATIVE)
@@ -435,7 +435,7 @@ async def test_a_consumer_that_stops_reading_costs_little_and_slows_nobody() -> 
             assert resident_bytes() - before < 100 * MIB, "of 200 MB that went through"
             stuck.resume_reading()
             for _ in range(1_000):
-                await stuck.receive(Kind.DELIVER)
+                await stuck.receive(FrameKind.DELIVER)
 
 
 async def test_consumers_of_one_connection_share_it_when_it_is_slow() -> None:
@@ -447,6 +447,6 @@ async def test_consumers_of_one_connection_share_it_when_it_is_slow() -> None:
             peer.credit(handle, 2**40, 2**40)
         first_half: list[int] = []
         for _ in range(3 * batch_count // 2):
-            frame = await peer.receive(Kind.DELIVER)
+            frame = await peer.receive(FrameKind.DELIVER)
             first_half.append(frames.decode_deliver_head(frame.head).handle)
         assert set(first_half) == set(handles)

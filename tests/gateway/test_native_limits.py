@@ -8,8 +8,8 @@ from native_peer import TOPIC, Peer, door, neighbour, one_batch
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
-from pydanube.gateway.native.memory import Hold
+from pydanube.codec.native.frames import FrameKind
+from pydanube.gateway.native.memory import PublishReservation
 from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.policies import Policies
 
@@ -63,14 +63,14 @@ async def test_exclusive_access_ends_with_its_connection_and_fences_for_good() -
                 await peer.open_producer()
             peer.publish(shared.handle, one_batch(shared))
             with pytest.raises(StaleEpoch):
-                await peer.receive(Kind.PUBLISHED)
+                await peer.receive(FrameKind.PUBLISHED)
             session = await there.session_of(other)
         await there.until(lambda: session.closed)
         again = await peer.request(
             exclusive(producer_id=holder.producer_id, producer_epoch=holder.producer_epoch), requests.ProducerOpened
         )
         peer.publish(again.handle, one_batch(again))
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
         back = requests.OpenProducer(
             topic=TOPIC, partition=0, producer_id=shared.producer_id, producer_epoch=shared.producer_epoch
         )
@@ -95,16 +95,16 @@ async def test_a_non_reliable_topic_delivers_to_whoever_has_credit() -> None:
         assert not route.reliable
         producer, consumer = await peer.open_producer(), await peer.subscribe("live")
         unheard = peer.publish(producer.handle, one_batch(producer, sequence=0))
-        assert (await peer.receive(Kind.PUBLISHED)).correlation == unheard
+        assert (await peer.receive(FrameKind.PUBLISHED)).correlation == unheard
         peer.credit(consumer.handle, 3, 1 << 20)
         peer.publish(producer.handle, one_batch(producer, sequence=3))
-        kinds = [await peer.receive(Kind.PUBLISHED, Kind.DELIVER) for _ in range(2)]
-        (delivery,) = [frame for frame in kinds if frame.kind is Kind.DELIVER]
+        kinds = [await peer.receive(FrameKind.PUBLISHED, FrameKind.DELIVER) for _ in range(2)]
+        (delivery,) = [frame for frame in kinds if frame.kind is FrameKind.DELIVER]
         assert Batch.open(delivery.body, stamped=True).base_offset == 3
         peer.ack(consumer.handle, (3, 6), correlation=99)
-        assert (await peer.receive(Kind.RESPONSE)).correlation == 99
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == 99
         fetch = requests.Fetch(topic=TOPIC, partition=0, start=requests.Start("earliest"))
-        peer.write(frames.encode(Kind.FETCH, requests.encode(fetch), 100))
+        peer.write(frames.encode(FrameKind.FETCH, requests.encode(fetch), 100))
         assert "not reliable" in (await peer.error(correlation=100)).message
 
 
@@ -117,7 +117,7 @@ async def test_a_publish_past_the_rate_is_answered_later_and_the_window_bounds_w
         sent = [peer.publish(producer.handle, one_batch(producer, sequence=n * 3)) for n in range(8)]
         session = await there.session_of(peer)
         await there.until(lambda: session.in_flight >= 5)
-        answered = [(await peer.receive(Kind.PUBLISHED)).correlation for _ in sent]
+        answered = [(await peer.receive(FrameKind.PUBLISHED)).correlation for _ in sent]
         assert answered == sent
 
 
@@ -133,10 +133,10 @@ async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> 
             for n in range(30):
                 hog.publish(producer.handle, one_batch(producer, payload_bytes=1_000, sequence=n * 3))
         sessions = [await there.session_of(hog) for hog in hogs]
-        await there.until(lambda: all(session._holds & Hold.MEMORY for session in sessions))
+        await there.until(lambda: all(session._holds & PublishReservation.MEMORY for session in sessions))
         before = working.rounds
         await there.until(lambda: working.rounds > before + 20)
-        assert all(session._holds & Hold.MEMORY for session in sessions)
+        assert all(session._holds & PublishReservation.MEMORY for session in sessions)
         assert there.server._house.memory.used_bytes < 60_000 + 6 * 4_000
         for hog in hogs:
             hog.close()
@@ -150,10 +150,10 @@ async def test_a_door_that_closes_does_not_wait_for_a_rate() -> None:
         producer = await peer.open_producer()
         stored = peer.publish(producer.handle, one_batch(producer, count=100, sequence=0))
         late = peer.publish(producer.handle, one_batch(producer, sequence=100))
-        assert (await peer.receive(Kind.PUBLISHED)).correlation == stored
+        assert (await peer.receive(FrameKind.PUBLISHED)).correlation == stored
         async with asyncio.timeout(60):
             closing = asyncio.ensure_future(there.server.close(600))
-            await peer.receive(Kind.GOAWAY)
+            await peer.receive(FrameKind.GOAWAY)
             assert isinstance(await peer.error(correlation=late), Unavailable)
             await closing
 
@@ -169,7 +169,7 @@ async def test_a_publisher_that_is_held_back_and_goes_away_gives_up_its_subscrip
         for n in range(30):
             gone.publish(producer.handle, one_batch(producer, payload_bytes=1_000, sequence=n * 3))
         session = await there.session_of(gone)
-        await there.until(lambda: bool(session._holds & Hold.MEMORY))
+        await there.until(lambda: bool(session._holds & PublishReservation.MEMORY))
         gone.close()
         await there.until(lambda: session.closed)
         await peer.subscribe("billing")
@@ -193,7 +193,7 @@ async def test_many_messages_given_back_at_once_leave_others_their_turn() -> Non
 
         attached.nack = observed  # type: ignore[method-assign]
         turn()
-        nack = frames.encode(Kind.NACK, requests.encode(requests.Nack(consumer.handle, [(0, 10_000)])))
-        peer.write(nack * 5 + frames.encode(Kind.PING, correlation=7))
-        await peer.receive(Kind.PONG)
+        nack = frames.encode(FrameKind.NACK, requests.encode(requests.Nack(consumer.handle, [(0, 10_000)])))
+        peer.write(nack * 5 + frames.encode(FrameKind.PING, correlation=7))
+        await peer.receive(FrameKind.PONG)
         assert len(taken) == len(set(taken)) == 5

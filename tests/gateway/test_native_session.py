@@ -11,7 +11,7 @@ from native_peer import TOPIC, Between, Peer, door, one_batch
 
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import ANONYMOUS
 from pydanube.gateway.native import requests as dispatch
 from pydanube.model.errors import (
@@ -49,11 +49,11 @@ async def test_a_client_is_welcomed_with_what_it_has_to_know() -> None:
 
 async def test_requests_may_follow_hello_without_waiting_for_welcome() -> None:
     async with door() as there, await Peer.connect(there) as peer:
-        hello = frames.encode(Kind.HELLO, requests.encode(requests.Hello()))
-        request = frames.encode(Kind.REQUEST, requests.encode(requests.ListNamespaces()), 5)
+        hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello()))
+        request = frames.encode(FrameKind.REQUEST, requests.encode(requests.ListNamespaces()), 5)
         peer.write(frames.PREAMBLE + hello + request)
-        await peer.receive(Kind.WELCOME)
-        answer = await peer.receive(Kind.RESPONSE)
+        await peer.receive(FrameKind.WELCOME)
+        answer = await peer.receive(FrameKind.RESPONSE)
         assert requests.decode(answer.head, requests.Names).names == ["default"]
 
 
@@ -105,7 +105,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
         await peer.request(gone, requests.Done)
         await peer.request(requests.DeleteTopic(topic="/shop/orders"), requests.Done)
         await peer.request(requests.DeleteNamespace(namespace="shop"), requests.Done)
-        about = await peer.request(requests.DescribeBroker(), requests.Broker)
+        about = await peer.request(requests.DescribeBroker(), requests.BrokerInfo)
         assert (about.state, about.topics) == ("ok", 0)
 
 
@@ -140,7 +140,7 @@ async def test_a_request_that_makes_no_sense_is_refused_and_the_connection_lives
 
 async def test_an_operation_of_a_later_release_is_refused_by_name_and_the_connection_lives() -> None:
     async with door() as there, await Peer.greet(there) as peer:
-        peer.send(Kind.REQUEST, b"\x81\xa2op\xa7unheard", 3)
+        peer.send(FrameKind.REQUEST, b"\x81\xa2op\xa7unheard", 3)
         error = await peer.error(correlation=3)
         assert isinstance(error, Invalid) and "unheard" in error.message
         await peer.request(requests.ListNamespaces(), requests.Names)
@@ -157,11 +157,11 @@ async def test_requests_are_answered_as_they_finish_and_find_their_way_by_correl
             return await self._broker.lookup(*arguments)
 
     async with door(wrap=SlowLookup) as there, await Peer.greet(there) as peer:
-        peer.send(Kind.REQUEST, requests.encode(requests.Lookup(topic=TOPIC, create=True)), 1)
-        peer.send(Kind.REQUEST, requests.encode(requests.ListNamespaces()), 2)
-        assert (await peer.receive(Kind.RESPONSE)).correlation == 2
+        peer.send(FrameKind.REQUEST, requests.encode(requests.Lookup(topic=TOPIC, create=True)), 1)
+        peer.send(FrameKind.REQUEST, requests.encode(requests.ListNamespaces()), 2)
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == 2
         there.broker.go.set()
-        assert (await peer.receive(Kind.RESPONSE)).correlation == 1
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == 1
 
 
 async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> None:
@@ -183,7 +183,7 @@ async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> Non
         asked = peer.publish(producer.handle, one_batch(producer))
         error = await peer.error(asked)
         assert error.code == DanubeError.code and "secret" not in error.message
-        peer.send(Kind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"))), 99)
+        peer.send(FrameKind.FETCH, requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"))), 99)
         assert "internal error in fetch" in (await peer.error(99)).message
         (session,) = there.sessions
         assert session.in_flight == 0
@@ -198,9 +198,9 @@ async def test_publishes_are_pipelined_and_each_is_answered() -> None:
         producer = await peer.open_producer()
         asked = [peer.publish(producer.handle, one_batch(producer, sequence=n * 3)) for n in range(50)]
         for index, correlation in enumerate(asked):
-            frame = await peer.receive(Kind.PUBLISHED)
+            frame = await peer.receive(FrameKind.PUBLISHED)
             assert frame.correlation == correlation
-            handle, base_offset, epoch = frames.unpack_head(frame.head, frames.PUBLISHED, Kind.PUBLISHED)
+            handle, base_offset, epoch = frames.unpack_head(frame.head, frames.PUBLISHED, FrameKind.PUBLISHED)
             assert (handle, base_offset, epoch) == (producer.handle, index * 3, producer.owner_epoch)
 
 
@@ -210,9 +210,9 @@ async def test_a_batch_sent_again_is_answered_as_a_duplicate_with_its_first_offs
         producer = await peer.open_producer()
         batch = one_batch(producer, sequence=0)
         peer.publish(producer.handle, batch)
-        first = await peer.receive(Kind.PUBLISHED)
+        first = await peer.receive(FrameKind.PUBLISHED)
         peer.publish(producer.handle, batch)
-        again = await peer.receive(Kind.PUBLISHED)
+        again = await peer.receive(FrameKind.PUBLISHED)
         assert (first.flags, again.flags) == (0, frames.FLAG_DUPLICATE)
         assert bytes(first.head) == bytes(again.head)
 
@@ -228,7 +228,7 @@ async def test_a_batch_that_is_not_one_is_refused_and_the_connection_lives() -> 
         damaged[-9] ^= 1
         assert isinstance(await peer.error(peer.publish(producer.handle, damaged)), Corrupt)
         peer.publish(producer.handle, one_batch(producer))
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
 
 
 async def test_an_unknown_handle_is_not_found_on_its_correlation() -> None:
@@ -258,7 +258,7 @@ async def test_a_batch_larger_than_the_window_may_go_alone() -> None:
         await peer.create_topic()
         producer = await peer.open_producer()
         peer.publish(producer.handle, one_batch(producer, payload_bytes=5_000))
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
 
 
 # -- consuming ---------------------------------------------------------------------------------------------------------
@@ -272,18 +272,18 @@ async def test_messages_are_delivered_as_far_as_credit_goes_and_acks_are_kept() 
         batch = one_batch(producer)
         for _ in range(3):
             peer.publish(producer.handle, batch)
-            await peer.receive(Kind.PUBLISHED)
+            await peer.receive(FrameKind.PUBLISHED)
         peer.credit(consumer.handle, 6, 2 * len(batch))
         for base in (0, 3):
-            frame = await peer.receive(Kind.DELIVER)
+            frame = await peer.receive(FrameKind.DELIVER)
             head = frames.decode_deliver_head(frame.head)
             assert (head.handle, head.ranges, head.redeliveries) == (consumer.handle, [], ())
             received = batches.Batch.open(frame.body, stamped=True)
             assert received.base_offset == base
         peer.ack(consumer.handle, (0, 2), (3, 4), correlation=41)
-        assert (await peer.receive(Kind.RESPONSE)).correlation == 41
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == 41
         peer.ack(consumer.handle, (0, 3), correlation=42, flags=frames.FLAG_CUMULATIVE)
-        assert (await peer.receive(Kind.RESPONSE)).correlation == 42
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == 42
         described = requests.DescribeSubscription(topic=TOPIC, subscription="billing")
         (place,) = (await peer.request(described, requests.Subscription)).partitions
         assert (place.position, place.lag, place.consumer) == (4, 5, "billing")
@@ -291,7 +291,7 @@ async def test_messages_are_delivered_as_far_as_credit_goes_and_acks_are_kept() 
         again = await peer.subscribe("billing")
         assert (again.position, again.created) == (4, False)
         peer.credit(again.handle, 100, 100_000)
-        frame = await peer.receive(Kind.DELIVER)
+        frame = await peer.receive(FrameKind.DELIVER)
         assert frames.decode_deliver_head(frame.head).ranges == [(1, 3)]
 
 
@@ -299,12 +299,12 @@ async def test_a_consumer_whose_topic_is_deleted_is_told() -> None:
     async with door() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         consumer = await peer.subscribe("billing")
-        peer.send(Kind.REQUEST, requests.encode(requests.DeleteTopic(topic=TOPIC)), 50)
-        frame = await peer.receive(Kind.CONSUMER_CLOSED)
+        peer.send(FrameKind.REQUEST, requests.encode(requests.DeleteTopic(topic=TOPIC)), 50)
+        frame = await peer.receive(FrameKind.CONSUMER_CLOSED)
         failure = requests.decode(frame.head, requests.Failure)
         assert failure.handle == consumer.handle
         assert isinstance(failure.error(), NotFound)
-        await peer.receive(Kind.RESPONSE)
+        await peer.receive(FrameKind.RESPONSE)
         with pytest.raises(NotFound):
             await peer.request(requests.CloseConsumer(handle=consumer.handle), requests.Done)
 
@@ -334,11 +334,11 @@ async def test_a_fetch_returns_whole_batches_aligned_in_one_frame() -> None:
         batch = one_batch(producer)
         for _ in range(3):
             peer.publish(producer.handle, batch)
-            await peer.receive(Kind.PUBLISHED)
-        peer.send(Kind.FETCH, fetch(requests.Start("offset", 4)), 9)
-        frame = await peer.receive(Kind.FETCHED)
+            await peer.receive(FrameKind.PUBLISHED)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("offset", 4)), 9)
+        frame = await peer.receive(FrameKind.FETCHED)
         assert frame.correlation == 9
-        assert frames.unpack_head(frame.head, frames.FETCHED, Kind.FETCHED)[:3] == (9, 0, 9)
+        assert frames.unpack_head(frame.head, frames.FETCHED, FrameKind.FETCHED)[:3] == (9, 0, 9)
         step = -(-len(batch) // 64) * 64
         assert len(frame.body) == 2 * step
         for index in range(2):
@@ -350,25 +350,25 @@ async def test_a_fetch_that_waits_is_answered_by_the_next_publish() -> None:
     async with door() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
-        peer.send(Kind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 9)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 9)
         peer.publish(producer.handle, one_batch(producer))
-        seen = {(await peer.receive(Kind.FETCHED, Kind.PUBLISHED)).kind for _ in range(2)}
-        assert seen == {Kind.FETCHED, Kind.PUBLISHED}
+        seen = {(await peer.receive(FrameKind.FETCHED, FrameKind.PUBLISHED)).kind for _ in range(2)}
+        assert seen == {FrameKind.FETCHED, FrameKind.PUBLISHED}
 
 
 async def test_a_fetch_that_waits_in_vain_is_answered_empty() -> None:
     async with door() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
-        peer.send(Kind.FETCH, fetch(requests.Start("earliest"), wait_ms=10), 9)
-        frame = await peer.receive(Kind.FETCHED)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), wait_ms=10), 9)
+        frame = await peer.receive(FrameKind.FETCHED)
         assert len(frame.body) == 0
 
 
 async def test_a_fetch_of_what_is_not_there_is_an_error_of_the_tree() -> None:
     async with door() as there, await Peer.greet(there) as peer:
-        peer.send(Kind.FETCH, fetch(requests.Start("earliest")), 9)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest")), 9)
         assert isinstance(await peer.error(9), NotFound)
-        peer.send(Kind.FETCH, b"\xc1", 10)
+        peer.send(FrameKind.FETCH, b"\xc1", 10)
         assert isinstance(await peer.error(10), Invalid)
 
 
@@ -376,16 +376,16 @@ async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_s
     async with door() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         meant = (await peer.request(requests.Lookup(topic=TOPIC), requests.Route)).topic_id
-        peer.send(Kind.FETCH, fetch(requests.Start("earliest"), topic_id=meant), 9)
-        await peer.receive(Kind.FETCHED)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), topic_id=meant), 9)
+        await peer.receive(FrameKind.FETCHED)
         await peer.request(requests.DeleteTopic(topic=TOPIC), requests.Done)
         await peer.create_topic()
-        peer.send(Kind.FETCH, fetch(requests.Start("offset", 1000), topic_id=meant), 10)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("offset", 1000), topic_id=meant), 10)
         error = await peer.error(10)
         assert isinstance(error, NotFound), "not Invalid: that this one ends before offset 1000 means nothing"
         assert f"topic {TOPIC} was deleted and made anew since: it had the id {meant}" in error.message
-        peer.send(Kind.FETCH, fetch(requests.Start("earliest")), 11)
-        assert (await peer.receive(Kind.FETCHED)).correlation == 11, "who means any topic gets this one"
+        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest")), 11)
+        assert (await peer.receive(FrameKind.FETCHED)).correlation == 11, "who means any topic gets this one"
 
 
 async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_with_a_gap(
@@ -395,7 +395,7 @@ async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_wit
         await peer.create_topic()
         producer = await peer.open_producer()
         peer.publish(producer.handle, one_batch(producer))
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
         partition = await there.broker._partitions.get(TopicName.parse(TOPIC), 0)
 
         async def read(*_: object) -> list[memoryview]:
@@ -403,7 +403,7 @@ async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_wit
             return []  # as from a log that has given back the files
 
         monkeypatch.setattr(partition.stream, "read", read)
-        peer.send(Kind.FETCH, fetch(requests.Start("earliest")), 9)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("earliest")), 9)
         assert isinstance(await peer.error(9), NotFound)
 
 
@@ -411,7 +411,7 @@ async def test_more_waiting_fetches_than_allowed_are_refused() -> None:
     async with door(fetches_in_flight_max=2) as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         for correlation in (1, 2, 3):
-            peer.send(Kind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 100 + correlation)
+            peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 100 + correlation)
         assert isinstance(await peer.error(103), Full)
 
 
@@ -420,8 +420,8 @@ async def test_more_waiting_fetches_than_allowed_are_refused() -> None:
 
 async def test_a_ping_is_answered() -> None:
     async with door() as there, await Peer.greet(there) as peer:
-        peer.send(Kind.PING, correlation=3)
-        assert (await peer.receive(Kind.PONG)).correlation == 3
+        peer.send(FrameKind.PING, correlation=3)
+        assert (await peer.receive(FrameKind.PONG)).correlation == 3
 
 
 async def test_a_silent_peer_is_asked_and_one_that_answers_stays() -> None:
@@ -431,8 +431,8 @@ async def test_a_silent_peer_is_asked_and_one_that_answers_stays() -> None:
             for _ in range(4):
                 clock.advance(0.1)
                 await asyncio.sleep(0)
-            await peer.receive(Kind.PING)
-            peer.send(Kind.PONG)
+            await peer.receive(FrameKind.PING)
+            peer.send(FrameKind.PONG)
             session = await there.session_of(peer)
             now = clock.monotonic()
             await there.until(lambda now=now, session=session: session.connection.last_received >= now)  # type: ignore[misc]
@@ -445,9 +445,9 @@ async def test_a_peer_that_stays_silent_for_its_keep_alive_is_gone() -> None:
         for _ in range(12):
             clock.advance(0.1)
             await asyncio.sleep(0)
-        while (frame := await peer.next_frame()) is not None and frame.kind is Kind.PING:
+        while (frame := await peer.next_frame()) is not None and frame.kind is FrameKind.PING:
             pass
-        assert frame is not None and frame.kind is Kind.ERROR
+        assert frame is not None and frame.kind is FrameKind.ERROR
         error = requests.decode(frame.head, requests.Failure).error()
         assert isinstance(error, Unavailable) and "nothing was heard" in error.message
         assert await peer.next_frame() is None
@@ -468,13 +468,13 @@ async def test_a_door_that_closes_says_so_answers_what_is_in_flight_and_takes_no
         in_flight = peer.publish(producer.handle, one_batch(producer))
         await there.until(lambda: len(there.broker.held) == 1)
         closing = asyncio.ensure_future(there.server.close(drain_s=10))
-        goaway = await peer.receive(Kind.GOAWAY)
+        goaway = await peer.receive(FrameKind.GOAWAY)
         assert isinstance(requests.decode(goaway.head, requests.Failure).error(), Unavailable)
         late = peer.publish(producer.handle, one_batch(producer))
         assert isinstance(await peer.error(late), Unavailable)
         assert not closing.done()
         there.broker._broker.publish(*there.broker.held[0])
-        assert (await peer.receive(Kind.PUBLISHED)).correlation == in_flight
+        assert (await peer.receive(FrameKind.PUBLISHED)).correlation == in_flight
         assert await peer.next_frame() is None
         await closing
         assert there.server.connections == 0
@@ -485,10 +485,10 @@ async def test_a_door_that_closes_says_so_answers_what_is_in_flight_and_takes_no
 async def test_a_waiting_fetch_does_not_keep_the_door_open() -> None:
     async with door() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
-        peer.send(Kind.FETCH, fetch(requests.Start("latest"), wait_ms=600_000), 9)
+        peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=600_000), 9)
         await there.until(lambda: there.sessions[0].in_flight == 1)
         closing = asyncio.ensure_future(there.server.close(drain_s=600))
-        await peer.receive(Kind.GOAWAY)
+        await peer.receive(FrameKind.GOAWAY)
         assert isinstance(await peer.error(9), Unavailable)
         async with asyncio.timeout(60):
             await closing
@@ -502,12 +502,12 @@ async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_shoul
         await peer.create_topic()
         producer = await peer.open_producer()
         peer.publish(producer.handle, one_batch(producer, count=9))
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
         opened = await peer.subscribe("billing")
         assert (opened.moves, opened.generation) == (0, 0)
         handle = opened.handle
         peer.credit(handle, 100, 1 << 20)
-        await peer.receive(Kind.DELIVER)
+        await peer.receive(FrameKind.DELIVER)
 
         peer.write(bytes.fromhex(EARLIER_ACK.format(handle=f"{handle:02x}")))  # offsets 0 to 2
         assert await position(peer) == 2
@@ -515,20 +515,20 @@ async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_shoul
         async with await Peer.greet(here) as operator:
             seek = requests.Seek(topic=TOPIC, subscription="billing", position=requests.Start("earliest"))
             await operator.request(seek, requests.Positions)
-        frame = await peer.receive(Kind.CONSUMER_CHANGED)  # comes before the replay
+        frame = await peer.receive(FrameKind.CONSUMER_CHANGED)  # comes before the replay
         changed = requests.decode(frame.head, requests.ConsumerChanged)
         assert (changed.handle, changed.ack_timeout_ms) == (handle, 0) and changed.generation > 0
-        await peer.receive(Kind.DELIVER)
+        await peer.receive(FrameKind.DELIVER)
 
-        peer.send(Kind.ACK, frames.encode_ack_head(handle, [(0, 9)], 0), 77)
-        assert (await peer.receive(Kind.RESPONSE)).correlation == 77, "answered as done"
-        peer.send(Kind.ACK, frames.encode_ack_head(handle, [(0, 9)], 0), flags=frames.FLAG_CUMULATIVE)
-        peer.send(Kind.NACK, requests.encode(requests.Nack(handle, [(0, 9)], 0, generation=0)))
+        peer.send(FrameKind.ACK, frames.encode_ack_head(handle, [(0, 9)], 0), 77)
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == 77, "answered as done"
+        peer.send(FrameKind.ACK, frames.encode_ack_head(handle, [(0, 9)], 0), flags=frames.FLAG_CUMULATIVE)
+        peer.send(FrameKind.NACK, requests.encode(requests.Nack(handle, [(0, 9)], 0, generation=0)))
         assert await position(peer) == 0
 
         peer.write(bytes.fromhex(EARLIER_ACK.format(handle=f"{handle:02x}")))  # which it holds again
         assert await position(peer) == 2
-        peer.send(Kind.ACK, frames.encode_ack_head(handle, [(2, 9)], changed.generation))
+        peer.send(FrameKind.ACK, frames.encode_ack_head(handle, [(2, 9)], changed.generation))
         assert await position(peer) == 9
 
 

@@ -8,7 +8,7 @@ import pytest
 from native_peer import TOPIC, Between, Peer, door, neighbour, one_batch
 
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import Corrupt, DanubeError, Invalid, NotFound, StaleEpoch
 
 Batches = dict[tuple[str, int], list[bytearray]]
@@ -20,13 +20,13 @@ def stage_frame(batches: Batches, correlation: int, **changes) -> bytes:
         sections.append(requests.StagedSection(topic, partition, [len(one) for one in ones]))
         body += b"".join(bytes(one) + bytes(-len(one) % 64) for one in ones)
     stage = msgspec.structs.replace(requests.Stage("query", "run", 0, 0, 0, 0, sections), **changes)
-    return frames.encode_front(Kind.STAGE, requests.encode(stage), len(body), correlation) + body
+    return frames.encode_front(FrameKind.STAGE, requests.encode(stage), len(body), correlation) + body
 
 
 async def stage(peer: Peer, batches: Batches, **changes) -> str:
     correlation = peer.next_correlation()
     peer.write(stage_frame(batches, correlation, **changes))
-    answer = await peer.receive(Kind.RESPONSE)
+    answer = await peer.receive(FrameKind.RESPONSE)
     assert answer.correlation == correlation
     return requests.decode(answer.head, requests.Staged).stage
 
@@ -105,7 +105,7 @@ async def test_a_stage_that_makes_no_sense_is_refused_and_the_connection_goes_on
 async def test_a_head_that_is_no_map_is_refused_and_the_connection_goes_on():
     async with door() as one, await Peer.greet(one) as peer:
         await peer.create_topic()
-        peer.write(frames.encode(Kind.STAGE, b"\xc1", 5))
+        peer.write(frames.encode(FrameKind.STAGE, b"\xc1", 5))
         assert isinstance(await peer.error(5), Invalid)
         await stage(peer, {(TOPIC, 0): [one_batch()]})
 
@@ -127,8 +127,8 @@ async def test_garbage_in_stages_harms_neither_the_broker_nor_others():
                 for _ in range(chance.randint(1, 6)):
                     frame[chance.randrange(8, len(frame))] = chance.randrange(256)
                 peer.write(frame)
-                answer = await peer.receive(Kind.RESPONSE, Kind.ERROR)
-                if answer.kind is Kind.ERROR:
+                answer = await peer.receive(FrameKind.RESPONSE, FrameKind.ERROR)
+                if answer.kind is FrameKind.ERROR:
                     error = requests.decode(answer.head, requests.Failure).error()
                     assert isinstance(error, DanubeError) and "internal" not in error.message
 
@@ -169,8 +169,8 @@ async def test_a_stage_on_its_way_is_answered_while_the_door_closes():
         peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 3))
         await one.until(lambda: one.sessions[0].publish_bytes > 0)
         one.sessions[0].drain()
-        await peer.receive(Kind.GOAWAY)
+        await peer.receive(FrameKind.GOAWAY)
         peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 4))
         assert "shutting down" in (await peer.error(4)).message
         one.broker.go.set()
-        assert (await peer.receive(Kind.RESPONSE)).correlation == 3
+        assert (await peer.receive(FrameKind.RESPONSE)).correlation == 3

@@ -6,7 +6,7 @@ import pytest
 from native_peer import TOPIC, Peer, door, one_batch
 
 from pydanube.codec.native import requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.model.errors import NotFound
 
 
@@ -16,10 +16,10 @@ async def test_a_client_is_told_what_was_counted_down_to_its_own_consumer() -> N
         producer, consumer = await peer.open_producer(), await peer.subscribe("billing")
         batch = one_batch(producer, count=7)
         peer.publish(producer.handle, batch)
-        await peer.receive(Kind.PUBLISHED)
+        await peer.receive(FrameKind.PUBLISHED)
         peer.credit(consumer.handle, 100, 1 << 20)
-        await peer.receive(Kind.DELIVER)
-        found = (await peer.request(requests.TopicStatistics(topic=TOPIC), requests.Statistics)).topic
+        await peer.receive(FrameKind.DELIVER)
+        found = (await peer.request(requests.GetStatistics(topic=TOPIC), requests.StatisticsReport)).topic
         (partition,) = found.partitions
         (subscription,) = partition.subscriptions
         assert (found.topic, found.reliable) == (TOPIC, True)
@@ -33,4 +33,4 @@ async def test_a_client_is_told_what_was_counted_down_to_its_own_consumer() -> N
 async def test_an_unknown_topic_is_refused_by_name() -> None:
     async with door() as there, await Peer.greet(there) as peer:
         with pytest.raises(NotFound, match=TOPIC):
-            await peer.request(requests.TopicStatistics(topic=TOPIC), requests.Statistics)
+            await peer.request(requests.GetStatistics(topic=TOPIC), requests.StatisticsReport)

@@ -21,8 +21,8 @@ from pydanube.metadata import (
     Compare,
     Delete,
     Event,
+    MetadataStore,
     Put,
-    Store,
     StoreIdentity,
     Succession,
     list_all,
@@ -35,13 +35,13 @@ from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_VALUE_BYTES_
 PATIENCE_SECONDS = 60
 
 
-async def put(store: Store, key: str, value: bytes = b"value", lease: int = 0) -> int:
+async def put(store: MetadataStore, key: str, value: bytes = b"value", lease: int = 0) -> int:
     result = await store.transact([], [Put(key, value, lease)])
     assert result.succeeded
     return result.revision
 
 
-async def keys(store: Store, prefix: str = "") -> list[str]:
+async def keys(store: MetadataStore, prefix: str = "") -> list[str]:
     return [entry.key async for entry in list_all(store, prefix)]
 
 
@@ -50,7 +50,7 @@ async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
         return [await anext(events) for _ in range(count)]
 
 
-async def deletion(store: Store, key: str, from_revision: int) -> Event:
+async def deletion(store: MetadataStore, key: str, from_revision: int) -> Event:
     """Wait until `key` is deleted."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for event in store.watch(key, from_revision):
@@ -65,33 +65,33 @@ class StoreConformance:
     persistent: bool
     """What was written is there again when the same place is opened anew."""
 
-    async def open(self, place: Path) -> Store:
+    async def open(self, place: Path) -> MetadataStore:
         raise NotImplementedError
 
     async def pass_time(self, seconds: float) -> None:
         raise NotImplementedError
 
     @pytest.fixture
-    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
+    async def store(self, tmp_path: Path) -> AsyncIterator[MetadataStore]:
         store = await self.open(tmp_path)
         yield store
         await store.close()
 
     # Keys and values
 
-    async def test_a_new_store_is_empty_and_at_revision_zero(self, store: Store) -> None:
+    async def test_a_new_store_is_empty_and_at_revision_zero(self, store: MetadataStore) -> None:
         assert await store.revision() == 0
         assert await store.get("/a") is None
         assert await store.list("") == []
 
-    async def test_what_was_put_can_be_read(self, store: Store) -> None:
+    async def test_what_was_put_can_be_read(self, store: MetadataStore) -> None:
         revision = await put(store, "/a", b"one")
         entry = await store.get("/a")
         assert entry is not None
         assert (entry.key, entry.value, entry.version, entry.lease) == ("/a", b"one", 1, 0)
         assert entry.create_revision == entry.mod_revision == revision == await store.revision()
 
-    async def test_values_and_keys_come_back_byte_for_byte(self, store: Store) -> None:
+    async def test_values_and_keys_come_back_byte_for_byte(self, store: MetadataStore) -> None:
         for key, value in {
             "/empty": b"",
             "/bytes": bytes(range(256)),
@@ -104,7 +104,7 @@ class StoreConformance:
             assert entry is not None
             assert (entry.key, entry.value) == (key, value)
 
-    async def test_every_put_counts_the_version_up_and_keeps_the_create_revision(self, store: Store) -> None:
+    async def test_every_put_counts_the_version_up_and_keeps_the_create_revision(self, store: MetadataStore) -> None:
         created = await put(store, "/a", b"1")
         await put(store, "/other")
         replaced = await put(store, "/a", b"2")
@@ -113,7 +113,7 @@ class StoreConformance:
         assert (entry.value, entry.version, entry.create_revision, entry.mod_revision) == (b"2", 2, created, replaced)
         assert replaced == created + 2
 
-    async def test_a_deleted_key_is_gone_and_starts_anew(self, store: Store) -> None:
+    async def test_a_deleted_key_is_gone_and_starts_anew(self, store: MetadataStore) -> None:
         await put(store, "/a")
         await put(store, "/a")
         assert (await store.transact([], [Delete("/a")])).succeeded
@@ -123,13 +123,13 @@ class StoreConformance:
         assert entry is not None
         assert (entry.version, entry.create_revision) == (1, created)
 
-    async def test_deleting_what_is_not_there_changes_nothing(self, store: Store) -> None:
+    async def test_deleting_what_is_not_there_changes_nothing(self, store: MetadataStore) -> None:
         before = await put(store, "/a")
         result = await store.transact([], [Delete("/b")])
         assert (result.succeeded, result.revision) == (True, before)
         assert await store.revision() == before
 
-    async def test_an_empty_transaction_succeeds_and_changes_nothing(self, store: Store) -> None:
+    async def test_an_empty_transaction_succeeds_and_changes_nothing(self, store: MetadataStore) -> None:
         before = await put(store, "/a")
         result = await store.transact([], [])
         assert (result.succeeded, result.revision) == (True, before)
@@ -171,7 +171,7 @@ class StoreConformance:
 
     # Order, prefixes, pages
 
-    async def test_a_prefix_is_compared_byte_by_byte(self, store: Store) -> None:
+    async def test_a_prefix_is_compared_byte_by_byte(self, store: MetadataStore) -> None:
         for key in ("/default/orders", "/default/orders/0", "/default/orders/1", "/default/orders-dlq", "/default2/x"):
             await put(store, key)
         assert await keys(store, "/default/orders/") == ["/default/orders/0", "/default/orders/1"]
@@ -184,19 +184,19 @@ class StoreConformance:
         assert await keys(store, "/default/") == await keys(store, "/default/orders")
         assert await keys(store, "/nothing/") == []
 
-    async def test_a_prefix_means_its_characters_and_not_a_pattern(self, store: Store) -> None:
+    async def test_a_prefix_means_its_characters_and_not_a_pattern(self, store: MetadataStore) -> None:
         for key in ("/a_b/1", "/axb/1", "/a%/1", "/ab/1", "/A_B/1", "/a*/1"):
             await put(store, key)
         assert await keys(store, "/a_b/") == ["/a_b/1"]
         assert await keys(store, "/a%") == ["/a%/1"]
         assert await keys(store, "/a*") == ["/a*/1"]
 
-    async def test_keys_are_ordered_by_their_bytes(self, store: Store) -> None:
+    async def test_keys_are_ordered_by_their_bytes(self, store: MetadataStore) -> None:
         names = ["b", "B", "a/b", "a-b", "a", "é", "z", "10", "9", "\U0001f680", "\uffff", "a\x00", "日"]
         await store.transact([], [Put(name, b"") for name in names])
         assert await keys(store) == sorted(names, key=lambda name: name.encode())
 
-    async def test_pages_neither_skip_nor_repeat(self, store: Store) -> None:
+    async def test_pages_neither_skip_nor_repeat(self, store: MetadataStore) -> None:
         names = [f"/page/{number:03}" for number in range(25)]
         await store.transact([], [Put(name, b"") for name in (*names, "/pa", "/paged", "/page")])
         assert [entry.key for entry in await store.list("/page/", limit=10)] == names[:10]
@@ -206,19 +206,19 @@ class StoreConformance:
         assert await store.list("/page/", start_after=names[-1]) == []
         assert len(await store.list("/page/", start_after="/")) == 25
 
-    async def test_a_page_starts_after_a_key_that_no_longer_exists(self, store: Store) -> None:
+    async def test_a_page_starts_after_a_key_that_no_longer_exists(self, store: MetadataStore) -> None:
         await store.transact([], [Put("/a/1", b""), Put("/a/3", b"")])
         assert [entry.key for entry in await store.list("/a/", start_after="/a/2")] == ["/a/3"]
 
     # Transactions
 
-    async def test_all_writes_of_a_transaction_share_one_revision(self, store: Store) -> None:
+    async def test_all_writes_of_a_transaction_share_one_revision(self, store: MetadataStore) -> None:
         await put(store, "/gone")
         result = await store.transact([], [Put("/a", b"1"), Put("/b", b"2"), Delete("/gone")])
         assert result.revision == 2
         assert [entry.mod_revision for entry in await store.list("")] == [2, 2]
 
-    async def test_one_comparison_that_fails_stops_all_writes(self, store: Store) -> None:
+    async def test_one_comparison_that_fails_stops_all_writes(self, store: MetadataStore) -> None:
         await put(store, "/a", b"1")
         before = await store.revision()
         result = await store.transact(
@@ -227,7 +227,7 @@ class StoreConformance:
         assert (result.succeeded, result.revision) == (False, before)
         assert await keys(store) == ["/a"]
 
-    async def test_each_kind_of_comparison(self, store: Store) -> None:
+    async def test_each_kind_of_comparison(self, store: MetadataStore) -> None:
         revision = await put(store, "/a", b"1")
         for compare, holds in [
             (Compare.value("/a", b"1"), True),
@@ -245,11 +245,11 @@ class StoreConformance:
         ]:
             assert (await store.transact([compare], [])).succeeded is holds, compare
 
-    async def test_comparisons_see_the_store_as_it_was_before_the_transaction(self, store: Store) -> None:
+    async def test_comparisons_see_the_store_as_it_was_before_the_transaction(self, store: MetadataStore) -> None:
         assert (await store.transact([Compare.missing("/a")], [Put("/a", b"1")])).succeeded
         assert not (await store.transact([Compare.missing("/a")], [Put("/a", b"2")])).succeeded
 
-    async def test_concurrent_increments_lose_nothing(self, store: Store) -> None:
+    async def test_concurrent_increments_lose_nothing(self, store: MetadataStore) -> None:
         async def increment() -> None:
             while True:
                 entry = await store.get("/count")
@@ -263,7 +263,7 @@ class StoreConformance:
         assert entry is not None
         assert (entry.value, entry.version) == (b"25", 25)
 
-    async def test_one_of_many_who_create_the_same_key_wins(self, store: Store) -> None:
+    async def test_one_of_many_who_create_the_same_key_wins(self, store: MetadataStore) -> None:
         results = await asyncio.gather(
             *(store.transact([Compare.missing("/owner")], [Put("/owner", b"%d" % me)]) for me in range(16))
         )
@@ -272,14 +272,14 @@ class StoreConformance:
         assert entry is not None
         assert [b"%d" % me for me in winners] == [entry.value]
 
-    async def test_many_transactions_at_once_each_get_their_own_revision(self, store: Store) -> None:
+    async def test_many_transactions_at_once_each_get_their_own_revision(self, store: MetadataStore) -> None:
         revisions = await asyncio.gather(*(put(store, f"/bulk/{number:04}") for number in range(500)))
         assert sorted(revisions) == list(range(1, 501))
         assert await keys(store, "/bulk/") == [f"/bulk/{number:04}" for number in range(500)]
         for entry in await store.list("/bulk/", limit=500):
             assert revisions[int(entry.key[-4:])] == entry.mod_revision
 
-    async def test_a_random_history_reads_like_a_dictionary(self, store: Store) -> None:
+    async def test_a_random_history_reads_like_a_dictionary(self, store: MetadataStore) -> None:
         seed = random.randrange(2**32)
         print("seed", seed)
         chance, expected = random.Random(seed), dict[str, bytes]()
@@ -297,7 +297,7 @@ class StoreConformance:
 
     # Limits
 
-    async def test_limits_can_be_reached_and_not_passed(self, store: Store) -> None:
+    async def test_limits_can_be_reached_and_not_passed(self, store: MetadataStore) -> None:
         await put(store, "/big", b"x" * METADATA_VALUE_BYTES_MAX)
         entry = await store.get("/big")
         assert entry is not None
@@ -315,7 +315,7 @@ class StoreConformance:
         with pytest.raises(Invalid, match="4097 bytes"):
             await put(store, "k" * (KEY_BYTES_MAX + 1))
 
-    async def test_what_makes_no_sense_is_refused_by_name(self, store: Store) -> None:
+    async def test_what_makes_no_sense_is_refused_by_name(self, store: MetadataStore) -> None:
         with pytest.raises(Invalid, match="empty"):
             await put(store, "")
         with pytest.raises(Invalid, match="Unicode"):
@@ -335,7 +335,9 @@ class StoreConformance:
 
     # Watches
 
-    async def test_a_watch_tells_what_happened_since_a_revision_and_what_happens_now(self, store: Store) -> None:
+    async def test_a_watch_tells_what_happened_since_a_revision_and_what_happens_now(
+        self, store: MetadataStore
+    ) -> None:
         await put(store, "/w/a", b"1")
         from_revision = await put(store, "/w/a", b"2")
         await put(store, "/elsewhere")
@@ -350,14 +352,14 @@ class StoreConformance:
         (live,) = await take(events, 1)
         assert (live.key, live.revision) == ("/w/b", revision)
 
-    async def test_a_watch_knows_nothing_of_neighbours(self, store: Store) -> None:
+    async def test_a_watch_knows_nothing_of_neighbours(self, store: MetadataStore) -> None:
         events = store.watch("/default/orders/", 1)
         await put(store, "/default/orders-dlq/x")
         await put(store, "/default/orders")
         await put(store, "/default/orders/0")
         assert [event.key for event in await take(events, 1)] == ["/default/orders/0"]
 
-    async def test_from_history_to_live_there_is_no_gap_and_no_repetition(self, store: Store) -> None:
+    async def test_from_history_to_live_there_is_no_gap_and_no_repetition(self, store: MetadataStore) -> None:
         count = 300
 
         async def write() -> None:
@@ -377,7 +379,7 @@ class StoreConformance:
         for start, follower in followers:
             assert follower.result() == list(range(start, count + 1))
 
-    async def test_the_events_of_one_transaction_follow_each_other(self, store: Store) -> None:
+    async def test_the_events_of_one_transaction_follow_each_other(self, store: MetadataStore) -> None:
         await put(store, "/w/gone")
         await store.transact([], [Put("/w/b", b""), Delete("/w/gone"), Put("/other", b""), Put("/w/a", b"")])
         await put(store, "/w/c")
@@ -385,19 +387,19 @@ class StoreConformance:
         assert {event.key for event in events[:3]} == {"/w/a", "/w/b", "/w/gone"}
         assert [event.revision for event in events] == [2, 2, 2, 3]
 
-    async def test_a_failed_transaction_is_no_event(self, store: Store) -> None:
+    async def test_a_failed_transaction_is_no_event(self, store: MetadataStore) -> None:
         events = store.watch("/", 1)
         await store.transact([Compare.version("/a", 5)], [Put("/a", b"")])
         await put(store, "/b")
         assert [event.key for event in await take(events, 1)] == ["/b"]
 
-    async def test_a_watch_may_wait_for_a_revision_to_come(self, store: Store) -> None:
+    async def test_a_watch_may_wait_for_a_revision_to_come(self, store: MetadataStore) -> None:
         events = store.watch("/", 3)
         for number in range(4):
             await put(store, f"/{number}")
         assert [event.revision for event in await take(events, 2)] == [3, 4]
 
-    async def test_whoever_lists_and_then_watches_sees_everything(self, store: Store) -> None:
+    async def test_whoever_lists_and_then_watches_sees_everything(self, store: MetadataStore) -> None:
         await put(store, "/w/a")
         revision = await store.revision()
         await put(store, "/w/b")
@@ -407,7 +409,7 @@ class StoreConformance:
         seen = {entry.key for entry in listed} | {event.key for event in await take(events, 2)}
         assert seen == {"/w/a", "/w/b", "/w/c"}
 
-    async def test_a_compacted_revision_cannot_be_watched_and_the_keys_stay(self, store: Store) -> None:
+    async def test_a_compacted_revision_cannot_be_watched_and_the_keys_stay(self, store: MetadataStore) -> None:
         for number in range(5):
             await put(store, f"/{number}")
         await store.compact(3)
@@ -420,7 +422,7 @@ class StoreConformance:
         with pytest.raises(Invalid, match="revision 6"):
             await store.compact(6)
 
-    async def test_a_watcher_that_fell_behind_a_compaction_is_told(self, store: Store) -> None:
+    async def test_a_watcher_that_fell_behind_a_compaction_is_told(self, store: MetadataStore) -> None:
         events = store.watch("/", 1)
         await put(store, "/a")
         await take(events, 1)
@@ -430,7 +432,7 @@ class StoreConformance:
         with pytest.raises(Compacted):
             await take(events, 1)
 
-    async def test_a_cancelled_watcher_leaves_the_others_alone(self, store: Store) -> None:
+    async def test_a_cancelled_watcher_leaves_the_others_alone(self, store: MetadataStore) -> None:
         staying = asyncio.ensure_future(take(store.watch("/", 1), 1))
         leaving = asyncio.ensure_future(take(store.watch("/", 1), 1))
         await store.revision()
@@ -443,7 +445,7 @@ class StoreConformance:
 
     # Leases
 
-    async def test_keys_go_with_their_lease_in_one_revision(self, store: Store) -> None:
+    async def test_keys_go_with_their_lease_in_one_revision(self, store: MetadataStore) -> None:
         lease = await store.grant_lease(10_000)
         await store.transact([], [Put("/l/a", b"", lease), Put("/l/b", b"", lease), Put("/l/free", b"")])
         entry = await store.get("/l/a")
@@ -458,7 +460,7 @@ class StoreConformance:
         ]
         assert await keys(store, "/l/") == ["/l/free"]
 
-    async def test_a_lease_kept_alive_lives_on(self, store: Store) -> None:
+    async def test_a_lease_kept_alive_lives_on(self, store: MetadataStore) -> None:
         lease = await store.grant_lease(10_000)
         revision = await put(store, "/l", b"", lease)
         for _ in range(4):
@@ -471,7 +473,7 @@ class StoreConformance:
         with pytest.raises(NotFound, match=str(lease)):
             await store.keep_alive(lease)
 
-    async def test_an_ended_lease_holds_nothing(self, store: Store) -> None:
+    async def test_an_ended_lease_holds_nothing(self, store: MetadataStore) -> None:
         lease = await store.grant_lease(10_000)
         revision = await put(store, "/l", b"", lease)
         await store.revoke(lease)
@@ -483,11 +485,11 @@ class StoreConformance:
         with pytest.raises(NotFound):
             await put(store, "/l", b"", 987_654)
 
-    async def test_a_lease_without_keys_ends_without_a_revision(self, store: Store) -> None:
+    async def test_a_lease_without_keys_ends_without_a_revision(self, store: MetadataStore) -> None:
         await store.revoke(await store.grant_lease(10_000))
         assert await store.revision() == 0
 
-    async def test_a_put_without_the_lease_frees_the_key(self, store: Store) -> None:
+    async def test_a_put_without_the_lease_frees_the_key(self, store: MetadataStore) -> None:
         lease, other = await store.grant_lease(10_000), await store.grant_lease(10_000)
         await store.transact([], [Put("/freed", b"", lease), Put("/moved", b"", lease), Put("/kept", b"", lease)])
         await store.transact([], [Put("/freed", b""), Put("/moved", b"", other)])
@@ -496,7 +498,7 @@ class StoreConformance:
         await store.revoke(other)
         assert await keys(store) == ["/freed"]
 
-    async def test_a_short_lease_is_not_held_up_by_a_long_one(self, store: Store) -> None:
+    async def test_a_short_lease_is_not_held_up_by_a_long_one(self, store: MetadataStore) -> None:
         long, short = await store.grant_lease(3_600_000), await store.grant_lease(1_000)
         assert long != short
         await put(store, "/long", b"", long)
@@ -505,7 +507,7 @@ class StoreConformance:
         await deletion(store, "/short", revision)
         assert await keys(store) == ["/long"]
 
-    async def test_a_lease_may_hold_more_keys_than_a_transaction_may_write(self, store: Store) -> None:
+    async def test_a_lease_may_hold_more_keys_than_a_transaction_may_write(self, store: MetadataStore) -> None:
         lease = await store.grant_lease(10_000)
         for page in range(2):
             names = [f"/l/{page}/{number}" for number in range(METADATA_OPERATIONS_MAX)]
@@ -515,7 +517,7 @@ class StoreConformance:
 
     # Counters
 
-    async def test_ids_are_given_out_once(self, store: Store) -> None:
+    async def test_ids_are_given_out_once(self, store: MetadataStore) -> None:
         assert await take_ids(store, "topic", 1) == range(1, 2)
         assert await take_ids(store, "topic", 10) == range(2, 12)
         assert await take_ids(store, "ledger", 1) == range(1, 2)

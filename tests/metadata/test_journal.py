@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from pydanube.codec.metadata import (
     Changes,
     Contents,
-    Entry,
-    Kind,
-    Rows,
-    State,
+    JournalRecordKind,
+    MetadataEntry,
+    SnapshotRows,
+    StoreState,
     encode_body,
     encode_record,
     entry_checksum,
@@ -47,7 +47,7 @@ SCHEMA_1 = Path(__file__).parent.parent / "golden" / "metadata-schema-1.db.xz"
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-def joined(*records: tuple[Kind, int, Rows | State | Changes]) -> bytes:
+def joined(*records: tuple[JournalRecordKind, int, SnapshotRows | StoreState | Changes]) -> bytes:
     data, checksum = b"", 0
     for kind, commit, body in records:
         encoded = encode_body(body)
@@ -58,15 +58,15 @@ def joined(*records: tuple[Kind, int, Rows | State | Changes]) -> bytes:
 
 def example() -> tuple[bytes, Contents]:
     """A journal with one record of each kind, and what it holds."""
-    old, kept = Entry(b"/a", b"1", 1, 1, 1, 0), Entry(b"/b", b"\x00\xff", 2, 1, 3, 7)
-    new = Entry("/größe".encode(), b"", 1, 5, 5, 0)
-    snapshot = State(STORE_ID, 4, 3, 7, 3, entry_checksum(old) + entry_checksum(kept) + lease_checksum((7, 500)))
+    old, kept = MetadataEntry(b"/a", b"1", 1, 1, 1, 0), MetadataEntry(b"/b", b"\x00\xff", 2, 1, 3, 7)
+    new = MetadataEntry("/größe".encode(), b"", 1, 5, 5, 0)
+    snapshot = StoreState(STORE_ID, 4, 3, 7, 3, entry_checksum(old) + entry_checksum(kept) + lease_checksum((7, 500)))
     digest = entry_checksum(kept) + entry_checksum(new) + lease_checksum((8, 600))
-    state = State(STORE_ID, 5, 5, 8, 3, digest, (("f" * 32, 9),))
+    state = StoreState(STORE_ID, 5, 5, 8, 3, digest, (("f" * 32, 9),))
     data = joined(
-        (Kind.ROWS, 4, Rows([old, kept], [(7, 500)])),
-        (Kind.SNAPSHOT, 4, snapshot),
-        (Kind.CHANGES, 5, Changes(state, [new], [b"/a"], [(8, 600)], [7])),
+        (JournalRecordKind.ROWS, 4, SnapshotRows([old, kept], [(7, 500)])),
+        (JournalRecordKind.SNAPSHOT, 4, snapshot),
+        (JournalRecordKind.CHANGES, 5, Changes(state, [new], [b"/a"], [(8, 600)], [7])),
     )
     return data, Contents(state, {entry.key: entry for entry in (kept, new)}, {8: 600})
 
@@ -88,7 +88,7 @@ def test_golden_bytes() -> None:
 
 
 def test_golden_checksums() -> None:
-    assert entry_checksum(Entry(b"/a", b"1", 1, 2, 3, 4)) == 2590033691
+    assert entry_checksum(MetadataEntry(b"/a", b"1", 1, 2, 3, 4)) == 2590033691
     assert lease_checksum((7, 500)) == 2045102380
 
 
@@ -123,12 +123,12 @@ def test_what_a_later_release_wrote_is_refused_by_name() -> None:
 
 
 def test_records_that_are_missing_or_repeated_are_noticed() -> None:
-    state = State(STORE_ID)
-    one, two = (State(STORE_ID, commit, commit) for commit in (1, 2))
+    state = StoreState(STORE_ID)
+    one, two = (StoreState(STORE_ID, commit, commit) for commit in (1, 2))
     snapshot, first, second = (
-        (Kind.SNAPSHOT, 0, state),
-        (Kind.CHANGES, 1, Changes(one)),
-        (Kind.CHANGES, 2, Changes(two)),
+        (JournalRecordKind.SNAPSHOT, 0, state),
+        (JournalRecordKind.CHANGES, 1, Changes(one)),
+        (JournalRecordKind.CHANGES, 2, Changes(two)),
     )
     assert scan_journal(joined(snapshot, first, second)).state == two
     for wrong in ([first], [snapshot, second], [snapshot, first, first], [snapshot, snapshot], []):
@@ -150,13 +150,20 @@ def test_zeros_behind_the_last_record_are_its_end() -> None:
 
 
 def test_rows_that_do_not_add_up_are_noticed() -> None:
-    state = State(STORE_ID, 1, 1, 0, 1, 5)
+    state = StoreState(STORE_ID, 1, 1, 0, 1, 5)
     with pytest.raises(Corrupt, match="its rows"):
-        read_journal(joined((Kind.ROWS, 1, Rows([Entry(b"/a", b"", 1, 1, 1, 0)])), (Kind.SNAPSHOT, 1, state)))
+        read_journal(
+            joined(
+                (JournalRecordKind.ROWS, 1, SnapshotRows([MetadataEntry(b"/a", b"", 1, 1, 1, 0)])),
+                (JournalRecordKind.SNAPSHOT, 1, state),
+            )
+        )
 
 
 def test_key_and_value_cannot_trade_bytes() -> None:
-    assert entry_checksum(Entry(b"ab", b"c", 1, 1, 1, 0)) != entry_checksum(Entry(b"a", b"bc", 1, 1, 1, 0))
+    assert entry_checksum(MetadataEntry(b"ab", b"c", 1, 1, 1, 0)) != entry_checksum(
+        MetadataEntry(b"a", b"bc", 1, 1, 1, 0)
+    )
 
 
 @given(st.binary(max_size=300))

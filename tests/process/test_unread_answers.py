@@ -9,7 +9,7 @@ from brokers import BrokerProcess
 
 import pydanube
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native import NativeSettings
 from pydanube.model.limits import MIB
 
@@ -24,9 +24,9 @@ def greedy(port: int) -> socket.socket:
     line = socket.socket()
     line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
     line.connect(("127.0.0.1", port))
-    hello = frames.encode(Kind.HELLO, requests.encode(requests.Hello(client="greedy")))
+    hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello(client="greedy")))
     fetch = requests.encode(requests.Fetch(TOPIC, 0, requests.Start("earliest"), bytes_max=8 * MIB))
-    asked = b"".join(frames.encode(Kind.FETCH, fetch, number) for number in range(1, FETCHES + 1))
+    asked = b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, FETCHES + 1))
     line.sendall(frames.PREAMBLE + hello + asked)
     return line
 

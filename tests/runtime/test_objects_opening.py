@@ -13,7 +13,7 @@ import pytest
 
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.runtime.objects import ObjectStore, Prefixed, open_store, opening
-from pydanube.runtime.objects.address import Address, Options, Secrets
+from pydanube.runtime.objects.address import Secrets, StoreAddress, StoreOptions
 from pydanube.runtime.objects.memory import MemoryStore
 
 HEAVY = ("obstore", "redis", "grpc", "google.protobuf", "opendal", "numpy")
@@ -76,7 +76,7 @@ async def test_text_that_is_no_number_or_truth_is_refused() -> None:
         with pytest.raises(Invalid, match="number of seconds"):
             await open_store("s3://bucket", {"timeout_s": value})
     with pytest.raises(Invalid, match="not text"):
-        Options("s3", {"timeout_s": 5})  # type: ignore[dict-item]
+        StoreOptions("s3", {"timeout_s": 5})  # type: ignore[dict-item]
 
 
 def test_a_url_is_shown_as_it_was_given() -> None:
@@ -87,7 +87,7 @@ def test_a_url_is_shown_as_it_was_given() -> None:
         "grpc://[::1]:6680",
         "file:///a%20b",
     ):
-        assert Address.parse(url).shown.rstrip("/") == url.rstrip("/")
+        assert StoreAddress.parse(url).shown.rstrip("/") == url.rstrip("/")
 
 
 def test_secrets_are_taken_out_of_messages_in_every_spelling() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import pydanube
 from pydanube.client.connection.connection import Connection
-from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.codec.native import requests
 from pydanube.model.errors import Corrupt, NotFound, Refused, Unavailable
 from pydanube.spark import connections
@@ -328,7 +328,7 @@ def test_a_topic_that_is_made_anew_in_the_middle_of_a_task_is_lost_from_there_on
         client.delete_topic(TOPIC)
         publish_payloads(client, [new] * 200)
 
-    async def remade_before_the_third(connection: Connection, request: requests.Fetch) -> Fetched:
+    async def remade_before_the_third(connection: Connection, request: requests.Fetch) -> FetchAnswer:
         if next(fetches) == 3:
             await asyncio.to_thread(remake)
         return await fetch(connection, request)

@@ -24,7 +24,7 @@ import pydanube
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.reading.batch_reader import DanubePushingReader
 from pydanube.spark.reading.planning import DanubePartition
-from pydanube.spark.reading.pushdown import Pushed, Span, pushed
+from pydanube.spark.reading.pushdown import OffsetSpan, Pushed, pushed
 
 if TYPE_CHECKING:
     from spark_broker import Broker
@@ -72,15 +72,15 @@ def test_partitions_are_ruled_out_for_good(filter_: Filter, admitted: list[int])
 @pytest.mark.parametrize(
     ("filter_", "span", "again"),
     [
-        (EqualTo(("offset",), 5), Span(5, 6), False),
-        (GreaterThan(("offset",), 5), Span(6, Span().high), False),
-        (LessThan(("offset",), 5), Span(0, 5), False),
-        (LessThanOrEqual(("offset",), 5), Span(0, 6), False),
-        (In(("offset",), (9, 3)), Span(3, 10), True),
-        (Not(EqualTo(("offset",), 5)), Span(), True),
+        (EqualTo(("offset",), 5), OffsetSpan(5, 6), False),
+        (GreaterThan(("offset",), 5), OffsetSpan(6, OffsetSpan().high), False),
+        (LessThan(("offset",), 5), OffsetSpan(0, 5), False),
+        (LessThanOrEqual(("offset",), 5), OffsetSpan(0, 6), False),
+        (In(("offset",), (9, 3)), OffsetSpan(3, 10), True),
+        (Not(EqualTo(("offset",), 5)), OffsetSpan(), True),
     ],
 )
-def test_offsets_are_cut(filter_: Filter, span: Span, again: bool) -> None:
+def test_offsets_are_cut(filter_: Filter, span: OffsetSpan, again: bool) -> None:
     found, left = one(filter_)
     assert (found.offsets, left) == (span, again)
 
@@ -88,7 +88,7 @@ def test_offsets_are_cut(filter_: Filter, span: Span, again: bool) -> None:
 def test_times_cut_and_are_looked_at_again() -> None:
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
     found, left = pushed([GreaterThanOrEqual(("append_time",), noon), LessThan(("append_time",), noon)], Pushed())
-    assert found.append_times == Span(1_769_860_800_000_000, 1_769_860_800_000_000)
+    assert found.append_times == OffsetSpan(1_769_860_800_000_000, 1_769_860_800_000_000)
     assert found.by_time and len(left) == 2 and not Pushed().by_time
 
 

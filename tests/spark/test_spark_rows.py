@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.spark.options import COLUMNS
 from pydanube.spark.reading import arrow_rows as rows
-from pydanube.spark.reading.arrow_rows import Piece, RowForm
+from pydanube.spark.reading.arrow_rows import RowForm, RowSlice
 from pydanube.spark.schema import arrow_schema
 
 TOPIC = "/default/orders"
@@ -27,8 +27,8 @@ def stored(base_offset: int, payloads: list[bytes], appended: int = APPENDED, **
     return Batch.open(batch.view, stamped=True)
 
 
-def whole(batch: Batch) -> Piece:
-    return Piece(batch, 0, batch.count)
+def whole(batch: Batch) -> RowSlice:
+    return RowSlice(batch, 0, batch.count)
 
 
 def form(columns: tuple[str, ...] = COLUMNS) -> RowForm:
@@ -39,7 +39,7 @@ def moment(micros: int) -> datetime:
     return datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000)
 
 
-def expected(pieces: list[Piece]) -> list[dict[str, object]]:
+def expected(pieces: list[RowSlice]) -> list[dict[str, object]]:
     """Row by row, from what the batch says of itself."""
     return [
         {
@@ -61,8 +61,8 @@ def expected(pieces: list[Piece]) -> list[dict[str, object]]:
 
 
 @st.composite
-def some_pieces(draw: st.DrawFn) -> list[Piece]:
-    pieces: list[Piece] = []
+def some_pieces(draw: st.DrawFn) -> list[RowSlice]:
+    pieces: list[RowSlice] = []
     offset = draw(st.integers(0, 2**40))
     for number in range(draw(st.integers(1, 5))):
         payloads = draw(st.lists(st.binary(max_size=20), min_size=1, max_size=30))
@@ -81,14 +81,14 @@ def some_pieces(draw: st.DrawFn) -> list[Piece]:
         columns["schema_id"], columns["schema_version"] = draw(st.sampled_from([(0, 0), (7, 2), (2**62, 1)]))
         batch = stored(offset, payloads, APPENDED + number, **columns)
         start = draw(st.integers(0, count - 1))
-        pieces.append(Piece(batch, start, draw(st.integers(start + 1, count))))
+        pieces.append(RowSlice(batch, start, draw(st.integers(start + 1, count))))
         offset = batch.end_offset + draw(st.sampled_from([0, 0, 5]))
     return pieces
 
 
 @settings(deadline=None)
 @given(some_pieces())
-def test_every_value_of_every_row_is_there(pieces: list[Piece]) -> None:
+def test_every_value_of_every_row_is_there(pieces: list[RowSlice]) -> None:
     made = form().of(pieces)
     made.validate(full=True)
     assert made.schema == arrow_schema()
@@ -97,7 +97,7 @@ def test_every_value_of_every_row_is_there(pieces: list[Piece]) -> None:
 
 @settings(deadline=None)
 @given(some_pieces(), st.sets(st.sampled_from(COLUMNS), min_size=1).map(sorted).map(tuple))
-def test_only_the_chosen_columns_are_made_in_their_order(pieces: list[Piece], columns: tuple[str, ...]) -> None:
+def test_only_the_chosen_columns_are_made_in_their_order(pieces: list[RowSlice], columns: tuple[str, ...]) -> None:
     made = form(columns).of(pieces)
     assert made.schema == arrow_schema(columns)
     assert made.to_pylist() == [{name: row[name] for name in columns} for row in expected(pieces)]

@@ -2,7 +2,7 @@
 
 import random
 
-from pydanube.storage.cache import Tail, TailCache
+from pydanube.storage.cache import CachedTail, TailCache
 
 
 def view(size: int) -> memoryview:
@@ -10,7 +10,7 @@ def view(size: int) -> memoryview:
 
 
 def test_a_tail_is_read_from_the_batch_that_holds_the_offset():
-    cache, tail = TailCache(1000), Tail()
+    cache, tail = TailCache(1000), CachedTail()
     first, second = view(10), view(20)
     cache.add(tail, 0, 5, first)
     cache.add(tail, 5, 9, second)
@@ -22,7 +22,7 @@ def test_a_tail_is_read_from_the_batch_that_holds_the_offset():
 
 
 def test_the_oldest_batch_of_all_partitions_leaves_first():
-    cache, one, two = TailCache(30), Tail(), Tail()
+    cache, one, two = TailCache(30), CachedTail(), CachedTail()
     cache.add(one, 0, 1, view(10))
     cache.add(two, 0, 1, view(10))
     cache.add(one, 1, 2, view(10))
@@ -31,14 +31,14 @@ def test_the_oldest_batch_of_all_partitions_leaves_first():
 
 
 def test_a_batch_larger_than_the_budget_is_held_alone():
-    cache, tail = TailCache(10), Tail()
+    cache, tail = TailCache(10), CachedTail()
     cache.add(tail, 0, 1, view(5))
     cache.add(tail, 1, 2, view(100))
     assert (tail.start, tail.end, len(tail)) == (1, 2, 1)
 
 
 def test_a_gap_in_the_offsets_starts_a_new_tail():
-    cache, tail = TailCache(1000), Tail()
+    cache, tail = TailCache(1000), CachedTail()
     cache.add(tail, 0, 5, view(10))
     cache.add(tail, 100, 105, view(10))
     assert (tail.start, tail.end, cache.bytes) == (100, 105, 10)
@@ -48,7 +48,7 @@ def test_random_use_keeps_every_tail_gapless_and_the_budget(request):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    cache, tails = TailCache(5_000), [Tail() for _ in range(5)]
+    cache, tails = TailCache(5_000), [CachedTail() for _ in range(5)]
     stored: list[list[tuple[int, int]]] = [[] for _ in tails]
     for _ in range(20_000):
         which = rng.randrange(5)

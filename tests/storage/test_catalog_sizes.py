@@ -4,7 +4,7 @@ import pytest
 
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.runtime.clock import SystemClock
-from pydanube.storage.tiering.catalog import SIZES_READ_MAX, Catalog, Segment, SegmentRecord, entries
+from pydanube.storage.tiering.catalog import SIZES_READ_MAX, Catalog, CatalogSegment, SegmentRecord, entries
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def fill(store, count: int) -> int:
             size = 1000 if number < count // 2 else 3000
             total += size
             record = SegmentRecord(f"o-{number}", number * 10, 0, size, size, size + 100, total=total)
-            writes += entries(Segment(7, 0, number * 10 + 10, record))
+            writes += entries(CatalogSegment(7, 0, number * 10 + 10, record))
         await store.transact([], writes)
     return total
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.codec.wal import Identity, with_checksum
+from pydanube.codec.wal import NodeIdentity, with_checksum
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import OsDisk
 from pydanube.storage.directory import DataDirectory
@@ -41,7 +41,7 @@ def test_a_directory_written_by_this_release_stays_readable(tmp_path: Path) -> N
     (tmp_path / "IDENTITY").write_bytes(with_checksum(line))
     directory = open_directory(tmp_path)
     assert directory.knows("wal")
-    assert directory.identity == Identity("danube", "broker-1", "5f" * 16)
+    assert directory.identity == NodeIdentity("danube", "broker-1", "5f" * 16)
     directory.close()
 
 
@@ -84,13 +84,13 @@ def test_somebody_elses_disk_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_another_incarnation_of_the_same_node_is_refused(tmp_path: Path) -> None:
     open_directory(tmp_path).close()
-    expected = Identity("danube", "broker-1", "another")
+    expected = NodeIdentity("danube", "broker-1", "another")
     with pytest.raises(Refused, match="belongs to incarnation"):
         DataDirectory.open(OsDisk(), tmp_path, expected=expected)
 
 
 def test_an_emptied_disk_is_refused_when_the_node_is_known(tmp_path: Path) -> None:
-    expected = Identity("danube", "broker-1", "5f" * 16)
+    expected = NodeIdentity("danube", "broker-1", "5f" * 16)
     with pytest.raises(Refused, match="is empty, but node 'broker-1' of cluster 'danube' had data in it"):
         DataDirectory.open(OsDisk(), tmp_path, expected=expected)
 

@@ -25,7 +25,7 @@ from pydanube.storage.metadata_seen import (
     refuse_older,
     write_seen,
 )
-from pydanube.storage.wal import Level
+from pydanube.storage.wal import DurabilityLevel
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 WHERE, METADATA = Path("/data/wal"), Path("/data/metadata.db")
@@ -116,7 +116,7 @@ async def test_every_new_file_names_the_newest_revision_that_was_noted() -> None
         done: list[object] = []
         for entry in range(100):
             body, crc = make_batch(bytes(200), entry)
-            log.append(RecordKind.DATA, 1, entry, 1, body, crc, Level.SYNC, done.append)
+            log.append(RecordKind.DATA, 1, entry, 1, body, crc, DurabilityLevel.SYNC, done.append)
     async with opened(disk, metadata=MetadataStamp(B, 1)) as log:
         assert log.recovered.is_stamped
         assert log.recovered.metadata == {A: 9}
@@ -130,7 +130,7 @@ async def test_the_first_entry_of_a_ledger_counts_too() -> None:
     disk = sim_disk()
     async with opened(disk, settings=SMALL, metadata=MetadataStamp(A, 5)) as log:
         body = encode(LedgerStart(FORMAT, 0, [], A, 12))
-        log.append(RecordKind.LEDGER_START, 1, 0, 1, body, crc32c(body), Level.SYNC, lambda _: None)
+        log.append(RecordKind.LEDGER_START, 1, 0, 1, body, crc32c(body), DurabilityLevel.SYNC, lambda _: None)
         await log.held([])
         disk.crash()
         async with opened(disk, settings=SMALL) as again:

@@ -10,7 +10,7 @@ from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.storage.cache import TailCache
 from pydanube.storage.stream import LoggedStream, MemoryStream
-from pydanube.storage.wal import Identity, Level, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogWriter, NodeIdentity, WalSettings
 
 SMALL = WalSettings(file_bytes=32 << 10, group_bytes_max=8 << 10, read_bytes=4 << 10, index_cache_bytes=4 << 10)
 
@@ -42,7 +42,7 @@ class Writing:
         batch.stamp(base, self.time, 1)
         done = asyncio.get_running_loop().create_future()
         crc, entry, self.entry = batch.header.body_crc, self.entry, self.entry + 1
-        self.log.append(RecordKind.DATA, self.ledger, entry, 1, batch.view, crc, Level.SYNC, done.set_result)
+        self.log.append(RecordKind.DATA, self.ledger, entry, 1, batch.view, crc, DurabilityLevel.SYNC, done.set_result)
         self.next_offset = end
         assert await done is None
         self.stream.add(base, end, batch.view)
@@ -72,7 +72,7 @@ async def test_readers_anywhere_see_every_batch_once_while_it_is_written(tmp_pat
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    log = await LogWriter.open(OsDisk(), tmp_path, Identity("c", "n", "i"), SMALL, SystemClock())
+    log = await LogWriter.open(OsDisk(), tmp_path, NodeIdentity("c", "n", "i"), SMALL, SystemClock())
     stream = LoggedStream(log, TailCache(6_000), [], 0)
     writing = Writing(log, stream, rng)
     async with asyncio.TaskGroup() as tasks:

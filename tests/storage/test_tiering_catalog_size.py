@@ -13,7 +13,7 @@ from pydanube.metadata.store import Put
 from pydanube.model.positions import Position
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.catalog import Segment, SegmentRecord, entries
+from pydanube.storage.tiering.catalog import CatalogSegment, SegmentRecord, entries
 
 SEGMENT_BYTES = 1 << 20
 SEGMENTS = 20 * 1024
@@ -41,7 +41,7 @@ class Questions:
         return self.asked - before
 
 
-async def pretend(store, topic_id: int, like: Segment, shift_us: int) -> None:
+async def pretend(store, topic_id: int, like: CatalogSegment, shift_us: int) -> None:
     """Older history: entries as they are, of objects that nobody reads here."""
     writes: list[Put] = []
     for number in range(SEGMENTS):
@@ -56,7 +56,7 @@ async def pretend(store, topic_id: int, like: Segment, shift_us: int) -> None:
             first_time=like.record.first_time - shift_us + number * 1_000_000,
             last_time=like.record.first_time - shift_us + number * 1_000_000 + 999_999,
         )
-        writes += entries(Segment(topic_id, 0, (number + 1) * 1000, record))
+        writes += entries(CatalogSegment(topic_id, 0, (number + 1) * 1000, record))
         if len(writes) >= 120:
             await store.transact([], writes)
             writes = []
@@ -74,7 +74,7 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
         store = broker._registry._store
         (tier,) = broker.tiers.partitions.values()
         topic_id = tier.topic_id
-        now = Segment(topic_id, 0, 0, SegmentRecord("", 0, 0, 0, 0, 0, first_time=clock.now_us()))
+        now = CatalogSegment(topic_id, 0, 0, SegmentRecord("", 0, 0, 0, 0, 0, first_time=clock.now_us()))
         await pretend(store, topic_id, now, shift_us=SEGMENTS * 1_000_000)
         found = await store.get(partition_key(topic_id, 0))
         assert found is not None
@@ -108,5 +108,5 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
         assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", clock.now_us())) == base
 
 
-async def no_producers(_segment: Segment) -> list:
+async def no_producers(_segment: CatalogSegment) -> list:
     return []

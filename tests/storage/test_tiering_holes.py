@@ -17,16 +17,16 @@ from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.catalog import Catalog, Segment, segment_key
+from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, segment_key
 from pydanube.storage.tiering.claim import Owner
 
 
-async def segments_of(catalog: Catalog) -> list[Segment]:
+async def segments_of(catalog: Catalog) -> list[CatalogSegment]:
     (topic_id,) = await catalog.topics()
     return [one async for page in catalog.pages(topic_id, 0) for one in page]
 
 
-async def lose(directory: Path, number: int) -> Segment:
+async def lose(directory: Path, number: int) -> CatalogSegment:
     """An entry of the catalog goes, as by a mistake."""
     async with await EmbeddedStore.open(directory / "metadata.db", SystemClock()) as store:
         lost = (await segments_of(Catalog(store)))[number]

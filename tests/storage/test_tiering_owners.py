@@ -12,22 +12,22 @@ from pydanube.broker import Broker
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
-from pydanube.metadata.store import Store
+from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import StaleEpoch
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.wal import Identity, LogWriter
+from pydanube.storage.wal import LogWriter, NodeIdentity
 
 
 @asynccontextmanager
-async def broker_over(store: Store, objects: ObjectStore, directory: Path, clock: Clock):
+async def broker_over(store: MetadataStore, objects: ObjectStore, directory: Path, clock: Clock):
     """A broker with a log of its own."""
     async with AsyncExitStack() as parts:
         registry = Registry(store, clock)
         await registry.load()
-        writer = await LogWriter.open(OsDisk(), directory, Identity("cluster", directory.name, "one"), WAL, clock)
+        writer = await LogWriter.open(OsDisk(), directory, NodeIdentity("cluster", directory.name, "one"), WAL, clock)
         parts.push_async_callback(writer.close)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)

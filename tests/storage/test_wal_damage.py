@@ -13,7 +13,7 @@ from wal_simulation import IDENTITY, make_batch
 from wal_tools import DIRECTORY, SMALL, Ledger, open_log, opened, payloads, sim_disk
 
 from pydanube.codec.wal import (
-    Identity,
+    NodeIdentity,
     RecordKind,
     decode_header,
     encode_header,
@@ -26,7 +26,7 @@ from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal.engine import Record
 from pydanube.storage.wal.handles import Handles
 from pydanube.storage.wal.reader import LogReader
-from pydanube.storage.wal.recovery import Recovery
+from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.settings import WalSettings
 from pydanube.storage.wal.sidecar import write_sidecar
 
@@ -48,7 +48,7 @@ def crashed_log(groups: int = 10, wal_settings: WalSettings = LARGE) -> SimDisk:
     """A log of ledgers 1, 2 and 3, one entry of each per group; its process is gone and left no index. All groups were
     synced but the last, which was only written."""
     disk = sim_disk()
-    engine = Recovery(disk, DIRECTORY, IDENTITY, wal_settings).run()
+    engine = LogRecovery(disk, DIRECTORY, IDENTITY, wal_settings).run()
     for group in range(groups):
         engine.write([record(ledger_id, group) for ledger_id in (1, 2, 3)])
         if group < groups - 1:
@@ -60,7 +60,7 @@ def crashed_log(groups: int = 10, wal_settings: WalSettings = LARGE) -> SimDisk:
 def closed_log(groups: int = 40) -> SimDisk:
     """The same over several files, each with its index."""
     disk = sim_disk()
-    engine = Recovery(disk, DIRECTORY, IDENTITY, SMALL).run()
+    engine = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL).run()
     for group in range(groups):
         engine.commit([record(ledger_id, group) for ledger_id in (1, 2, 3)])
     engine.close()
@@ -284,14 +284,14 @@ async def test_an_emptied_disk_refuses_the_start() -> None:
 
 async def test_a_log_of_another_node_is_refused() -> None:
     disk = crashed_log()
-    put(disk, DIRECTORY / "MANIFEST", encode_manifest(Identity("danube", "broker-2", "77"), 1, 1))
+    put(disk, DIRECTORY / "MANIFEST", encode_manifest(NodeIdentity("danube", "broker-2", "77"), 1, 1))
     await refused(disk, "/data/wal belongs to node 'broker-2' of cluster 'danube'", Refused)
 
 
 async def test_a_file_of_another_incarnation_among_ours_is_refused() -> None:
     disk = crashed_log()
     other = sim_disk()
-    Recovery(other, DIRECTORY, Identity("danube", "broker-1", "77"), LARGE).run()
+    LogRecovery(other, DIRECTORY, NodeIdentity("danube", "broker-1", "77"), LARGE).run()
     put(disk, FIRST, other.open(FIRST).pread(1 << 20, 0))
     await refused(disk, f"{FIRST} belongs to node 'broker-1' of cluster 'danube' \\(incarnation 77\\)", Refused)
 
@@ -355,7 +355,7 @@ def test_no_flipped_bit_makes_a_log_tell_anything_but_the_truth(data: st.DataObj
     name = data.draw(st.sampled_from([name for name in disk.list(DIRECTORY) if name != "LOCK"]))
     size = disk.open(DIRECTORY / name).size()
     disk.damage(DIRECTORY / name, data.draw(st.integers(0, size - 1)), 1 << data.draw(st.integers(0, 7)))
-    recovery = Recovery(disk, DIRECTORY, IDENTITY, LARGE)
+    recovery = LogRecovery(disk, DIRECTORY, IDENTITY, LARGE)
     try:
         engine = recovery.run(must_exist=True)
     except (Corrupt, Refused):

@@ -15,8 +15,8 @@ from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloa
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
-from pydanube.storage.wal import Level, LogWriter, WalSettings
-from pydanube.storage.wal.recovery import Recovery
+from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
+from pydanube.storage.wal.recovery import LogRecovery
 
 PATIENT = WalSettings(file_bytes=8192, cure_ms=60_000, fill_bytes=0)
 """Never cured while the test looks."""
@@ -90,7 +90,7 @@ async def test_everything_is_refused_while_the_disk_is_not_cured() -> None:
         assert watch.failed == {1, 2, 3}, "every ledger with records in the abandoned file"
         assert log.read_only is not None
         with pytest.raises(Unavailable, match="EIO"):
-            await append(log, RecordKind.STATE_DELTA, 4, 0, b"x", level=Level.LAZY)
+            await append(log, RecordKind.STATE_DELTA, 4, 0, b"x", level=DurabilityLevel.LAZY)
         assert watch.failed == {1, 2, 3, 4}, "and every ledger that lost an append"
         done = asyncio.get_running_loop().create_future()
         log.sync(done.set_result)
@@ -105,7 +105,7 @@ async def test_what_was_written_and_not_synced_is_given_up_with_the_file() -> No
         watch = Watch(log)
         await append(log, RecordKind.STATE_DELTA, 1, 0, b"synced")
         disk.fail("sync_data", errno.EIO)
-        await append(log, RecordKind.STATE_DELTA, 1, 1, b"written", level=Level.LAZY)
+        await append(log, RecordKind.STATE_DELTA, 1, 1, b"written", level=DurabilityLevel.LAZY)
         await until(lambda: watch.cured)
         assert watch.failed == {1}
         assert await log.read_state(1) == (None, [b"synced"])
@@ -206,13 +206,13 @@ async def test_an_append_on_its_way_to_an_abandoned_ledger_fails_even_after_the_
         disk.fail("sync_data", errno.EIO)
         errors: list[DanubeError | None] = []
         body, crc = make_batch(b"lost", 2)
-        log.append(RecordKind.DATA, 1, 3, 1, body, crc, Level.SYNC, errors.append)
+        log.append(RecordKind.DATA, 1, 3, 1, body, crc, DurabilityLevel.SYNC, errors.append)
         log._end_turn()  # what the loop would do, if it were not busy from here on
         table = log._engine.table
         while not (1 in table.ledgers and table.ledgers[1].sealed):  # the loop is busy: it hears of nothing
             pass
         assert log.read_only is None
-        log.append(RecordKind.DATA, 1, 4, 1, body, crc, Level.SYNC, errors.append)
+        log.append(RecordKind.DATA, 1, 4, 1, body, crc, DurabilityLevel.SYNC, errors.append)
         await until(lambda: len(errors) == 2)
         assert all(isinstance(error, Unavailable) for error in errors)
         await Ledger(log, 2).fill(1)
@@ -228,7 +228,7 @@ async def test_an_append_to_an_abandoned_ledger_after_the_cure_is_a_mistake() ->
             await append(log, RecordKind.STATE_DELTA, 1, 1, b"y")
         await until(lambda: watch.cured)
         with pytest.raises(AssertionError, match="ledger 1 was abandoned"):
-            log.append(RecordKind.STATE_DELTA, 1, 1, 1, b"y", crc32c(b"y"), Level.SYNC, lambda _: None)
+            log.append(RecordKind.STATE_DELTA, 1, 1, 1, b"y", crc32c(b"y"), DurabilityLevel.SYNC, lambda _: None)
 
 
 async def test_closing_a_failed_log_ends() -> None:
@@ -312,6 +312,6 @@ async def test_a_ledger_that_was_abandoned_is_held_until_it_is_sealed() -> None:
         await Ledger(log, 2).start()
     assert await log.held([1, 2, 3]) == {1, 2}
     disk.crash()
-    found = Recovery(disk, DIRECTORY, IDENTITY, PATIENT).read()
+    found = LogRecovery(disk, DIRECTORY, IDENTITY, PATIENT).read()
     assert 2 in found.oldest_files
     await log.close()

@@ -14,13 +14,13 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.simdisk import SimDisk
-from pydanube.storage.wal import Level, WalSettings
+from pydanube.storage.wal import DurabilityLevel, WalSettings
 from pydanube.storage.wal.handles import Handles, Released
 from pydanube.storage.wal.inspect import records
 from pydanube.storage.wal.layout import index_path, log_path
-from pydanube.storage.wal.recovery import Recovery
+from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.sidecar import encode_sidecar, load_rows, load_sidecar, write_sidecar
-from pydanube.storage.wal.table import Span, WalFile
+from pydanube.storage.wal.table import LedgerSpan, WalFile
 
 NO_SPARES = WalSettings(file_bytes=8192, spare_files_max=0, fill_bytes=0)
 
@@ -89,7 +89,7 @@ async def test_state_keeps_its_file_until_a_newer_snapshot_is_synced() -> None:
         await Ledger(log, 2).fill(60)
         log.release(2, 60)
         assert await log.trim() == [], "a snapshot in the same file is not newer than everything in it"
-        await append(log, RecordKind.STATE_SNAPSHOT, 1, 1, b"new", level=Level.LAZY)
+        await append(log, RecordKind.STATE_SNAPSHOT, 1, 1, b"new", level=DurabilityLevel.LAZY)
         assert await log.trim() == [], "written is not synced"
         await append(log, RecordKind.STATE_DELTA, 1, 2, b"delta")
         assert len(await log.trim()) >= 2
@@ -164,7 +164,7 @@ async def test_a_released_file_can_no_longer_be_held(tmp_path: Path) -> None:
 
 def test_a_sidecar_tells_what_the_file_holds() -> None:
     disk = sim_disk()
-    engine = Recovery(disk, DIRECTORY, IDENTITY, SMALL).run()
+    engine = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL).run()
     body, crc = make_batch(b"x", 5)
     engine.commit(
         [(RecordKind.LEDGER_START, 1, 0, 1, b"start", crc32c(b"start")), (RecordKind.DATA, 1, 1, 1, body, crc)]
@@ -180,7 +180,7 @@ def test_a_sidecar_tells_what_the_file_holds() -> None:
     handle = disk.open(index_path(DIRECTORY, 1))
     for ledger_id, span in file.spans.items():
         found = loaded.spans[ledger_id]
-        for name in set(Span.__slots__) - {"index"}:
+        for name in set(LedgerSpan.__slots__) - {"index"}:
             assert getattr(found, name) == getattr(span, name), name
         rows = load_rows(handle, found)
         assert rows is not None
@@ -191,7 +191,7 @@ def test_a_sidecar_tells_what_the_file_holds() -> None:
 
 def test_a_sidecar_has_the_bytes_that_its_file_draws() -> None:
     file = WalFile(2, 0x1000, 0x1140)
-    span = file.spans[7] = Span(7, 2, 4)
+    span = file.spans[7] = LedgerSpan(7, 2, 4)
     span.add(RecordKind.DATA, 4, 2, 200, (3, 100, 1_000_000))
     head, directory, sections = encode_sidecar(file)
     assert head.hex() == (
@@ -210,7 +210,7 @@ def test_a_sidecar_has_the_bytes_that_its_file_draws() -> None:
 
 def test_a_sidecar_cut_anywhere_is_not_believed() -> None:
     disk = sim_disk()
-    engine = Recovery(disk, DIRECTORY, IDENTITY, SMALL).run()
+    engine = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL).run()
     body, crc = make_batch(b"x", 0)
     engine.commit([(RecordKind.DATA, 1, 0, 1, body, crc)])
     engine.close()
@@ -244,7 +244,7 @@ async def test_inspection_shows_every_record_of_a_running_log(tmp_path: Path) ->
 def inspected_log() -> SimDisk:
     """Six batches, synced one by one but the last, which was only written."""
     disk = sim_disk()
-    engine = Recovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
+    engine = LogRecovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
     for number in range(6):
         body, crc = make_batch(b"%d" % number, number)
         engine.write([(RecordKind.DATA, 1, number, 1, body, crc)])
@@ -280,7 +280,7 @@ def test_inspection_shows_old_records_and_what_lies_behind_the_end_as_stale() ->
     path = log_path(DIRECTORY, 1)
     last = list(records(disk, DIRECTORY))[-1]
     disk.damage(path, last.position + 64 + 130)
-    Recovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
+    LogRecovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
     disk.damage(path, last.position + 64 + 130)
     shown = list(records(disk, DIRECTORY))
     assert [record.state for record in shown] == ["ok"] * 6 + ["stale", "ok"]
@@ -290,7 +290,7 @@ def test_inspection_shows_old_records_and_what_lies_behind_the_end_as_stale() ->
 def test_inspection_shows_what_lies_behind_a_seal_as_stale() -> None:
     """A rotation synced the beginning of a group that then failed: it was refused, and does not count."""
     disk = sim_disk()
-    engine = Recovery(disk, DIRECTORY, IDENTITY, SMALL).run()
+    engine = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL).run()
     group = [(RecordKind.DATA, 1, number, 1, *make_batch(bytes(3000), number)) for number in range(4)]
     disk.fail("pwritev", after=3)
     with pytest.raises(Unavailable):
@@ -304,7 +304,7 @@ def test_inspection_shows_what_lies_behind_a_seal_as_stale() -> None:
         ("SEAL", "ok"),
     ]
     assert [record.state for record in shown if record.ledger_id == 2] == ["ok"]
-    recovery = Recovery(disk, DIRECTORY, IDENTITY, SMALL)
+    recovery = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL)
     recovery.run()
     assert recovery.recovered.ledgers[1].last_entry == -1
     assert not recovery.recovered.damaged

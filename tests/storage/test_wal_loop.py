@@ -25,8 +25,8 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
 from pydanube.runtime.simdisk import PowerCut
-from pydanube.storage.wal import Level, LogWriter, WalSettings
-from pydanube.storage.wal.baton import Baton
+from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
+from pydanube.storage.wal.baton import EngineGuard
 from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
 
 SETTINGS = WalSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
@@ -82,13 +82,13 @@ async def rest(log: LogWriter) -> None:
     await until(lambda: log._baton.is_with_loop and log._monotonic() >= log._thread_only_until)
 
 
-def put(log: LogWriter, entry: int, level: Level, done: Callable[[DanubeError | None], None]) -> None:
+def put(log: LogWriter, entry: int, level: DurabilityLevel, done: Callable[[DanubeError | None], None]) -> None:
     body = b"%d" % entry
     log.append(RecordKind.STATE_DELTA, 1, entry, 1, body, crc32c(body), level, done)
 
 
-@pytest.mark.parametrize("level", [Level.WRITE, Level.LAZY])
-async def test_a_lone_record_that_need_not_be_synced_is_done_at_once(level: Level, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", [DurabilityLevel.WRITE, DurabilityLevel.LAZY])
+async def test_a_lone_record_that_need_not_be_synced_is_done_at_once(level: DurabilityLevel, tmp_path: Path) -> None:
     disk = WatchedDisk()
     async with opened(disk, tmp_path, SETTINGS) as log:
         disk.writers.clear()
@@ -111,7 +111,7 @@ async def test_a_lone_record_that_must_be_synced_is_written_at_once_and_synced_b
         disk.syncers.clear()
         results: list[DanubeError | None] = []
         with disk.held():
-            put(log, 0, Level.SYNC, results.append)
+            put(log, 0, DurabilityLevel.SYNC, results.append)
             assert log.ledger(1).last_entry == 0  # type: ignore[union-attr]
             assert log.pending_bytes == 1
             await until(lambda: disk.syncers == [THREAD])
@@ -129,10 +129,10 @@ async def test_what_comes_while_the_thread_works_goes_to_the_thread_and_keeps_it
         disk.syncers.clear()
         order: list[int] = []
         with disk.held():
-            put(log, 0, Level.SYNC, lambda _: order.append(0))
+            put(log, 0, DurabilityLevel.SYNC, lambda _: order.append(0))
             await until(lambda: disk.syncers == [THREAD])
             for entry in (1, 2, 3):
-                put(log, entry, Level.WRITE, lambda _, entry=entry: order.append(entry))
+                put(log, entry, DurabilityLevel.WRITE, lambda _, entry=entry: order.append(entry))
                 await asyncio.sleep(CLOSE_SECONDS)
             assert order == []
         await until(lambda: len(order) == 4)
@@ -150,7 +150,7 @@ async def test_a_burst_is_not_written_record_by_record(tmp_path: Path) -> None:
         disk.write_seconds = SLOW_WRITE_SECONDS / 5  # the thread is still at the first ones when the last is handed in
         order: list[int] = []
         for entry in range(100):
-            put(log, entry, Level.WRITE, lambda _, entry=entry: order.append(entry))
+            put(log, entry, DurabilityLevel.WRITE, lambda _, entry=entry: order.append(entry))
         await until(lambda: len(order) == 100)
         assert order == list(range(100))
         assert disk.writers[0] == LOOP
@@ -168,9 +168,9 @@ async def test_a_record_done_within_append_may_lead_to_the_next(tmp_path: Path) 
             assert error is None
             told.append(len(told))
             if len(told) < 50:
-                put(log, len(told), Level.WRITE, again)
+                put(log, len(told), DurabilityLevel.WRITE, again)
 
-        put(log, 0, Level.WRITE, again)
+        put(log, 0, DurabilityLevel.WRITE, again)
         await until(lambda: len(told) == 50)
         assert await log.read_state(1) == (None, [b"%d" % entry for entry in range(50)])
 
@@ -183,7 +183,7 @@ async def test_a_callback_that_fails_within_append_does_not_fail_the_append(tmp_
         def fail(_: DanubeError | None) -> None:
             raise ValueError("oops")
 
-        put(log, 0, Level.WRITE, fail)
+        put(log, 0, DurabilityLevel.WRITE, fail)
         assert len(complaints) == 1
 
 
@@ -203,7 +203,7 @@ async def test_a_record_that_needs_a_new_file_is_left_to_the_thread(tmp_path: Pa
             await rest(log)
             disk.writers.clear()
             disk.syncers.clear()
-            await append(log, RecordKind.STATE_DELTA, 1, entry, bytes(3000), level=Level.LAZY)
+            await append(log, RecordKind.STATE_DELTA, 1, entry, bytes(3000), level=DurabilityLevel.LAZY)
             rotated = len(disk.writers) > 1
             assert set(disk.writers) == {THREAD if rotated else LOOP}
             assert LOOP not in disk.syncers
@@ -216,14 +216,14 @@ async def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path) -> 
         await rest(log)
         disk.writers.clear()
         disk.write_seconds = SLOW_WRITE_SECONDS * 2
-        await append(log, RecordKind.STATE_DELTA, 1, 0, b"slow", level=Level.WRITE)
+        await append(log, RecordKind.STATE_DELTA, 1, 0, b"slow", level=DurabilityLevel.WRITE)
         await asyncio.sleep(CLOSE_SECONDS)
-        await append(log, RecordKind.STATE_DELTA, 1, 1, b"next", level=Level.WRITE)
+        await append(log, RecordKind.STATE_DELTA, 1, 1, b"next", level=DurabilityLevel.WRITE)
         assert disk.writers == [LOOP, THREAD]
 
 
-@pytest.mark.parametrize("level", list(Level))
-async def test_a_write_that_fails_on_the_loop_is_told_like_any_other(level: Level) -> None:
+@pytest.mark.parametrize("level", list(DurabilityLevel))
+async def test_a_write_that_fails_on_the_loop_is_told_like_any_other(level: DurabilityLevel) -> None:
     disk = sim_disk()
     async with opened(disk, settings=SETTINGS) as log:
         heard: list[object] = []
@@ -273,7 +273,7 @@ async def test_after_a_cure_the_loop_writes_again(tmp_path: Path) -> None:
         await rest(log)
         results: list[DanubeError | None] = []
         body = b"again"
-        log.append(RecordKind.STATE_DELTA, 2, 0, 1, body, crc32c(body), Level.WRITE, results.append)
+        log.append(RecordKind.STATE_DELTA, 2, 0, 1, body, crc32c(body), DurabilityLevel.WRITE, results.append)
         assert results == [None]
 
 
@@ -288,11 +288,11 @@ async def test_a_power_cut_leaves_a_beginning_of_what_loop_and_thread_wrote(seed
     disk.cut_at = disk.steps + choose.randint(5, 70)
     with suppress(PowerCut):
         for entry in range(60):
-            level = choose.choice(list(Level))
+            level = choose.choice(list(DurabilityLevel))
 
-            def note(error: DanubeError | None, entry: int = entry, level: Level = level) -> None:
+            def note(error: DanubeError | None, entry: int = entry, level: DurabilityLevel = level) -> None:
                 nonlocal synced
-                if level == Level.SYNC and error is None:
+                if level == DurabilityLevel.SYNC and error is None:
                     synced = entry + 1
 
             put(log, entry, level, note)
@@ -312,7 +312,7 @@ async def test_a_power_cut_leaves_a_beginning_of_what_loop_and_thread_wrote(seed
 
 @given(st.lists(st.sampled_from(["put", "take", "tell", "hear", "wait", "fail", "cure"]), max_size=60))
 def test_the_loop_holds_the_baton_only_while_the_thread_waits_and_everything_is_heard(steps: list[str]) -> None:
-    baton = Baton()
+    baton = EngineGuard()
     mail = told = 0
     waits, fails = True, False
     for step in steps:

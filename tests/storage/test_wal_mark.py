@@ -17,7 +17,7 @@ from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal.engine import Engine, Record
 from pydanube.storage.wal.layout import DURABLE, MANIFEST, log_path
 from pydanube.storage.wal.mark import SLOT_BYTES, SLOTS_AT, Mark, decode_slots, encode_slot, read_mark
-from pydanube.storage.wal.recovery import Recovery
+from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.settings import WalSettings
 
 FIRST = log_path(DIRECTORY, 1)
@@ -31,7 +31,7 @@ def record(entry: int, ledger_id: int = 1) -> Record:
 
 
 def started(disk: SimDisk, settings: WalSettings = LARGE) -> Engine:
-    return Recovery(disk, DIRECTORY, IDENTITY, settings).run()
+    return LogRecovery(disk, DIRECTORY, IDENTITY, settings).run()
 
 
 def written(disk: SimDisk, groups: int = 5, settings: WalSettings = LARGE) -> Engine:
@@ -51,7 +51,7 @@ def mark_of(disk: SimDisk) -> tuple[int, int]:
 def damage_found(disk: SimDisk, settings: WalSettings = LARGE) -> list[Corrupt]:
     """What the next start calls damaged: some ledgers, or all of the log."""
     try:
-        return list(Recovery(disk, DIRECTORY, IDENTITY, settings).read().damaged.values())
+        return list(LogRecovery(disk, DIRECTORY, IDENTITY, settings).read().damaged.values())
     except Corrupt as error:
         return [error]
 
@@ -149,7 +149,7 @@ def test_a_tail_that_was_never_synced_is_torn_as_ever() -> None:
     engine.write([record(5)])
     disk.crash()
     disk.cut_file(FIRST, synced + 100)
-    recovery = Recovery(disk, DIRECTORY, IDENTITY, LARGE)
+    recovery = LogRecovery(disk, DIRECTORY, IDENTITY, LARGE)
     recovery.run()
     assert not recovery.recovered.damaged
     assert recovery.recovered.torn_bytes
@@ -211,7 +211,7 @@ def test_a_mark_that_the_disk_does_not_give_is_as_good_as_none() -> None:
     disk = sim_disk()
     written(disk)
     disk.crash()
-    recovery = Recovery(_UnreadableMark(disk), DIRECTORY, IDENTITY, LARGE)  # type: ignore[arg-type]
+    recovery = LogRecovery(_UnreadableMark(disk), DIRECTORY, IDENTITY, LARGE)  # type: ignore[arg-type]
     assert recovery.run().table.ledgers[1].end_entry == 5
 
 

@@ -18,7 +18,7 @@ from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.disk import DiskFile, OsDisk
 from pydanube.runtime.simdisk import SimDisk
-from pydanube.storage.wal import Level, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
 
 
 class CountingDisk(OsDisk):
@@ -114,8 +114,8 @@ async def test_nothing_is_done_before_its_sync_has_returned(tmp_path: Path) -> N
         await synced
 
 
-@pytest.mark.parametrize("level", [Level.WRITE, Level.LAZY])
-async def test_the_lower_levels_do_not_wait_and_are_synced_all_the_same(level: Level, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", [DurabilityLevel.WRITE, DurabilityLevel.LAZY])
+async def test_the_lower_levels_do_not_wait_and_are_synced_all_the_same(level: DurabilityLevel, tmp_path: Path) -> None:
     disk = CountingDisk()
     async with opened(disk, tmp_path) as log:
         ledger = Ledger(log, 1)
@@ -131,7 +131,7 @@ async def test_sync_waits_for_everything_before_it(tmp_path: Path) -> None:
     disk = CountingDisk()
     async with opened(disk, tmp_path) as log:
         ledger = Ledger(log, 1)
-        await ledger.publish(b"x", Level.WRITE)
+        await ledger.publish(b"x", DurabilityLevel.WRITE)
         syncs = disk.syncs
         done = asyncio.get_running_loop().create_future()
         log.sync(done.set_result)
@@ -145,7 +145,14 @@ async def test_done_is_called_in_the_order_of_the_appends(tmp_path: Path) -> Non
         bodies = [make_batch(b"%d" % number, number) for number in range(300)]
         for number, (body, crc) in enumerate(bodies):
             log.append(
-                RecordKind.DATA, 1, number, 1, body, crc, Level.SYNC, lambda _, number=number: order.append(number)
+                RecordKind.DATA,
+                1,
+                number,
+                1,
+                body,
+                crc,
+                DurabilityLevel.SYNC,
+                lambda _, number=number: order.append(number),
             )
         assert log.pending_bytes == sum(len(body) for body, _ in bodies)
         await until(lambda: len(order) == 300)
@@ -161,7 +168,7 @@ async def test_a_callback_that_fails_harms_no_other(tmp_path: Path) -> None:
         def fail(_: DanubeError | None) -> None:
             raise ValueError("oops")
 
-        log.append(RecordKind.STATE_DELTA, 1, 0, 1, b"a", crc32c(b"a"), Level.SYNC, fail)
+        log.append(RecordKind.STATE_DELTA, 1, 0, 1, b"a", crc32c(b"a"), DurabilityLevel.SYNC, fail)
         await append(log, RecordKind.STATE_DELTA, 1, 1, b"b")
         assert len(complaints) == 1
 
@@ -295,7 +302,7 @@ async def test_closing_waits_for_what_was_handed_in(tmp_path: Path) -> None:
     log = await open_log(OsDisk(), tmp_path)
     results: list[DanubeError | None] = []
     for entry in range(50):
-        log.append(RecordKind.STATE_DELTA, 1, entry, 1, b"x", crc32c(b"x"), Level.WRITE, results.append)
+        log.append(RecordKind.STATE_DELTA, 1, entry, 1, b"x", crc32c(b"x"), DurabilityLevel.WRITE, results.append)
     await log.close()
     await until(lambda: len(results) == 50)
     assert results == [None] * 50

@@ -9,12 +9,12 @@ from typing import Any
 from crc32c import crc32c
 from wal_simulation import DIRECTORY, Simulation
 
-from pydanube.codec.wal import CHECKED, CHECKSUM, HEADER, Manifest, decode_header
+from pydanube.codec.wal import CHECKED, CHECKSUM, HEADER, LogManifest, decode_header
 from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.disk import Disk, DiskFile
 from pydanube.storage.wal.engine import Engine, Record
 from pydanube.storage.wal.layout import log_path
-from pydanube.storage.wal.recovery import Recovery
+from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.release import releasable_files
 from pydanube.storage.wal.scan import Scanned
 from pydanube.storage.wal.table import WalFile
@@ -160,7 +160,7 @@ class SyncTriedAgainOnTheSameFile(Simulation):
     engine_class = _StubbornEngine
 
 
-class _TrustingRecovery(Recovery):
+class _TrustingRecovery(LogRecovery):
     def _write_again(self, handle: DiskFile, file: WalFile, scanned: Scanned) -> None:
         handle.sync_data()
 
@@ -208,8 +208,8 @@ class MarkNotWrittenAfterASync(Simulation):
     engine_class = _LateEngine
 
 
-class _UnmarkedRecovery(Recovery):
-    def _read_mark(self, manifest: Manifest) -> None:
+class _UnmarkedRecovery(LogRecovery):
+    def _read_mark(self, manifest: LogManifest) -> None:
         pass
 
 
@@ -237,7 +237,7 @@ class AppendToARecoveredFile(Simulation):
     engine_class = _ContinuingEngine
 
 
-class _ForgivingRecovery(Recovery):
+class _ForgivingRecovery(LogRecovery):
     """Reads every file to its last valid record, whatever the next file says."""
 
     def _take_file(self, generation: int, last: bool) -> None:
@@ -253,7 +253,7 @@ class TailsBehindSealsCount(Simulation):
     recovery_class = _ForgivingRecovery
 
 
-class _SeallessRecovery(Recovery):
+class _SeallessRecovery(LogRecovery):
     def _merge(self) -> None:
         for file in self._files:
             file.seals.clear()

@@ -20,7 +20,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from pydanube.codec.batch import Batch, encode
-from pydanube.codec.wal import Identity, RecordKind
+from pydanube.codec.wal import NodeIdentity, RecordKind
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.simdisk import PowerCut, SimDisk
@@ -29,13 +29,13 @@ from pydanube.storage.wal.handles import Handles
 from pydanube.storage.wal.layout import log_path
 from pydanube.storage.wal.mark import read_mark
 from pydanube.storage.wal.reader import LogReader
-from pydanube.storage.wal.recovery import Recovery
+from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.release import releasable_files
 from pydanube.storage.wal.settings import WalSettings
 from pydanube.storage.wal.sidecar import write_sidecar
 from pydanube.storage.wal.table import WalFile
 
-IDENTITY = Identity("danube", "broker-1", "5f" * 16)
+IDENTITY = NodeIdentity("danube", "broker-1", "5f" * 16)
 DIRECTORY = Path("/data/wal")
 DATA, START, DELTA, SNAPSHOT = (
     RecordKind.DATA,
@@ -99,7 +99,7 @@ class Simulation:
     """One history. Subclasses break one thing each, to show that the simulation would notice."""
 
     engine_class: type[Engine] = Engine
-    recovery_class: type[Recovery] = Recovery
+    recovery_class: type[LogRecovery] = LogRecovery
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -18,7 +18,7 @@ from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.simdisk import SimDisk
-from pydanube.storage.wal import Level, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
 
 DIRECTORY = Path("/data/wal")
 SMALL = WalSettings(file_bytes=8192, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
@@ -52,7 +52,7 @@ async def append(
     entry_id: int,
     body: bytes,
     crc: int | None = None,
-    level: Level = Level.SYNC,
+    level: DurabilityLevel = DurabilityLevel.SYNC,
 ) -> None:
     """Append and wait; raises what `done` was given."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class Ledger:
         await append(self.log, RecordKind.LEDGER_START, self.ledger_id, 0, b"start")
         self.entries = 1
 
-    async def publish(self, payload: bytes, level: Level = Level.SYNC) -> int:
+    async def publish(self, payload: bytes, level: DurabilityLevel = DurabilityLevel.SYNC) -> int:
         if not self.entries:
             await self.start()
         offset, entry = self.offset, self.entries

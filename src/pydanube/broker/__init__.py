@@ -6,9 +6,9 @@ Flows through   a door hands over a batch; decide, stamp, log, visible, deliver,
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
-from pydanube.broker.partitions.partition import Fetched, PublishDone, Published
-from pydanube.broker.staging.intake import SectionWish, StageWish
-from pydanube.broker.staging.staging import Committed, CommitWish
+from pydanube.broker.partitions.partition import FetchResult, PublishDone, Published
+from pydanube.broker.staging.intake import SectionRequest, StageRequest
+from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, closings
 from pydanube.broker.subscriptions.subscriptions import Attachment
 
@@ -19,15 +19,15 @@ __all__ = [
     "Attachment",
     "Broker",
     "BrokerSettings",
-    "CommitWish",
+    "CommitRequest",
     "Committed",
     "Consumer",
-    "Fetched",
+    "FetchResult",
     "Producer",
     "PublishDone",
     "Published",
-    "SectionWish",
+    "SectionRequest",
     "Sink",
-    "StageWish",
+    "StageRequest",
     "closings",
 ]

@@ -5,22 +5,22 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pydanube.broker.lifecycle.expiration import Lifetimes
-from pydanube.broker.lifecycle.topic_deletion import Removal
+from pydanube.broker.lifecycle.expiration import Expiration
+from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
 from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.partitions.partition import Fetched, PartitionSettings, PublishDone
-from pydanube.broker.partitions.recovery import Opening
+from pydanube.broker.partitions.partition import FetchResult, PartitionSettings, PublishDone
+from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.registry.policies import PolicyBook, broker_policies
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.staging.staging import Staging
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
-from pydanube.broker.tiering.administration import Storage
-from pydanube.broker.tiering.object_storage import TieringSettings, Tiers
-from pydanube.broker.tiering.places import Places
+from pydanube.broker.tiering.administration import StorageAdministration
+from pydanube.broker.tiering.object_storage import ObjectStorage, TieringSettings
+from pydanube.broker.tiering.places import RunningPositions
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
-from pydanube.metadata.store import Store
+from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
@@ -70,7 +70,7 @@ class Broker:
 
     def __init__(
         self,
-        store: Store,
+        store: MetadataStore,
         registry: Registry,
         writer: LogWriter,
         authorizer: Authorizer,
@@ -81,9 +81,9 @@ class Broker:
         tiering: TieringSettings | None = None,
     ) -> None:
         """Without `objects` the log keeps everything."""
-        self.tiers: Tiers | None = None
+        self.tiers: ObjectStorage | None = None
         if objects is not None and tiering is not None:
-            self.tiers = Tiers(objects, store, writer, clock, tasks, tiering, settings.cluster)
+            self.tiers = ObjectStorage(objects, store, writer, clock, tasks, tiering, settings.cluster)
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -92,7 +92,7 @@ class Broker:
         self._settings = settings
         history = self.tiers.history if self.tiers is not None else None
         cache = TailCache(settings.tail_bytes)
-        opening = Opening(writer, cache, settings.memory_topic_bytes, settings.remembered_max, history)
+        opening = PartitionRecovery(writer, cache, settings.memory_topic_bytes, settings.remembered_max, history)
         partition_settings = PartitionSettings(settings.offset_block, settings.remembered_max)
         policies = broker_policies(settings.message_bytes_max, settings.remembered_us)
         self._partitions = Partitions(
@@ -109,12 +109,14 @@ class Broker:
             self.tiers,
         )
         if self.tiers is not None:
-            self.tiers.manifests.living = Places(registry, self._partitions)
+            self.tiers.manifests.living = RunningPositions(registry, self._partitions)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyBook(registry, self._partitions, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
-        self.storage = Storage(registry, self._partitions, authorizer, store, writer, clock, tasks, self.tiers)
+        self.storage = StorageAdministration(
+            registry, self._partitions, authorizer, store, writer, clock, tasks, self.tiers
+        )
         self.decompression = DecompressionBudget()
         """Whoever hands in a compressed batch asks this first."""
         self._staging: Staging | None = None
@@ -122,8 +124,8 @@ class Broker:
             self._staging = Staging(
                 registry, self._partitions, self.producers, authorizer, store, clock, self.tiers, self.decompression
             )
-        self._removal = Removal(registry, self._partitions, writer, self.tiers, self._staging)
-        self.lifetimes = Lifetimes(registry, self._partitions, self.subscriptions, self._removal, clock)
+        self._removal = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
+        self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._removal, clock)
         self._started_at = clock.now_us()
         self.address = ""
         """host:port that clients are sent to; known once the door is open."""
@@ -306,7 +308,7 @@ class Broker:
         bytes_max: int,
         wait_ms: int,
         topic_id: int = 0,
-    ) -> Fetched:
+    ) -> FetchResult:
         """Batches from a position on, without a subscription; of the topic with this id only (0: any)."""
         self._authorizer.check(principal, Action.READ, str(topic))
         owned = await self._partitions.get(topic, partition)

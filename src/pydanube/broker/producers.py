@@ -34,7 +34,7 @@ class Producer:
 
     __slots__ = ("_circle", "fenced", "owner_epoch", "partition", "producer_epoch", "producer_id", "topic")
 
-    def __init__(self, topic: str, partition: Partition, identity: ProducerRecord, circle: Circle) -> None:
+    def __init__(self, topic: str, partition: Partition, identity: ProducerRecord, circle: TopicProducers) -> None:
         self.topic = topic
         self.partition = partition
         self.producer_id = identity.producer_id
@@ -48,7 +48,7 @@ class Producer:
         self._circle.remove(self)
 
 
-class Circle:
+class TopicProducers:
     """The live producers of one topic."""
 
     def __init__(self, topic_id: int, on_empty: Callable[[], object]) -> None:
@@ -120,7 +120,7 @@ class Producers:
     def __init__(self, registry: Registry, partitions: Partitions) -> None:
         self._registry = registry
         self._partitions = partitions
-        self._circles: dict[int, Circle] = {}
+        self._circles: dict[int, TopicProducers] = {}
 
     def count(self, topic_id: int) -> int:
         """Live producers of a topic."""
@@ -147,7 +147,9 @@ class Producers:
             raise Invalid(f"a producer's name has at most {PRODUCER_NAME_BYTES_MAX} bytes")
         owned = await self._partitions.get(topic, partition)
         topic_id = self._registry.topic(topic).topic_id
-        circle = self._circles.setdefault(topic_id, Circle(topic_id, partial(self._circles.pop, topic_id, None)))
+        circle = self._circles.setdefault(
+            topic_id, TopicProducers(topic_id, partial(self._circles.pop, topic_id, None))
+        )
         with circle.coming():
             async with circle.changing:
                 record = await self._registry.access(topic)
@@ -165,7 +167,7 @@ class Producers:
 
     async def _admit(
         self,
-        circle: Circle,
+        circle: TopicProducers,
         topic: TopicName,
         name: str,
         returning: ProducerRecord | None,
@@ -193,7 +195,12 @@ class Producers:
         return identity
 
     def _fence(
-        self, circle: Circle, topic: TopicName, live: list[Producer], concerns: Callable[[int, int], bool], why: str
+        self,
+        circle: TopicProducers,
+        topic: TopicName,
+        live: list[Producer],
+        concerns: Callable[[int, int], bool],
+        why: str,
     ) -> None:
         """Those live, and those gone whose last batches still wait."""
         error = StaleEpoch(why)
@@ -217,7 +224,9 @@ class Producers:
             raise StaleEpoch(f"another producer had topic {topic} for itself meanwhile: this one is fenced")
         return identity
 
-    def _check_room(self, circle: Circle, topic: TopicName, known: ProducerRecord | None, returning: bool) -> None:
+    def _check_room(
+        self, circle: TopicProducers, topic: TopicName, known: ProducerRecord | None, returning: bool
+    ) -> None:
         """Whether one more may publish besides those who do."""
         known_id = known.producer_id if known is not None else 0
         if circle.holder is not None and not (returning and circle.holder == known_id):

@@ -17,7 +17,7 @@ from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics
 from pydanube.runtime.clock import MICROSECONDS, Clock
-from pydanube.storage.stream import Stream, append_time_at
+from pydanube.storage.stream import PartitionStream, append_time_at
 
 
 class Statistics:
@@ -82,7 +82,7 @@ class Statistics:
 class _Ages:
     """How old the messages of one partition are; each place is read once, however many subscriptions stand there."""
 
-    def __init__(self, stream: Stream, now_us: int) -> None:
+    def __init__(self, stream: PartitionStream, now_us: int) -> None:
         self._stream = stream
         self._now_us = now_us
         self._known: dict[int, float] = {}

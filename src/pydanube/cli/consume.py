@@ -43,7 +43,7 @@ PREFETCH_MESSAGES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ConsumeOptions:
     """What was asked for on the command line."""
 
     topic: str
@@ -143,7 +143,7 @@ def consume(url: str, **wishes: Any) -> None:
     messages are acked and the subscription remembers its place; --from counts only when that creates the subscription.
     Without -s nothing is remembered. A time without a zone is UTC. Ctrl-C is the usual end: exit code 0.
     """
-    wanted = Wanted(**wishes)
+    wanted = ConsumeOptions(**wishes)
     wanted.check()
     need_stdout()
     received, was_told_to_stop = with_client(url, lambda client: _consume(client, wanted))
@@ -153,7 +153,7 @@ def consume(url: str, **wishes: Any) -> None:
         fail(f"received {received} of {wanted.count} messages: nothing more came for {wanted.timeout:g} s")
 
 
-async def _consume(client: Client, wanted: Wanted) -> tuple[int, bool]:
+async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, bool]:
     """How many came, and whether that was all because it was told to stop."""
     stop = Stop()
     printer = Printer(wanted)
@@ -177,7 +177,7 @@ async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: flo
     return await stop.first(source.receive_batch(), timeout)
 
 
-async def _existing(client: Client, wanted: Wanted) -> SubscriptionDescription | None:
+async def _existing(client: Client, wanted: ConsumeOptions) -> SubscriptionDescription | None:
     """The subscription, where it is there already: --from means nothing then, and its type is known."""
     for topic in await topics_of(client, wanted.topic):
         try:
@@ -188,7 +188,9 @@ async def _existing(client: Client, wanted: Wanted) -> SubscriptionDescription |
     return None
 
 
-def _source(client: Client, wanted: Wanted, existing: SubscriptionDescription | None) -> Consumer | AllPartitions:
+def _source(
+    client: Client, wanted: ConsumeOptions, existing: SubscriptionDescription | None
+) -> Consumer | AllPartitions:
     if existing is not None and wanted.start is not None:
         how = f"'danube subscriptions seek {existing.topic} {wanted.subscription} {wanted.start}' moves it"
         note(f"--from is ignored because the subscription {wanted.subscription} exists; {how}")
@@ -215,7 +217,7 @@ def _source(client: Client, wanted: Wanted, existing: SubscriptionDescription | 
 class Printer:
     """Writes messages to stdout, up to a count."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: ConsumeOptions) -> None:
         self._left = wanted.count
         self._terminal = is_terminal(sys.stdout)
         self._lines = self._as_json if wanted.as_json else self._as_text

@@ -15,13 +15,13 @@ from .options import STORE_OPTION, examples, json_option
 from .output import emit_json, fail, fields, plural, size, table
 
 if TYPE_CHECKING:
-    from pydanube.codec.segment import Section, SegmentFooter
+    from pydanube.codec.segment import SegmentFooter, SegmentSection
 
 Read = Callable[[int, int], Awaitable[memoryview]]
 """Bytes [start, end) of the object."""
 
 
-class Segment(NamedTuple):
+class InspectedSegment(NamedTuple):
     """One object, read."""
 
     name: str
@@ -70,7 +70,7 @@ def segment(
         fail(f"{plural(len(found.problems), 'section')} damaged; first {found.problems[0]}")
 
 
-def _of_file(path: Path, check: bool) -> Segment:
+def _of_file(path: Path, check: bool) -> InspectedSegment:
     if not path.is_file():
         raise click.UsageError(f"{path} is no file; for an object of a store give its URL and the object's key")
     with path.open("rb") as file:
@@ -82,7 +82,7 @@ def _of_file(path: Path, check: bool) -> Segment:
         return asyncio.run(_read(str(path), path.stat().st_size, read, check))
 
 
-async def _of_store(url: str, key: str, options: dict[str, str], check: bool) -> Segment:
+async def _of_store(url: str, key: str, options: dict[str, str], check: bool) -> InspectedSegment:
     from pydanube.runtime.objects import open_store
 
     async with await open_store(url, options) as store:
@@ -93,17 +93,17 @@ async def _of_store(url: str, key: str, options: dict[str, str], check: bool) ->
         return await _read(key, (await store.head(key)).size, read, check)
 
 
-async def _read(name: str, object_bytes: int, read: Read, check: bool) -> Segment:
+async def _read(name: str, object_bytes: int, read: Read, check: bool) -> InspectedSegment:
     from pydanube.codec.segment import HEADER_BYTES, TRAILER_BYTES, check_header, decode_footer, read_trailer
 
     created_at_us = check_header(await read(0, HEADER_BYTES), name)
     trailer = read_trailer(await read(max(0, object_bytes - TRAILER_BYTES), object_bytes), object_bytes, name)
     footer = decode_footer(await read(trailer.footer_start, trailer.footer_end), trailer)
     problems = [one for section in footer.sections if (one := await _problem(section, read, name))] if check else []
-    return Segment(name, object_bytes, created_at_us, footer, problems)
+    return InspectedSegment(name, object_bytes, created_at_us, footer, problems)
 
 
-async def _problem(section: Section, read: Read, name: str) -> str:
+async def _problem(section: SegmentSection, read: Read, name: str) -> str:
     """What is wrong with a section's batches, read block by block; empty when nothing is."""
     from crc32c import crc32c
 
@@ -122,7 +122,7 @@ async def _problem(section: Section, read: Read, name: str) -> str:
     return ""
 
 
-def _as_dict(found: Segment, with_index: bool, check: bool) -> dict[str, Any]:
+def _as_dict(found: InspectedSegment, with_index: bool, check: bool) -> dict[str, Any]:
     return {
         "name": found.name,
         "bytes": found.size,
@@ -134,7 +134,7 @@ def _as_dict(found: Segment, with_index: bool, check: bool) -> dict[str, Any]:
     }
 
 
-def _section(one: Section, with_index: bool) -> dict[str, Any]:
+def _section(one: SegmentSection, with_index: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "topic_id": one.topic_id,
         "partition": one.partition,
@@ -160,7 +160,7 @@ def _section(one: Section, with_index: bool) -> dict[str, Any]:
     return told
 
 
-def _show(found: Segment, with_index: bool, check: bool) -> None:
+def _show(found: InspectedSegment, with_index: bool, check: bool) -> None:
     sections = found.footer.sections
     state = [("batches", "all sound")] if check and not found.problems else []
     fields(
@@ -202,7 +202,7 @@ def _show(found: Segment, with_index: bool, check: bool) -> None:
         _show_index(sections)
 
 
-def _show_index(sections: list[Section]) -> None:
+def _show_index(sections: list[SegmentSection]) -> None:
     click.echo()
     table(
         ["section", "offset", "byte", "append time"],
@@ -215,7 +215,7 @@ def _show_index(sections: list[Section]) -> None:
     )
 
 
-def _schemas(one: Section) -> str:
+def _schemas(one: SegmentSection) -> str:
     return " ".join(f"{schema_id}:{version}" if schema_id else "none" for schema_id, version in one.schemas)
 
 

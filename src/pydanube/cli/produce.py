@@ -33,7 +33,7 @@ PATIENCE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProduceOptions:
     """What was asked for on the command line."""
 
     topic: TopicName
@@ -137,7 +137,7 @@ def produce(
     source = _source(messages, file, whole, count)
     if rate is not None:
         source = feed.at_rate(source, rate)
-    wanted = Wanted(attributes=dict(attributes), **wishes)
+    wanted = ProduceOptions(attributes=dict(attributes), **wishes)
     told = with_client(url, lambda client: _publish(client, wanted, source))
     if as_json:
         emit_json(told)
@@ -159,7 +159,7 @@ def _source(messages: tuple[str, ...], file: Path | None, whole: bool, count: in
     return feed.file_lines(file, count)
 
 
-async def _publish(client: Client, wanted: Wanted, source: AsyncIterator[list[bytes]]) -> dict[str, Any]:
+async def _publish(client: Client, wanted: ProduceOptions, source: AsyncIterator[list[bytes]]) -> dict[str, Any]:
     if wanted.create:
         await _create(client, wanted)
     begin = time.perf_counter()
@@ -191,7 +191,7 @@ async def _publish(client: Client, wanted: Wanted, source: AsyncIterator[list[by
     }
 
 
-async def _create(client: Client, wanted: Wanted) -> None:
+async def _create(client: Client, wanted: ProduceOptions) -> None:
     from pydanube.model.errors import AlreadyExists
 
     try:
@@ -214,7 +214,7 @@ async def _create(client: Client, wanted: Wanted) -> None:
 class Tally:
     """Keeps some sends in flight and remembers where their messages went."""
 
-    def __init__(self, producer: Producer, wanted: Wanted, progress: Any) -> None:
+    def __init__(self, producer: Producer, wanted: ProduceOptions, progress: Any) -> None:
         self._producer, self._wanted, self._progress = producer, wanted, progress
         self._room = asyncio.Semaphore(SENDS_IN_FLIGHT)
         self.read = 0

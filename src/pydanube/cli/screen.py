@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from .streams import is_terminal
-from .top_view import Snapshot, View
+from .top_view import TopSnapshot, View
 
 
 class Screen:
@@ -26,7 +26,7 @@ class Screen:
         self._console = Console(file=sys.stdout, highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
 
-    def __call__(self, snapshot: Snapshot) -> None:
+    def __call__(self, snapshot: TopSnapshot) -> None:
         view = View(snapshot, self._order, self._hint, self._console.height)
         self._live.update(view, refresh=True)
 

@@ -18,7 +18,7 @@ from .output import emit_json, fail, fields, note, plural, size
 
 if TYPE_CHECKING:
     from pydanube.settings import Settings
-    from pydanube.storage.tiering.restoring import Progress, Restored
+    from pydanube.storage.tiering.restoring import Restored, RestoreProgress
 
 
 @click.command(
@@ -79,7 +79,7 @@ async def _restore(settings: Settings) -> Restored:
 
     with Bar("restoring") as bar:
 
-        def progress(state: Progress) -> None:
+        def progress(state: RestoreProgress) -> None:
             bar(state.done, state.total)
 
         return await rebuild(settings, progress)

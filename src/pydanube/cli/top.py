@@ -23,7 +23,7 @@ from .streams import is_terminal, need_stdout
 if TYPE_CHECKING:
     from pydanube.client import Client
 
-    from .top_view import Snapshot
+    from .top_view import TopSnapshot
 
 QUESTIONS_AT_ONCE: Final = 32
 INTERVAL_SECONDS_MIN: Final = 0.1
@@ -75,11 +75,11 @@ async def _watch(
                 return
 
 
-async def _snapshots(client: Client, names: Sequence[str], interval: float, stop: Stop) -> AsyncIterator[Snapshot]:
+async def _snapshots(client: Client, names: Sequence[str], interval: float, stop: Stop) -> AsyncIterator[TopSnapshot]:
     """One for each interval until the stop. A broker that does not answer once it did is asked again."""
     from dataclasses import replace
 
-    last: Snapshot | None = None
+    last: TopSnapshot | None = None
     while not stop.asked:
         try:
             current = await stop.first(snapshot(client, names))
@@ -94,11 +94,11 @@ async def _snapshots(client: Client, names: Sequence[str], interval: float, stop
         await stop.first(asyncio.sleep(interval))
 
 
-async def snapshot(client: Client, names: Sequence[str]) -> Snapshot:
+async def snapshot(client: Client, names: Sequence[str]) -> TopSnapshot:
     """The named topics, or all there are. A topic that is named must exist."""
     from pydanube.runtime.clock import SystemClock
 
-    from .top_view import Snapshot
+    from .top_view import TopSnapshot
 
     asked = names or await client.list_topics()
     broker = await client.describe_broker()
@@ -106,7 +106,7 @@ async def snapshot(client: Client, names: Sequence[str]) -> Snapshot:
     for at in range(0, len(asked), QUESTIONS_AT_ONCE):
         some = asked[at : at + QUESTIONS_AT_ONCE]
         found += [one for one in await asyncio.gather(*(_figures(client, name, bool(names)) for name in some)) if one]
-    return Snapshot(datetime_from_micros(SystemClock().now_us()), f"{broker.node} {broker.version}", found)
+    return TopSnapshot(datetime_from_micros(SystemClock().now_us()), f"{broker.node} {broker.version}", found)
 
 
 async def _figures(client: Client, name: str, wanted: bool) -> Figures | None:
@@ -119,7 +119,7 @@ async def _figures(client: Client, name: str, wanted: bool) -> Figures | None:
 
 
 @contextmanager
-def _screen(order: str, interval: float, stop: Stop) -> Iterator[Callable[[Snapshot], None]]:
+def _screen(order: str, interval: float, stop: Stop) -> Iterator[Callable[[TopSnapshot], None]]:
     """The whole terminal, given back at the end."""
     from .screen import Screen, on_key
 
@@ -127,7 +127,7 @@ def _screen(order: str, interval: float, stop: Stop) -> Iterator[Callable[[Snaps
         yield screen
 
 
-def _json(snapshot: Snapshot) -> None:
+def _json(snapshot: TopSnapshot) -> None:
     topics = [as_dict(one) for one in snapshot.topics]
     for one in topics:
         del one["partition_statistics"]
@@ -136,12 +136,12 @@ def _json(snapshot: Snapshot) -> None:
     sys.stdout.flush()
 
 
-def _text(order: str) -> Callable[[Snapshot], None]:
+def _text(order: str) -> Callable[[TopSnapshot], None]:
     from rich.console import Console
 
     from .top_view import COLUMNS, View, rows_of, totals
 
-    def show(snapshot: Snapshot) -> None:
+    def show(snapshot: TopSnapshot) -> None:
         if is_terminal(sys.stdout):
             Console(file=sys.stdout, highlight=False).print(View(snapshot, order))
             return

@@ -25,7 +25,7 @@ LATE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TopSnapshot:
     """All that was asked for, at one moment."""
 
     time: datetime
@@ -148,7 +148,7 @@ COLUMNS: Final = (
 class View:
     """A snapshot as a screen, or, where there is no terminal, as lines."""
 
-    snapshot: Snapshot
+    snapshot: TopSnapshot
     order: str
     hint: str = ""
     height: int | None = None
@@ -179,7 +179,7 @@ class View:
         return [Text(printable(self.snapshot.trouble), style="bold red", no_wrap=True, overflow="ellipsis")]
 
 
-def totals(snapshot: Snapshot) -> Text:
+def totals(snapshot: TopSnapshot) -> Text:
     """One line over all topics."""
     all_of = [topic.total for topic in snapshot.topics]
     subscriptions = [one for total in all_of for one in total.subscriptions]

@@ -19,12 +19,12 @@ from weakref import WeakSet
 from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.conversions import AnyPosition
 from pydanube.client.connection.address import parse_addresses
-from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
-from pydanube.client.consuming.consumer import Consumer, Wanted
+from pydanube.client.consuming.consumer import Consumer, WantedTopics
 from pydanube.client.consuming.dead_letters import DeadLetters
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
-from pydanube.client.history.range_fetch import Span, fetches
+from pydanube.client.history.range_fetch import RangeFetch, fetches
 from pydanube.client.history.reader import FETCH_BYTES, Reader
 from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.client.producing.producer import Producer
@@ -161,7 +161,7 @@ class Client(Admin, StagedWrites):
             refresh_seconds=refresh_seconds,
             timeout=self._timeout,
         )
-        wanted = Wanted(
+        wanted = WantedTopics(
             subscription=subscription,
             type=type,
             start=start,
@@ -191,7 +191,7 @@ class Client(Admin, StagedWrites):
         """
         return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
 
-    def fetches(self, span: Span, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> AsyncGenerator[Fetched, None]:
+    def fetches(self, span: RangeFetch, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> AsyncGenerator[FetchAnswer, None]:
         """A range of offsets as the broker's answers, not verified; see `client.fetches`."""
         check_count("partition", span.partition, 0, 1 << 31)
         check_count("fetch_bytes", fetch_bytes, 1, BATCH_BYTES_MAX)

@@ -32,10 +32,10 @@ import msgspec
 
 from pydanube.client.admin.conversions import AnyPosition
 from pydanube.client.blocking.loop_thread import Blocking, LoopThread, blocking
-from pydanube.client.history.coverage import SegmentInfo, Wanted, Window, check_covered, ordered, resolved
+from pydanube.client.history.coverage import CoverageWindow, SegmentInfo, WantedRange, check_covered, ordered, resolved
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
-from pydanube.codec.segment import END_BYTES, Block, Section, SegmentFooter, decode_footer, read_trailer
+from pydanube.codec.segment import END_BYTES, Block, SegmentFooter, SegmentSection, decode_footer, read_trailer
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.limits import KIB, MIB
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
@@ -67,8 +67,8 @@ class _Read(NamedTuple):
     """Neighbouring blocks of one section, on their way."""
 
     segment: SegmentInfo
-    section: Section
-    wanted: Wanted
+    section: SegmentSection
+    wanted: WantedRange
     block: Block
     content: asyncio.Task[memoryview]
 
@@ -217,7 +217,7 @@ class Segments(Openable):
         self, segments: AnySegments, start: AnyPosition | None, end: AnyPosition | None, allow_gaps: bool
     ) -> AsyncGenerator[tuple[_Read, memoryview], None]:
         """Bytes as they come. Reads are planned and begun by a task of their own, a few ahead."""
-        window = Window.parse(start, end)
+        window = CoverageWindow.parse(start, end)
         chosen = [segment for segment in await self._chosen(segments) if window.touches(segment)]
         if not allow_gaps:
             check_covered(chosen, window.first_offset, window.end_offset)
@@ -235,7 +235,11 @@ class Segments(Openable):
         return ordered([segments] if isinstance(segments, SegmentInfo) else segments)
 
     async def _plan(
-        self, chosen: list[SegmentInfo], window: Window, reads: asyncio.Queue[_Read | Exception | None], tasks: Tasks
+        self,
+        chosen: list[SegmentInfo],
+        window: CoverageWindow,
+        reads: asyncio.Queue[_Read | Exception | None],
+        tasks: Tasks,
     ) -> None:
         """Begin one read after the other, as there is room for them; then None, or what stopped it."""
         try:
@@ -251,7 +255,7 @@ class Segments(Openable):
         else:
             await reads.put(None)
 
-    async def _section(self, segment: SegmentInfo) -> Section:
+    async def _section(self, segment: SegmentInfo) -> SegmentSection:
         """The section that is meant, if it is what it was said to be."""
         try:
             footer, _ = await self._footer(segment.object, segment.object_bytes)

@@ -64,7 +64,7 @@ Pair: TypeAlias = tuple[str, bytes]
 assert _HEADER.size + _CRC.size == HEADER_BYTES
 
 
-class Kind(IntEnum):
+class ManifestKind(IntEnum):
     ABOUT = 1
     KEYS = 2
     PLACES = 3
@@ -81,7 +81,7 @@ class About(msgspec.Struct, array_like=True, frozen=True):
     """Of that store."""
 
 
-class Place(msgspec.Struct, array_like=True, frozen=True):
+class ManifestPlace(msgspec.Struct, array_like=True, frozen=True):
     """Where a partition ended, and where its subscriptions stood."""
 
     topic_id: int
@@ -105,25 +105,25 @@ class ManifestBuilder:
         checked = _HEADER.pack(MAGIC, VERSION, 0, 0, created_at_us, number, bytes(36))
         self._pieces: list[bytes] = [checked + _CRC.pack(crc32c(checked))]
         self._keys = self._places = 0
-        self._add(Kind.ABOUT, About(FORMAT, cluster, writer, store_id, revision))
+        self._add(ManifestKind.ABOUT, About(FORMAT, cluster, writer, store_id, revision))
 
     def add_keys(self, pairs: Sequence[Pair]) -> None:
         """The next ones. As many as come to PAGE_BYTES make a good page."""
         if pairs:
-            self._add(Kind.KEYS, pairs)
+            self._add(ManifestKind.KEYS, pairs)
             self._keys += len(pairs)
 
-    def add_places(self, places: Sequence[Place]) -> None:
+    def add_places(self, places: Sequence[ManifestPlace]) -> None:
         if places:
-            self._add(Kind.PLACES, places)
+            self._add(ManifestKind.PLACES, places)
             self._places += len(places)
 
     def finish(self) -> list[bytes]:
         """The object in pieces, in order."""
-        self._add(Kind.END, End(len(self._pieces) - 1, self._keys, self._places))
+        self._add(ManifestKind.END, End(len(self._pieces) - 1, self._keys, self._places))
         return self._pieces
 
-    def _add(self, kind: Kind, content: Any) -> None:
+    def _add(self, kind: ManifestKind, content: Any) -> None:
         plain = msgspec.msgpack.encode(content)
         assert len(plain) <= PAGE_BYTES_MAX
         stored = zlib.compress(plain, 1)
@@ -131,7 +131,7 @@ class ManifestBuilder:
         self._pieces.append(head + _CRC.pack(crc32c(stored, crc32c(head))) + stored)
 
 
-class Manifest:
+class ClusterManifest:
     """A manifest that is whole. Its pages are unpacked when they are asked for."""
 
     def __init__(self, name: str, number: int, created_at_us: int, about: About) -> None:
@@ -143,7 +143,7 @@ class Manifest:
         self.writer = about.writer
         self.store_id = about.store_id
         self.revision = about.revision
-        self._pages: list[tuple[Kind, memoryview, int]] = []
+        self._pages: list[tuple[ManifestKind, memoryview, int]] = []
         self.keys = self.places = 0
 
     @classmethod
@@ -151,7 +151,7 @@ class Manifest:
         """Raises Corrupt, and nothing else, unless all of it can be read."""
         number, created_at_us = _read_header(data, name)
         pages = list(_pages(memoryview(data), name))
-        if len(pages) < 2 or pages[0][0] is not Kind.ABOUT or pages[-1][0] is not Kind.END:
+        if len(pages) < 2 or pages[0][0] is not ManifestKind.ABOUT or pages[-1][0] is not ManifestKind.END:
             raise Corrupt(f"{name}: does not begin and end as a manifest does: it is cut short")
         about = _unpack(pages[0], About, name)
         if about.format != FORMAT:
@@ -164,13 +164,13 @@ class Manifest:
     def pairs(self) -> Iterator[list[Pair]]:
         """The metadata, in the order of its keys, page by page."""
         for page in self._pages:
-            if page[0] is Kind.KEYS:
+            if page[0] is ManifestKind.KEYS:
                 yield _unpack(page, list[Pair], self.name)
 
-    def all_places(self) -> Iterator[Place]:
+    def all_places(self) -> Iterator[ManifestPlace]:
         for page in self._pages:
-            if page[0] is Kind.PLACES:
-                yield from _unpack(page, list[Place], self.name)
+            if page[0] is ManifestKind.PLACES:
+                yield from _unpack(page, list[ManifestPlace], self.name)
 
     def _check(self, end: End, pages: int) -> None:
         last = ""
@@ -200,7 +200,7 @@ def _read_header(data: ByteBuffer, name: str) -> tuple[int, int]:
     return number, created_at_us
 
 
-def _pages(data: memoryview, name: str) -> Iterator[tuple[Kind, memoryview, int]]:
+def _pages(data: memoryview, name: str) -> Iterator[tuple[ManifestKind, memoryview, int]]:
     """Every page as it is stored, checked, and how long it is when unpacked."""
     at = HEADER_BYTES
     while at < len(data):
@@ -216,13 +216,13 @@ def _pages(data: memoryview, name: str) -> Iterator[tuple[Kind, memoryview, int]
         if plain_length > PAGE_BYTES_MAX or any(zeros):
             raise Corrupt(f"{name}: page at byte {at} is nothing that this release knows")
         try:
-            yield Kind(kind), stored, plain_length
+            yield ManifestKind(kind), stored, plain_length
         except ValueError:
             raise Corrupt(f"{name}: page at byte {at} is of kind {kind}, unknown to this release") from None
         at = end
 
 
-def _unpack(page: tuple[Kind, memoryview, int], kind: Any, name: str) -> Any:
+def _unpack(page: tuple[ManifestKind, memoryview, int], kind: Any, name: str) -> Any:
     what, stored, plain_length = page
     try:
         unpacking = zlib.decompressobj()

@@ -54,7 +54,7 @@ Lease: TypeAlias = tuple[int, int]
 """Id and time to live in ms."""
 
 
-class Kind(IntEnum):
+class JournalRecordKind(IntEnum):
     """What a record is. Numbers are never given to another meaning."""
 
     ROWS = 1
@@ -62,7 +62,7 @@ class Kind(IntEnum):
     CHANGES = 3
 
 
-class Entry(NamedTuple):
+class MetadataEntry(NamedTuple):
     """One key as it is stored."""
 
     key: bytes
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
     lease: int
 
 
-class State(msgspec.Struct, array_like=True, frozen=True):
+class StoreState(msgspec.Struct, array_like=True, frozen=True):
     """What a store says of itself as of one commit."""
 
     store_id: str
@@ -91,17 +91,17 @@ class State(msgspec.Struct, array_like=True, frozen=True):
 class Changes(msgspec.Struct, array_like=True, frozen=True):
     """What one commit changed, and the state after it."""
 
-    state: State
-    written: list[Entry] = []
+    state: StoreState
+    written: list[MetadataEntry] = []
     deleted: list[bytes] = []
     granted: list[Lease] = []
     ended: list[int] = []
 
 
-class Rows(msgspec.Struct, array_like=True, frozen=True):
+class SnapshotRows(msgspec.Struct, array_like=True, frozen=True):
     """Part of a snapshot."""
 
-    entries: list[Entry] = []
+    entries: list[MetadataEntry] = []
     leases: list[Lease] = []
 
 
@@ -109,8 +109,8 @@ class Rows(msgspec.Struct, array_like=True, frozen=True):
 class Contents:
     """All that a store holds."""
 
-    state: State
-    entries: dict[bytes, Entry] = field(default_factory=dict)
+    state: StoreState
+    entries: dict[bytes, MetadataEntry] = field(default_factory=dict)
     leases: dict[int, int] = field(default_factory=dict)
 
     def matches_digest(self) -> bool:
@@ -124,7 +124,7 @@ class Contents:
 class Scan:
     """A journal all of whose bytes are what was written."""
 
-    state: State
+    state: StoreState
     """After its last commit."""
     snapshot_bytes: int
     size: int
@@ -133,14 +133,14 @@ class Scan:
     """Of the last header: the next record names it."""
 
 
-def entry_checksum(entry: Entry) -> int:
+def entry_checksum(entry: MetadataEntry) -> int:
     """Return the checksum of one entry. It covers the length of the key, so that key and value cannot trade bytes."""
     key, value, version, create_revision, mod_revision, lease = entry
     numbers = _ENTRY.pack(version, create_revision, mod_revision, lease, len(key))
     return crc32c(value, crc32c(key, crc32c(numbers)))
 
 
-def entry_checksum_v1(entry: Entry) -> int:
+def entry_checksum_v1(entry: MetadataEntry) -> int:
     """Return the checksum of an entry in a database of schema version 1."""
     key, value, version, create_revision, mod_revision, lease = entry
     numbers = struct.pack("<QQQQ", version, create_revision, mod_revision, lease)
@@ -151,28 +151,28 @@ def lease_checksum(lease: Lease) -> int:
     return crc32c(_LEASE.pack(*lease))
 
 
-def encode_state(state: State) -> bytes:
+def encode_state(state: StoreState) -> bytes:
     return msgspec.msgpack.encode(state)
 
 
-def decode_state(body: ByteBuffer) -> State:
-    state: State = _decode(body, State, "state")
+def decode_state(body: ByteBuffer) -> StoreState:
+    state: StoreState = _decode(body, StoreState, "state")
     return state
 
 
-def encode_record(kind: Kind, commit: int, body: ByteBuffer, previous: int) -> tuple[bytes, int]:
+def encode_record(kind: JournalRecordKind, commit: int, body: ByteBuffer, previous: int) -> tuple[bytes, int]:
     """Return the header for this body, and the checksum that the next record will name as its `previous`."""
     checked = _CHECKED.pack(MAGIC, VERSION, kind, 0, commit, len(body), crc32c(body), previous)
     checksum = crc32c(checked)
     return checked + _CRC.pack(checksum), checksum
 
 
-def encode_body(body: Rows | State | Changes) -> bytes:
+def encode_body(body: SnapshotRows | StoreState | Changes) -> bytes:
     return msgspec.msgpack.encode(body)
 
 
 class _Record(NamedTuple):
-    kind: Kind
+    kind: JournalRecordKind
     commit: int
     body: memoryview
     end: int
@@ -192,7 +192,7 @@ def _records(data: ByteBuffer) -> Iterator[_Record]:
         checksum = crc32c(view[at : at + _CHECKED.size])
         if magic != MAGIC or checksum != _CRC.unpack_from(view, at + _CHECKED.size)[0]:
             raise Corrupt(f"there is no record at byte {at}")
-        if version != VERSION or flags or kind not in tuple(Kind):
+        if version != VERSION or flags or kind not in tuple(JournalRecordKind):
             raise Refused(
                 f"its record at byte {at} has version {version}, kind {kind} and flags {flags:#06x}, which this release"
                 f" does not know: it was written by a newer release; run that one or a later one"
@@ -205,26 +205,28 @@ def _records(data: ByteBuffer) -> Iterator[_Record]:
         if crc32c(body) != body_crc:
             raise Corrupt(f"the record at byte {at} does not match its checksum")
         at, previous = start + length, checksum
-        yield _Record(Kind(kind), commit, body, at, checksum)
+        yield _Record(JournalRecordKind(kind), commit, body, at, checksum)
 
 
 def scan_journal(data: ByteBuffer) -> Scan:
     """Check a journal's records without looking at its rows. Raises Corrupt (damage) or Refused (a later version)."""
-    state: State | None = None
+    state: StoreState | None = None
     snapshot_bytes = 0
     record: _Record | None = None
     for record in _records(data):
-        expected = (Kind.ROWS, Kind.SNAPSHOT) if state is None else (Kind.CHANGES,)
+        expected = (
+            (JournalRecordKind.ROWS, JournalRecordKind.SNAPSHOT) if state is None else (JournalRecordKind.CHANGES,)
+        )
         if record.kind not in expected or (state is not None and record.commit != state.commit + 1):
             raise Corrupt(f"the record that ends at byte {record.end} is out of place")
-        if record.kind is Kind.SNAPSHOT:
+        if record.kind is JournalRecordKind.SNAPSHOT:
             state, snapshot_bytes = decode_state(record.body), record.end
-        elif record.kind is Kind.CHANGES:
+        elif record.kind is JournalRecordKind.CHANGES:
             assert state is not None
             state = msgspec.structs.replace(state, commit=record.commit)
     if state is None or record is None:
         raise Corrupt("it holds no whole snapshot")
-    if record.kind is Kind.CHANGES:
+    if record.kind is JournalRecordKind.CHANGES:
         state = _decode(record.body, Changes, "record").state
     if state.commit != record.commit:
         raise Corrupt("its last record does not speak of its own commit")
@@ -248,11 +250,11 @@ def read_journal(data: ByteBuffer) -> Contents:
     """Return all that a journal holds. Raises Corrupt for what is damaged or does not add up."""
     contents = Contents(scan_journal(data).state)
     for record in _records(data):
-        if record.kind is Kind.ROWS:
-            rows = _decode(record.body, Rows, "record")
+        if record.kind is JournalRecordKind.ROWS:
+            rows = _decode(record.body, SnapshotRows, "record")
             contents.entries.update((entry.key, entry) for entry in rows.entries)
             contents.leases.update(rows.leases)
-        elif record.kind is Kind.CHANGES:
+        elif record.kind is JournalRecordKind.CHANGES:
             _apply(contents, _decode(record.body, Changes, "record"))
     if not contents.matches_digest():
         raise Corrupt("its rows are not those that its last record speaks of")
@@ -268,20 +270,20 @@ def _apply(contents: Contents, changes: Changes) -> None:
         contents.leases.pop(lease, None)
 
 
-def paged(entries: Iterable[Entry], leases: list[Lease], page_bytes: int) -> Iterator[Rows]:
+def paged(entries: Iterable[MetadataEntry], leases: list[Lease], page_bytes: int) -> Iterator[SnapshotRows]:
     """Yield the rows of a snapshot, about `page_bytes` at a time."""
     if leases:
-        yield Rows([], leases)
-    page: list[Entry] = []
+        yield SnapshotRows([], leases)
+    page: list[MetadataEntry] = []
     size = 0
     for entry in entries:
         page.append(entry)
         size += len(entry.key) + len(entry.value) + _ENTRY.size
         if size >= page_bytes:
-            yield Rows(page)
+            yield SnapshotRows(page)
             page, size = [], 0
     if page:
-        yield Rows(page)
+        yield SnapshotRows(page)
 
 
 def _decode(body: ByteBuffer, kind: Any, what: str) -> Any:

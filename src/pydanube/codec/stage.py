@@ -107,7 +107,7 @@ class Front:
         return aligned(self.index_end)
 
 
-class Staging(NamedTuple):
+class StageBuilder(NamedTuple):
     """What of one partition goes into a stage: batches that were checked."""
 
     topic: int
@@ -127,7 +127,7 @@ def aligned(length: int) -> int:
 
 
 def encode(
-    created_at_us: int, topics: Sequence[tuple[int, str]], parts: Sequence[Staging]
+    created_at_us: int, topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder]
 ) -> tuple[list[ByteBuffer], StageIndex]:
     """The object in pieces, in order, and its index. No batch is copied."""
     sizes = [sum(aligned(len(batch)) for batch in part.batches) for part in parts]
@@ -149,7 +149,7 @@ def encode(
     return pieces, index
 
 
-def _place(topics: Sequence[tuple[int, str]], parts: Sequence[Staging], sizes: Sequence[int]) -> StageIndex:
+def _place(topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder], sizes: Sequence[int]) -> StageIndex:
     """The index says where sections are, and its own length moves them: tried until both agree.
 
     Larger numbers never take fewer bytes, so the place only rises, and no place is passed by.

@@ -69,7 +69,7 @@ class LedgerStamp(msgspec.Struct, array_like=True):
     revision: int = 0
 
 
-class Snapshot(msgspec.Struct, array_like=True):
+class StateSnapshot(msgspec.Struct, array_like=True):
     format: int
     next_offset: int
     producers: list[ProducerEntry]
@@ -83,7 +83,7 @@ class Delta(msgspec.Struct, array_like=True):
     changes: list[CursorChange]
 
 
-ControlEntry = TypeVar("ControlEntry", LedgerStart, Snapshot, Delta)
+ControlEntry = TypeVar("ControlEntry", LedgerStart, StateSnapshot, Delta)
 
 _stamp_decoder: Final = msgspec.msgpack.Decoder(LedgerStamp)
 
@@ -99,7 +99,7 @@ _KINDS: Final = {_NARROW: 0xCE, _WIDE: 0xCF}
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def encode(entry: LedgerStart | Snapshot | Delta) -> bytes:
+def encode(entry: LedgerStart | StateSnapshot | Delta) -> bytes:
     return _encoder.encode(entry)
 
 

@@ -104,7 +104,7 @@ class RecordHeader(NamedTuple):
     body_crc: int
 
 
-class Identity(msgspec.Struct, frozen=True):
+class NodeIdentity(msgspec.Struct, frozen=True):
     """Whose disk this is. The incarnation is drawn when the directory is made: no two are taken for each other."""
 
     cluster: str
@@ -137,11 +137,11 @@ class FileBody(msgspec.Struct, frozen=True, omit_defaults=True):
         return MetadataStamp(self.store_id, self.revision) if self.store_id else None
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.cluster, self.node, self.incarnation)
+    def identity(self) -> NodeIdentity:
+        return NodeIdentity(self.cluster, self.node, self.incarnation)
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class LogManifest(msgspec.Struct, frozen=True):
     """Which files make up the log: every generation in [oldest, newest]. None when newest < oldest."""
 
     format: int
@@ -152,8 +152,8 @@ class Manifest(msgspec.Struct, frozen=True):
     incarnation: str
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.cluster, self.node, self.incarnation)
+    def identity(self) -> NodeIdentity:
+        return NodeIdentity(self.cluster, self.node, self.incarnation)
 
 
 def record_bytes(body_length: int) -> int:
@@ -243,7 +243,7 @@ def body_is_intact(kind: int, body: memoryview, body_crc: int) -> bool:
     return bool(crc32c(body) == body_crc)
 
 
-def encode_file_body(identity: Identity, base: int, metadata: MetadataStamp | None = None) -> bytes:
+def encode_file_body(identity: NodeIdentity, base: int, metadata: MetadataStamp | None = None) -> bytes:
     body = FileBody(identity.cluster, identity.node, identity.incarnation, base, *(metadata or ()))
     return msgspec.msgpack.encode(body)
 
@@ -255,18 +255,18 @@ def decode_file_body(body: ByteBuffer) -> FileBody:
         raise Corrupt(f"the first record cannot be read: {error}") from None
 
 
-def encode_manifest(identity: Identity, oldest: int, newest: int) -> bytes:
-    manifest = Manifest(FORMAT, oldest, newest, identity.cluster, identity.node, identity.incarnation)
+def encode_manifest(identity: NodeIdentity, oldest: int, newest: int) -> bytes:
+    manifest = LogManifest(FORMAT, oldest, newest, identity.cluster, identity.node, identity.incarnation)
     return with_checksum(msgspec.json.encode(manifest))
 
 
-def decode_manifest(text: bytes) -> Manifest:
+def decode_manifest(text: bytes) -> LogManifest:
     line = checked_line(text)
     try:
         written_format = msgspec.json.decode(line, type=dict[str, object]).get("format")
         if written_format != FORMAT:
             raise Refused(f"log format {written_format} is unknown to this release, which reads format {FORMAT}")
-        return msgspec.json.decode(line, type=Manifest)
+        return msgspec.json.decode(line, type=LogManifest)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"cannot be read: {error}") from None
 

@@ -23,7 +23,7 @@ from pydanube.model.limits import PRODUCER_BATCHES_IN_FLIGHT_MAX
 from .appends import Append, Stored
 
 
-class _Producer:
+class _KnownProducer:
     __slots__ = ("epoch", "in_flight", "last_time", "lost", "next_sequence", "runs")
 
     def __init__(self, epoch: int) -> None:
@@ -66,7 +66,7 @@ class ProducerTable:
         self.kept = set(kept)
         self._remembered_max = remembered_max
         self._begin_anywhere = begin_anywhere
-        self._producers: dict[int, _Producer] = {}
+        self._producers: dict[int, _KnownProducer] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -97,7 +97,7 @@ class ProducerTable:
             return None
         return self._repeated(producer, header)
 
-    def _repeated(self, producer: _Producer, header: BatchHeader) -> Append | Stored:
+    def _repeated(self, producer: _KnownProducer, header: BatchHeader) -> Append | Stored:
         end = header.first_sequence + header.count
         for append in producer.in_flight:
             if append.first_sequence == header.first_sequence and append.end_sequence == end:
@@ -114,7 +114,7 @@ class ProducerTable:
         """A batch that `seen` let through is on its way."""
         producer = self._producers.get(append.producer_id)
         if producer is None or append.producer_epoch > producer.epoch:
-            producer = _Producer(append.producer_epoch)
+            producer = _KnownProducer(append.producer_epoch)
             self._evict()
         else:
             # Reinserting keeps the table ordered by last use, which is what eviction goes by.
@@ -145,7 +145,7 @@ class ProducerTable:
             return
         producer = self._producers.pop(header.producer_id, None)
         if producer is None or header.producer_epoch > producer.epoch:
-            producer = _Producer(header.producer_epoch)
+            producer = _KnownProducer(header.producer_epoch)
             self._evict()
         self._producers[header.producer_id] = producer
         if header.producer_epoch == producer.epoch and header.first_sequence >= producer.next_sequence:
@@ -163,7 +163,7 @@ class ProducerTable:
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
         for entry in entries:
-            producer = _Producer(entry.epoch)
+            producer = _KnownProducer(entry.epoch)
             producer.next_sequence = entry.next_sequence
             producer.last_time = entry.last_time
             producer.runs.extend(entry.runs)

@@ -16,7 +16,7 @@ SECTIONS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingUpload:
     """What a partition has in its log and not yet in object storage."""
 
     topic_id: int
@@ -40,43 +40,45 @@ class TieringPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class UploadJob:
     """One object to make: of one partition, or of several that have little."""
 
-    parts: tuple[Waiting, ...]
+    parts: tuple[WaitingUpload, ...]
 
     @property
     def oldest_us(self) -> int:
         return min(one.oldest_us for one in self.parts)
 
 
-def plan(waiting: Sequence[Waiting], now_us: int, policy: TieringPolicy, everything: bool = False) -> list[Job]:
+def plan(
+    waiting: Sequence[WaitingUpload], now_us: int, policy: TieringPolicy, everything: bool = False
+) -> list[UploadJob]:
     """The objects to make now, the one that waits longest first. `everything`: whatever there is, however young."""
-    jobs: list[Job] = []
-    small: list[Waiting] = []
+    jobs: list[UploadJob] = []
+    small: list[WaitingUpload] = []
     for one in waiting:
         if one.bytes >= (one.segment_bytes or policy.segment_bytes):
-            jobs.append(Job((one,)))
+            jobs.append(UploadJob((one,)))
         elif everything or now_us - one.oldest_us >= (one.segment_age_us or policy.segment_age_us):
             if one.bytes >= policy.shared_below_bytes:
-                jobs.append(Job((one,)))
+                jobs.append(UploadJob((one,)))
             else:
                 small.append(one)
     jobs += _shared(sorted(small, key=lambda one: one.oldest_us), policy)
     return sorted(jobs, key=lambda job: job.oldest_us)
 
 
-def _shared(small: Sequence[Waiting], policy: TieringPolicy) -> list[Job]:
-    jobs: list[Job] = []
-    group: list[Waiting] = []
+def _shared(small: Sequence[WaitingUpload], policy: TieringPolicy) -> list[UploadJob]:
+    jobs: list[UploadJob] = []
+    group: list[WaitingUpload] = []
     size = 0
     for one in small:
         if group and (size + one.bytes > policy.segment_bytes or len(group) >= SECTIONS_MAX):
-            jobs.append(Job(tuple(group)))
+            jobs.append(UploadJob(tuple(group)))
             group, size = [], 0
         group.append(one)
         size += one.bytes
-    return [*jobs, Job(tuple(group))] if group else jobs
+    return [*jobs, UploadJob(tuple(group))] if group else jobs
 
 
 MERGED_MAX: Final = 30
@@ -86,14 +88,14 @@ MERGED_MANY: Final = 16
 """So many small objects are merged although what they make is small again."""
 
 
-class Piece(NamedTuple):
+class UploadPiece(NamedTuple):
     """An object, as far as it is a partition's: neighbouring segments of it."""
 
     bytes: int
     segments: int = 1
 
 
-def merge_plan(pieces: Sequence[Piece], segment_bytes: int) -> tuple[int, int] | None:
+def merge_plan(pieces: Sequence[UploadPiece], segment_bytes: int) -> tuple[int, int] | None:
     """Neighbours [start, end) that are worth one object: each below a quarter of a segment, together at least a half,
     or many. What is merged once is so large that it is not merged again, or makes sixteen times fewer objects."""
     small = segment_bytes // 4

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydanube.model.errors import Corrupt, Invalid, Unavailable
 
-from .store import Compare, Put, Store
+from .store import Compare, MetadataStore, Put
 
 _ATTEMPTS_MAX: Final = 1_000
 """A lost comparison means that somebody else got numbers; so many in a row mean that something else is wrong."""
@@ -22,7 +22,7 @@ def counter_key(name: str) -> str:
     return f"/counters/{name}"
 
 
-async def take_ids(store: Store, name: str, count: int) -> range:
+async def take_ids(store: MetadataStore, name: str, count: int) -> range:
     """`count` numbers, from 1 upwards, that nobody got before and nobody will get again.
 
     Cancelled or failed, numbers may have been taken that nobody uses: a gap, and no harm.
@@ -41,7 +41,7 @@ async def take_ids(store: Store, name: str, count: int) -> range:
     raise Unavailable(f"no ids of {name!r}: others were faster {_ATTEMPTS_MAX} times in a row")
 
 
-async def last_id(store: Store, name: str) -> int:
+async def last_id(store: MetadataStore, name: str) -> int:
     """The highest number that may have been given out; 0 when none was."""
     entry = await store.get(counter_key(name))
     return 0 if entry is None else _parse(entry.key, entry.value)

@@ -34,9 +34,9 @@ from pydanube.codec.metadata import (
     DIGEST_MODULUS,
     Changes,
     Contents,
-    Entry,
     Lease,
-    State,
+    MetadataEntry,
+    StoreState,
     decode_state,
     encode_state,
     entry_checksum,
@@ -98,7 +98,7 @@ class Damaged(Exception):
 class _Stored(NamedTuple):
     """An entry whose checksum was right."""
 
-    entry: Entry
+    entry: MetadataEntry
     checksum: int
 
     def key_value(self) -> KeyValue:
@@ -109,7 +109,7 @@ class _Stored(NamedTuple):
 class Database:
     """The tables. Raises sqlite3.Error where SQLite does: see `translate`. Made by `recovery.open_database`."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, state: State, journal: Journal) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, state: StoreState, journal: Journal) -> None:
         self._path = path
         self._connection = connection
         self._journal = journal
@@ -120,7 +120,7 @@ class Database:
         self._digest = state.digest
         self._succeeds = state.succeeds
         self._is_probe = False
-        self._entries_changed: dict[bytes, Entry | None] = {}
+        self._entries_changed: dict[bytes, MetadataEntry | None] = {}
         self._leases_changed: dict[int, int | None] = {}
         self._events: list[tuple[int, list[Event]]] = []
 
@@ -252,7 +252,7 @@ class Database:
     def _put(self, put: Put, current: _Stored | None, revision: int) -> Event:
         version = 1 if current is None else current.entry.version + 1
         create_revision = revision if current is None else current.entry.create_revision
-        entry = Entry(key_bytes(put.key), put.value, version, create_revision, revision, put.lease)
+        entry = MetadataEntry(key_bytes(put.key), put.value, version, create_revision, revision, put.lease)
         checksum = entry_checksum(entry)
         self._connection.execute(_PUT, (*entry, checksum))
         self._count(0 if current else 1, checksum - (current.checksum if current else 0))
@@ -276,13 +276,13 @@ class Database:
         self._rows += rows
         self._digest = (self._digest + checksums) % DIGEST_MODULUS
 
-    def _next_state(self) -> State:
+    def _next_state(self) -> StoreState:
         """The state after this commit; the same as before if nothing changed."""
         before = self._state
         is_changed = self._entries_changed or self._leases_changed or self._succeeds != before.succeeds
         if not is_changed and not self._is_probe:
             return before
-        return State(
+        return StoreState(
             before.store_id,
             before.commit + 1,
             self._revision,
@@ -316,14 +316,14 @@ class Database:
 
     def _checked(self, row: tuple[Any, ...]) -> _Stored:
         try:
-            entry = Entry._make(row[:6])
+            entry = MetadataEntry._make(row[:6])
             if entry_checksum(entry) == row[6]:
                 return _Stored(entry, row[6])
         except _ROW_ERRORS:
             pass
         raise Corrupt(f"metadata database {self._path}: the entry of key {row[0]!r} is damaged: {_RESTART}")
 
-    def _all_entries(self) -> Iterator[Entry]:
+    def _all_entries(self) -> Iterator[MetadataEntry]:
         """Yield all entries; raises Damaged, at the latest behind the last one, if they are not all there."""
         return checked_entries(self._connection, self._state)
 
@@ -380,7 +380,7 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     return int(version)
 
 
-def verify(connection: sqlite3.Connection) -> State:
+def verify(connection: sqlite3.Connection) -> StoreState:
     """Check a database of schema version 2: its schema, its pages and every row. Raises Damaged or sqlite3.Error."""
     run = connection.execute
     schema = run("SELECT name, sql FROM sqlite_master").fetchall()
@@ -399,7 +399,7 @@ def _check_pages(connection: sqlite3.Connection) -> None:
         raise Damaged("; ".join(map(str, problems)).replace("\n", " "))
 
 
-def stored_state(connection: sqlite3.Connection) -> State:
+def stored_state(connection: sqlite3.Connection) -> StoreState:
     """Return the state in the file. Raises Damaged if it is not what was written."""
     rows = connection.execute("SELECT id, body, checksum FROM state").fetchall()
     try:
@@ -410,14 +410,14 @@ def stored_state(connection: sqlite3.Connection) -> State:
     raise Damaged("its state row is damaged or missing")
 
 
-def checked_entries(connection: sqlite3.Connection, state: State) -> Iterator[Entry]:
+def checked_entries(connection: sqlite3.Connection, state: StoreState) -> Iterator[MetadataEntry]:
     """Yield all entries in order. Raises Damaged when a row, of entries or leases, is not what was written, or when
     they are not exactly those that `state` counts; the latter only at the end."""
     count = digest = 0
     last = b""
     for row in connection.execute(_ALL):
         try:
-            entry, checksum = Entry._make(row[:6]), row[6]
+            entry, checksum = MetadataEntry._make(row[:6]), row[6]
             intact = entry_checksum(entry) == checksum and entry.key > last
         except _ROW_ERRORS:
             intact = False
@@ -444,10 +444,10 @@ def read_version_1(connection: sqlite3.Connection, store_id: str) -> Contents:
     revision = run("SELECT value FROM number WHERE name = 'revision'").fetchone()
     if revision is None or not isinstance(revision[0], int):
         raise Damaged("it has lost its revision")
-    entries: dict[bytes, Entry] = {}
+    entries: dict[bytes, MetadataEntry] = {}
     for row in run(_ALL):
         try:
-            entry = Entry._make(row[:6])
+            entry = MetadataEntry._make(row[:6])
             intact = entry_checksum_v1(entry) == row[6]
         except _ROW_ERRORS:
             intact = False
@@ -459,7 +459,7 @@ def read_version_1(connection: sqlite3.Connection, store_id: str) -> Contents:
     last_lease = max(0 if given_out is None else given_out[0], *leases, 0)
     digest = sum(map(entry_checksum, entries.values())) + sum(map(lease_checksum, leases.items()))
     rows = len(entries) + len(leases)
-    state = State(store_id, 0, revision[0], last_lease, rows, digest % DIGEST_MODULUS)
+    state = StoreState(store_id, 0, revision[0], last_lease, rows, digest % DIGEST_MODULUS)
     return Contents(state, entries, leases)
 
 

@@ -35,7 +35,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .database import Database
-from .history import HISTORY_BYTES_MAX, HISTORY_REVISIONS_MAX, History
+from .history import HISTORY_BYTES_MAX, HISTORY_REVISIONS_MAX, EventHistory
 from .store import (
     Compare,
     Delete,
@@ -50,7 +50,7 @@ from .store import (
     key_bytes,
     prefix_bytes,
 )
-from .worker import Group, Request, Settled, Worker
+from .worker import Group, GroupOutcome, StoreRequest, StoreWorker
 
 log = get_logger(__name__)
 
@@ -88,9 +88,9 @@ class EmbeddedStore:
         self._disk = disk
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[StoreRequest | None] = queue.SimpleQueue()
         self._waiting = 0
-        self._history = History(0, history_revisions_max, history_bytes_max)
+        self._history = EventHistory(0, history_revisions_max, history_bytes_max)
         self._leases: dict[int, _Lease] = {}
         self._tasks = Tasks()
         self._closing = False
@@ -227,7 +227,7 @@ class EmbeddedStore:
         self._require_open()
         if self._waiting >= WAITING_MAX:
             raise Full(f"{WAITING_MAX} metadata requests are waiting already: wait for some of them first")
-        request = Request(run, self._loop.create_future(), then, writes)
+        request = StoreRequest(run, self._loop.create_future(), then, writes)
         self._waiting += 1
         self._requests.put(request)
         answer: T = await request.answer
@@ -271,7 +271,7 @@ class EmbeddedStore:
                 await self._clock.sleep(EXPIRE_AGAIN_SECONDS)
         self._leases.pop(lease, None)
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle(self, settled: GroupOutcome) -> None:
         """On the loop, once for each group: history first, then the answers."""
         for revision, events in settled.changes:
             if revision != self._history.revision + 1:  # a commit that had failed had happened after all
@@ -292,7 +292,7 @@ class EmbeddedStore:
             else:
                 request.answer.set_result(answer)
 
-    def _note_failure(self, settled: Settled) -> None:
+    def _note_failure(self, settled: GroupOutcome) -> None:
         """Remember why a write failed, until one succeeds."""
         failures = [
             answer
@@ -319,7 +319,7 @@ class EmbeddedStore:
 
     def _serve(self) -> None:
         """The thread."""
-        worker = Worker(self._path, self._disk)
+        worker = StoreWorker(self._path, self._disk)
         while (group := self._take_group()) is not None:
             if not self._tell(self._settle, worker.execute(group)):
                 break

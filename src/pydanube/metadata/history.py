@@ -22,7 +22,7 @@ HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
 """A watcher that is further behind than this lists again, which is cheaper than what it missed."""
 
 
-class History:
+class EventHistory:
     """The events after `compacted`, up to and including `revision`. For the event loop's thread only."""
 
     def __init__(self, revision: int, revisions_max: int, bytes_max: int) -> None:

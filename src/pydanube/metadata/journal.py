@@ -16,7 +16,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from pydanube.codec.metadata import Changes, Entry, Kind, Lease, Scan, State, encode_body, encode_record, paged
+from pydanube.codec.metadata import (
+    Changes,
+    JournalRecordKind,
+    Lease,
+    MetadataEntry,
+    Scan,
+    StoreState,
+    encode_body,
+    encode_record,
+    paged,
+)
 from pydanube.model.limits import MIB
 from pydanube.runtime.disk import ByteBuffer, Disk, DiskFile, write_all
 
@@ -71,7 +81,7 @@ class Journal:
         if self._file is None:
             raise OSError(f"{self.path} is behind the database")
         body = encode_body(changes)
-        header, checksum = encode_record(Kind.CHANGES, changes.state.commit, body, self._last_checksum)
+        header, checksum = encode_record(JournalRecordKind.CHANGES, changes.state.commit, body, self._last_checksum)
         try:
             end = self._position + len(header) + len(body)
             zeros = b"" if end <= self._size else bytes(EXTEND_BYTES)
@@ -83,7 +93,7 @@ class Journal:
             raise
         self._last_checksum = checksum
 
-    def renew(self, state: State, entries: Iterable[Entry], leases: list[Lease]) -> None:
+    def renew(self, state: StoreState, entries: Iterable[MetadataEntry], leases: list[Lease]) -> None:
         """Write a new journal that begins with this snapshot, and put it in place of the old one.
 
         If that fails before the new one is in place, the old one is used as before, if there was one.
@@ -129,16 +139,16 @@ class Journal:
         self._renew_at = max(RENEW_BYTES_MIN, RENEW_FACTOR * snapshot_bytes)
 
     def _write_snapshot(
-        self, file: DiskFile, state: State, entries: Iterable[Entry], leases: list[Lease]
+        self, file: DiskFile, state: StoreState, entries: Iterable[MetadataEntry], leases: list[Lease]
     ) -> tuple[int, int]:
         position = checksum = 0
 
-        def write(kind: Kind, body: ByteBuffer) -> None:
+        def write(kind: JournalRecordKind, body: ByteBuffer) -> None:
             nonlocal position, checksum
             header, checksum = encode_record(kind, state.commit, body, checksum)
             position = write_all(file, [header, body], position)
 
         for rows in paged(entries, leases, PAGE_BYTES):
-            write(Kind.ROWS, encode_body(rows))
-        write(Kind.SNAPSHOT, encode_body(state))
+            write(JournalRecordKind.ROWS, encode_body(rows))
+        write(JournalRecordKind.SNAPSHOT, encode_body(state))
         return position, checksum

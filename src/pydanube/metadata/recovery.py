@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydanube.codec.metadata import Contents, Scan, State, highest_commit, read_journal, scan_journal
+from pydanube.codec.metadata import Contents, Scan, StoreState, highest_commit, read_journal, scan_journal
 from pydanube.model.errors import Corrupt, DanubeError, Refused, Unavailable
 from pydanube.runtime.disk import Disk, read_whole
 from pydanube.runtime.randomness import identity
@@ -68,7 +68,7 @@ class _Found:
     """What the examination of the database found. At most one of the last three is set; none: there is no database."""
 
     connection: sqlite3.Connection | None = None
-    state: State | None = None
+    state: StoreState | None = None
     version_1: Contents | None = None
     damage: str = ""
 
@@ -147,7 +147,7 @@ class _Opening:
         except Refused as newer:
             raise Refused(f"metadata journal {path}: {newer.message}") from None
 
-    def _serve(self, state: State, journal_lost: str = "") -> Database:
+    def _serve(self, state: StoreState, journal_lost: str = "") -> Database:
         """Use the database that was found; write the journal anew if it is not in use yet."""
         connection = self._found.connection
         assert connection is not None
@@ -166,7 +166,7 @@ class _Opening:
         return database
 
     def _create(self) -> Database:
-        kept = self._put_in_place(Contents(State(identity())))
+        kept = self._put_in_place(Contents(StoreState(identity())))
         if kept is not None:
             log.warning("metadata.set_aside", path=str(self._path), reason="it held no tables", kept=str(kept))
         return self._open_anew()
@@ -255,7 +255,7 @@ class _Opening:
                 self._disk.rename(self._path, kept)
         return kept
 
-    def _refuse_strangers(self, database: State, journal: State) -> None:
+    def _refuse_strangers(self, database: StoreState, journal: StoreState) -> None:
         if database.store_id != journal.store_id:
             raise Refused(
                 f"metadata database {self._path} is of store {database.store_id}, and {self._journal.path} of store"

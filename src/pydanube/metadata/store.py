@@ -153,7 +153,7 @@ class StoreIdentity:
     succeeds: tuple[Succession, ...] = ()
 
 
-class Store(Protocol):
+class MetadataStore(Protocol):
     """Every method raises Unavailable while the store cannot be reached or written, and Invalid for what it refuses."""
 
     async def get(self, key: str) -> KeyValue | None: ...
@@ -212,7 +212,7 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-async def list_all(store: Store, prefix: str, *, page: int = 1000) -> AsyncIterator[KeyValue]:
+async def list_all(store: MetadataStore, prefix: str, *, page: int = 1000) -> AsyncIterator[KeyValue]:
     """All keys below `prefix`, page by page: each page is of one moment, the whole is not."""
     start_after = ""
     while True:

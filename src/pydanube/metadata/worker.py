@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Request:
+class StoreRequest:
     run: Callable[[Database], Any]
     """In the thread. Raises a DanubeError only if it has written nothing."""
     answer: asyncio.Future[Any]
@@ -43,14 +43,14 @@ class Request:
     """It may change something."""
 
 
-Group = list[Request]
+Group = list[StoreRequest]
 
 
 @dataclass(slots=True)
-class Settled:
+class GroupOutcome:
     """What became of one group."""
 
-    answers: list[tuple[Request, Any]]
+    answers: list[tuple[StoreRequest, Any]]
     """An exception as answer is to be raised."""
     changes: list[tuple[int, list[Event]]]
     revision: int
@@ -58,7 +58,7 @@ class Settled:
     """Something was changed, in both copies."""
 
 
-class Worker:
+class StoreWorker:
     """Opens the database with the first group; runs groups; knows after a failure that it must look again."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -70,12 +70,12 @@ class Worker:
         self._commits = 0
         self._error: Exception = RuntimeError("nothing failed yet")
 
-    def execute(self, group: Group) -> Settled:
+    def execute(self, group: Group) -> GroupOutcome:
         """Run the requests and return an answer for each."""
         if any(request.writes for request in group) and not self._renew_if_behind():
             refused = [(request, self._failure()) for request in group if request.writes]
             reads = [request for request in group if not request.writes]
-            settled = self._execute(reads) if reads else Settled([], [], self._revision)
+            settled = self._execute(reads) if reads else GroupOutcome([], [], self._revision)
             settled.answers += refused
             return settled
         return self._execute(group)
@@ -89,12 +89,12 @@ class Worker:
         except (OSError, sqlite3.Error, DanubeError) as error:
             log.warning("metadata.journal_not_renewed", path=str(self._path), error=str(error))
 
-    def _execute(self, group: Group) -> Settled:
+    def _execute(self, group: Group) -> GroupOutcome:
         before = self._commits
         settled = self._attempt(group)
         if settled is None and len(group) > 1 and not self._suspect and self._commits == before:
             return self._one_by_one(group)
-        return settled or Settled([(request, self._failure()) for request in group], [], self._revision)
+        return settled or GroupOutcome([(request, self._failure()) for request in group], [], self._revision)
 
     def _renew_if_behind(self) -> bool:
         """Write the journal anew where it is behind; False if that failed."""
@@ -108,7 +108,7 @@ class Worker:
             return False
         return True
 
-    def _attempt(self, group: Group) -> Settled | None:
+    def _attempt(self, group: Group) -> GroupOutcome | None:
         """All of them in one commit; None if that failed."""
         try:
             database = self._ready()
@@ -121,10 +121,10 @@ class Worker:
             return None
         committed = database.commits != self._commits
         self._revision, self._commits = database.revision, database.commits
-        return Settled(answers, changes, self._revision, committed)
+        return GroupOutcome(answers, changes, self._revision, committed)
 
-    def _one_by_one(self, group: Group) -> Settled:
-        every = Settled([], [], self._revision)
+    def _one_by_one(self, group: Group) -> GroupOutcome:
+        every = GroupOutcome([], [], self._revision)
         for request in group:
             is_behind = self._database is not None and self._database.journal_behind
             settled = None if request.writes and is_behind else self._attempt([request])
@@ -179,7 +179,7 @@ class Worker:
         return error
 
 
-def _run(request: Request, database: Database) -> Any:
+def _run(request: StoreRequest, database: Database) -> Any:
     try:
         return request.run(database)
     except DanubeError as refused:

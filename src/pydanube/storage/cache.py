@@ -18,7 +18,7 @@ from typing import Final
 _COMPACT_AFTER: Final = 1024
 
 
-class Tail:
+class CachedTail:
     """The cached batches of one partition, ordered by offset."""
 
     __slots__ = ("_bases", "_first", "_views", "end")
@@ -83,10 +83,10 @@ class TailCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._order: deque[Tail] = deque()
+        self._order: deque[CachedTail] = deque()
         self.bytes = 0
 
-    def add(self, tail: Tail, base: int, end: int, view: memoryview) -> None:
+    def add(self, tail: CachedTail, base: int, end: int, view: memoryview) -> None:
         """The batch became visible; it follows what the tail holds."""
         if tail.end != base:
             self.clear(tail)
@@ -96,7 +96,7 @@ class TailCache:
         while self.bytes > self._bytes_max and len(self._order) > 1:
             self.bytes -= self._order.popleft().drop_oldest()
 
-    def clear(self, tail: Tail) -> None:
+    def clear(self, tail: CachedTail) -> None:
         """Forget a partition's batches."""
         if len(tail):
             self._order = deque(one for one in self._order if one is not tail)

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import msgspec
 
-from pydanube.codec.wal import Identity, checked_line, with_checksum
+from pydanube.codec.wal import NodeIdentity, checked_line, with_checksum
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import Disk, DiskLock, read_whole, replace_whole
 from pydanube.runtime.randomness import identity as new_identity
@@ -45,7 +45,7 @@ class DataDirectory:
 
     def __init__(self, disk: Disk, path: Path, lock: DiskLock, written: _Written, is_new: bool) -> None:
         self.path = path
-        self.identity = Identity(written.cluster, written.node, written.incarnation)
+        self.identity = NodeIdentity(written.cluster, written.node, written.incarnation)
         self.is_new = is_new
         """True when this start made it."""
         self._disk = disk
@@ -60,7 +60,7 @@ class DataDirectory:
         *,
         cluster: str | None = "danube",
         node: str = "broker-1",
-        expected: Identity | None = None,
+        expected: NodeIdentity | None = None,
         incarnation: Callable[[], str] = new_identity,
     ) -> Self:
         """Lock the directory and check whose it is; make it when it is empty.
@@ -82,7 +82,7 @@ class DataDirectory:
                 started = incarnation()
                 written = _Written(FORMAT, cluster or f"danube-{started[:12]}", node, started, [])
                 _write(disk, path, written)
-            wanted = expected or Identity(cluster or written.cluster, node, written.incarnation)
+            wanted = expected or NodeIdentity(cluster or written.cluster, node, written.incarnation)
             _refuse_foreign(path, written, wanted)
             return cls(disk, path, lock, written, is_new)
         except BaseException:
@@ -146,7 +146,7 @@ def _write(disk: Disk, path: Path, written: _Written) -> None:
     replace_whole(disk, path / IDENTITY, with_checksum(msgspec.json.encode(written)))
 
 
-def _refuse_foreign(path: Path, written: _Written, wanted: Identity) -> None:
+def _refuse_foreign(path: Path, written: _Written, wanted: NodeIdentity) -> None:
     for what in ("cluster", "node", "incarnation"):
         found, asked = getattr(written, what), getattr(wanted, what)
         if found != asked:

@@ -20,11 +20,11 @@ from pydanube.codec.batch.peek import offsets_of
 from pydanube.model.errors import Corrupt, Full
 from pydanube.model.gaps import NO_GAPS, Gaps
 
-from .cache import Tail, TailCache
+from .cache import CachedTail, TailCache
 from .wal import LogWriter
 
 
-class Stream(Protocol):
+class PartitionStream(Protocol):
     """Where visible batches are read. Offsets in [start_offset, end_offset) exist, but for reported gaps."""
 
     end_offset: int
@@ -54,7 +54,7 @@ class Stream(Protocol):
         """Forget what is in memory."""
 
 
-async def append_time_at(stream: Stream, offset: int) -> int | None:
+async def append_time_at(stream: PartitionStream, offset: int) -> int | None:
     """When the message at `offset`, or the first after it that is stored, was appended; None when there is none."""
     views = await stream.read(offset, 0)
     return read_header(views[0]).append_time if views else None
@@ -97,7 +97,7 @@ class LoggedStream:
         self._log = log
         self._past = past
         self._cache = cache
-        self._tail = Tail()
+        self._tail = CachedTail()
         self._tail.end = end_offset
         self._firsts = [first for first, _ in ledgers]
         self._ids = [ledger_id for _, ledger_id in ledgers]
@@ -257,7 +257,7 @@ class MemoryStream:
     def __init__(self, bytes_max: int, end_offset: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
-        self._tail = Tail()
+        self._tail = CachedTail()
         self._tail.end = end_offset
         self.end_offset = end_offset
 

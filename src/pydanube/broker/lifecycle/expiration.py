@@ -21,8 +21,8 @@ from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.telemetry import get_logger
 
 from .retention import Retention
-from .time_to_live import Expiry
-from .topic_deletion import Removal
+from .time_to_live import TimeToLive
+from .topic_deletion import TopicDeletion
 
 log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class _Care:
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self._forgot_us = 0
-        self.expiry = Expiry(partition)
+        self.expiry = TimeToLive(partition)
         self.retention = Retention(partition)
 
     async def look(self, now_us: int) -> None:
@@ -66,7 +66,7 @@ class _Care:
             self.partition.forget_idle_producers()
 
 
-class Lifetimes:
+class Expiration:
     """Ends what has lived long enough."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Lifetimes:
         registry: Registry,
         partitions: Partitions,
         subscriptions: Subscriptions,
-        removal: Removal,
+        removal: TopicDeletion,
         clock: Clock,
     ) -> None:
         self._registry = registry

@@ -36,7 +36,7 @@ class _Kept(NamedTuple):
     ranges: list[tuple[int, int]]
 
 
-class Expiry:
+class TimeToLive:
     """One partition's. It remembers what it has looked at, for as long as the time to live is not changed."""
 
     def __init__(self, partition: Partition) -> None:

@@ -9,7 +9,7 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.staging.staging import Staging
-from pydanube.broker.tiering.object_storage import Tiers
+from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.names import TopicName
 from pydanube.runtime.telemetry import get_logger
@@ -18,7 +18,7 @@ from pydanube.storage.wal import LogWriter
 log = get_logger(__name__)
 
 
-class Removal:
+class TopicDeletion:
     """Removes topics. Whoever calls it has asked the authorizer, or is the broker itself."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Removal:
         registry: Registry,
         partitions: Partitions,
         writer: LogWriter,
-        tiers: Tiers | None,
+        tiers: ObjectStorage | None,
         staging: Staging | None = None,
     ) -> None:
         self._tiers = tiers

@@ -14,7 +14,7 @@ from pydanube.core.sizes import Sizes
 from pydanube.model.errors import Full
 from pydanube.model.gaps import Gaps
 from pydanube.model.policies import BacklogAction, Policies
-from pydanube.storage.stream import LoggedStream, Stream
+from pydanube.storage.stream import LoggedStream, PartitionStream
 from pydanube.storage.wal import LogWriter
 
 
@@ -24,7 +24,7 @@ class BacklogQuota:
     __slots__ = ("_action", "_bytes_max", "_messages_max", "_partition", "_sizes", "_stream", "_subscriptions", "on")
 
     def __init__(
-        self, partition: str, stream: Stream, sizes: Sizes, subscriptions: Mapping[str, LiveSubscription]
+        self, partition: str, stream: PartitionStream, sizes: Sizes, subscriptions: Mapping[str, LiveSubscription]
     ) -> None:
         self._partition = partition
         self._stream = stream
@@ -102,7 +102,7 @@ def backlog_bytes(sizes: Sizes, gaps: Gaps, cursor: Cursor, end: int) -> int:
     return size * unacked // messages if messages > 0 else 0
 
 
-def stored_sizes(stream: Stream, writer: LogWriter) -> Sizes:
+def stored_sizes(stream: PartitionStream, writer: LogWriter) -> Sizes:
     """What lies where, as far as the catalog and, behind it, the log's ledgers tell."""
     if not isinstance(stream, LoggedStream):
         return Sizes(stream.end_offset)

@@ -18,10 +18,10 @@ from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.positions import Position
 from pydanube.model.topics import PartitionDescription
 
-from .partition import Fetched, Partition, PublishDone, Published
+from .partition import FetchResult, Partition, PublishDone, Published
 
 
-class FleetingPartition(Partition):
+class NonReliablePartition(Partition):
     """One partition of a non-reliable topic, owned by this broker."""
 
     stored = False
@@ -67,7 +67,7 @@ class FleetingPartition(Partition):
             f"it, or create a reliable topic"
         )
 
-    async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> Fetched:
+    async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> FetchResult:
         await self.resolve(position)
         raise AssertionError("nothing resolves here")
 

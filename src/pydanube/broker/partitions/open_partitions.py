@@ -12,13 +12,13 @@ from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pe
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
 from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
-from pydanube.broker.subscriptions.place import Place
+from pydanube.broker.subscriptions.place import SubscriptionContext
 from pydanube.broker.subscriptions.subscription import LiveSubscription
-from pydanube.broker.tiering.object_storage import Tiers
+from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.broker.tiering.tiered_partition import TieredPartition
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
-from pydanube.metadata.store import Store, list_all
+from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
@@ -29,11 +29,11 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogWriter
 
-from .non_reliable import FleetingPartition
+from .non_reliable import NonReliablePartition
 from .ownership import LEDGER_COUNTER, Ids, Ownership
 from .partition import Partition, PartitionSettings
 from .rate_limits import dispatch_rate
-from .recovery import Opening
+from .recovery import PartitionRecovery
 
 log = get_logger(__name__)
 
@@ -59,16 +59,16 @@ class Partitions:
     def __init__(
         self,
         registry: Registry,
-        store: Store,
+        store: MetadataStore,
         writer: LogWriter,
-        opening: Opening,
+        opening: PartitionRecovery,
         tasks: Tasks,
         clock: Clock,
         owner: str,
         settings: PartitionSettings,
         policies: Policies,
         address: Callable[[], str],
-        tiers: Tiers | None = None,
+        tiers: ObjectStorage | None = None,
     ) -> None:
         """`policies` count where neither topic nor namespace says otherwise. `address` is where clients are sent."""
         self._registry = registry
@@ -223,7 +223,7 @@ class Partitions:
             if not self._registry.is_leaving(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was taken after the others were gone
             raise NotFound(f"topic {name} was deleted")
-        kind = Partition if config.reliable else FleetingPartition
+        kind = Partition if config.reliable else NonReliablePartition
         partition = kind(
             text,
             index,
@@ -276,7 +276,7 @@ class Partitions:
             SubscriptionType(record.type),
             cursor,
             record.failure(),
-            Place(
+            SubscriptionContext(
                 partition.name.removesuffix(f"-part-{partition.index}"),
                 partition.index,
                 partition.stream,

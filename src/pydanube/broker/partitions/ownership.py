@@ -26,7 +26,7 @@ from pydanube.broker.registry.records import (
 )
 from pydanube.broker.registry.tombstones import drop_writes
 from pydanube.metadata.counters import last_id, take_ids
-from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import StaleEpoch
 from pydanube.model.ledgers import CursorEntry
 
@@ -36,7 +36,7 @@ LEDGER_COUNTER: Final = "ledger"
 class Ids:
     """Numbers of one kind, taken from the store in blocks; the rest of a block is never used after a restart."""
 
-    def __init__(self, store: Store, name: str, block: int) -> None:
+    def __init__(self, store: MetadataStore, name: str, block: int) -> None:
         self._store = store
         self._name = name
         self._block = block
@@ -78,7 +78,7 @@ class OpenedLedger(NamedTuple):
 class Ownership:
     """This broker's hold on one partition."""
 
-    def __init__(self, store: Store, ledger_ids: Ids, topic_id: int, index: int, owner: str) -> None:
+    def __init__(self, store: MetadataStore, ledger_ids: Ids, topic_id: int, index: int, owner: str) -> None:
         self._store = store
         self._ledger_ids = ledger_ids
         self.topic_id = topic_id

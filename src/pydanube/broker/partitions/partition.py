@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.codec.batch import Batch
-from pydanube.codec.state import FORMAT, LedgerStart, Snapshot, encode
+from pydanube.codec.state import FORMAT, LedgerStart, StateSnapshot, encode
 from pydanube.codec.wal import RecordKind
 from pydanube.core.appends import Append, Stored
 from pydanube.core.log import PartitionLog
@@ -38,7 +38,7 @@ from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream
-from pydanube.storage.wal import Level, LogWriter
+from pydanube.storage.wal import DurabilityLevel, LogWriter
 
 from .arrivals import Arrivals
 from .backlog_quota import BacklogQuota, stored_sizes
@@ -48,7 +48,7 @@ from .state_ledger import NoState, StateLedger, settle
 
 log = get_logger(__name__)
 
-LEVELS: Final = {AckLevel.DURABLE: Level.SYNC, AckLevel.WRITTEN: Level.WRITE}
+LEVELS: Final = {AckLevel.DURABLE: DurabilityLevel.SYNC, AckLevel.WRITTEN: DurabilityLevel.WRITE}
 
 RATE_CHECK_S: Final = 0.1
 """While publishes wait for a rate, it is looked at again at least this often: it may have been changed."""
@@ -65,7 +65,7 @@ class Published(NamedTuple):
     duplicate: bool
 
 
-class Fetched(NamedTuple):
+class FetchResult(NamedTuple):
     """Batches as stored. The first may begin below the offset that was asked for."""
 
     batches: list[memoryview]
@@ -375,7 +375,7 @@ class Partition:
         """Where a subscription begins, or goes, that asked for this."""
         return max(await self.resolve(position), self._starts_soon_at)
 
-    async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> Fetched:
+    async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> FetchResult:
         """Batches from `position` on; none when nothing came within `wait_s`. Cancelled: nothing is held."""
         offset = await self.resolve(position)
         self.traffic.last_us = self._clock.now_us()
@@ -387,7 +387,7 @@ class Partition:
         batches = await self.stream.read(offset, bytes_max) if offset < end else []
         # Nothing stored before the end is a reported gap: go on behind it.
         next_offset = Batch.trust(batches[-1]).end_offset if batches else end
-        return Fetched(batches, next_offset, self.stream.start_offset, self.stream.end_offset, self.epoch)
+        return FetchResult(batches, next_offset, self.stream.start_offset, self.stream.end_offset, self.epoch)
 
     def _wake(self) -> None:
         if not self._wake_scheduled:
@@ -403,7 +403,7 @@ class Partition:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> StateSnapshot:
         cursors = [
             CursorEntry(one.subscription_id, one.core.cursor.position, one.core.cursor.acked)
             for one in self.subscriptions.values()
@@ -413,7 +413,7 @@ class Partition:
         ]
         entries = self._decide.producers.entries(self._remembered_since())
         self._batches_since_snapshot = 0
-        return Snapshot(FORMAT, self._decide.visible_end, entries, cursors, generations)
+        return StateSnapshot(FORMAT, self._decide.visible_end, entries, cursors, generations)
 
     def rotated(self, ledger_ids: set[int]) -> None:
         """A file of the log was closed. State in it moves on, so that no partition pins a file for long."""

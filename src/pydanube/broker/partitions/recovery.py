@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from pydanube.broker.registry.records import LedgerRecord
-from pydanube.codec.state import ChangeKind, CursorChange, Delta, LedgerStart, Snapshot, decode
+from pydanube.codec.state import ChangeKind, CursorChange, Delta, LedgerStart, StateSnapshot, decode
 from pydanube.codec.wal import RecordKind
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.log import PartitionLog
@@ -26,7 +26,7 @@ from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
 from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream
-from pydanube.storage.tiering.history import History, PartitionHistory
+from pydanube.storage.tiering.history import PartitionHistory, SegmentReader
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
 from .ownership import Ownership
@@ -34,7 +34,7 @@ from .ownership import Ownership
 log = get_logger(__name__)
 
 
-class Recovered(NamedTuple):
+class RecoveredPartition(NamedTuple):
     """A partition as its former owner left it."""
 
     decide: PartitionLog
@@ -44,7 +44,7 @@ class Recovered(NamedTuple):
     past: PartitionHistory | None = None
 
 
-class Opening:
+class PartitionRecovery:
     """The parts that recovering a partition takes."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Opening:
         cache: TailCache,
         memory_topic_bytes: int,
         remembered_max: int,
-        history: History | None = None,
+        history: SegmentReader | None = None,
     ) -> None:
         """Without a `history` nothing is in object storage, and the log keeps everything."""
         self._writer = writer
@@ -69,12 +69,12 @@ class Opening:
         ownership: Ownership,
         starts: Mapping[int, int],
         kept: Collection[int] = (),
-    ) -> Recovered:
+    ) -> RecoveredPartition:
         """`starts` says where each subscription began, `kept` which producers must be remembered. Raises Corrupt when a
         ledger of the partition is damaged."""
         if not config.reliable:
             decide = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
-            return Recovered(decide, NoStream(), {one: Cursor(0) for one in starts}, [])
+            return RecoveredPartition(decide, NoStream(), {one: Cursor(0) for one in starts}, [])
         ack_level = config.ack_level
         ledgers = await ownership.ledgers()
         if ack_level is AckLevel.MEMORY:
@@ -83,7 +83,7 @@ class Opening:
                 log.info("partition.memory_gone", partition=name, next_offset=ownership.reserved_end)
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
-            return Recovered(decide, in_memory, cursors, [])
+            return RecoveredPartition(decide, in_memory, cursors, [])
         past = await self._past(ownership, config.ack_level)
         self._refuse_damaged(ledgers, ownership.uploaded_end)
         data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]
@@ -115,7 +115,7 @@ class Opening:
         decided = PartitionLog(end, producers, last_time)
         known = snapshot.cursors if snapshot is not None else await ownership.restored_cursors()
         generations = dict(snapshot.generations) if snapshot is not None else {}
-        return Recovered(decided, stream, _cursors(starts, known, generations, changes), state, past)
+        return RecoveredPartition(decided, stream, _cursors(starts, known, generations, changes), state, past)
 
     def _written(self, data: list[int]) -> list[LedgerSummary]:
         """The data ledgers that the log has something of. What is damaged is uploaded, and read there."""
@@ -161,7 +161,7 @@ class Opening:
             position = max(position, reached)
 
     async def _bases(
-        self, last: LedgerSummary | None, snapshot: Snapshot | None, past: PartitionHistory | None
+        self, last: LedgerSummary | None, snapshot: StateSnapshot | None, past: PartitionHistory | None
     ) -> list[tuple[int, list[ProducerEntry]]]:
         """What was known of producers at some offset: where the last ledger began, where the last snapshot was taken,
         where the uploaded part ends. What the log trimmed, one of the others has."""
@@ -182,7 +182,7 @@ class Opening:
             bases.append((past.end, await past.producers()))
         return bases
 
-    async def _state(self, state_ids: list[int]) -> tuple[Snapshot | None, list[CursorChange]]:
+    async def _state(self, state_ids: list[int]) -> tuple[StateSnapshot | None, list[CursorChange]]:
         """From the newest ledger whose snapshot was stored; a crash may have come before the newest had one."""
         for ledger_id in reversed(state_ids):
             if self._writer.ledger(ledger_id) is None:
@@ -190,13 +190,13 @@ class Opening:
             body, deltas = await self._writer.read_state(ledger_id)
             if body is not None:
                 changes = [change for delta in deltas for change in decode(delta, Delta).changes]
-                return decode(body, Snapshot), changes
+                return decode(body, StateSnapshot), changes
         return None, []
 
     async def _producers(
         self,
         written: list[LedgerSummary],
-        snapshot: Snapshot | None,
+        snapshot: StateSnapshot | None,
         past: PartitionHistory | None,
         kept: Collection[int],
     ) -> tuple[ProducerTable, int]:

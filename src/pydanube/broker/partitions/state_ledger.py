@@ -17,13 +17,13 @@ from typing import Final
 
 from crc32c import crc32c
 
-from pydanube.codec.state import CursorChange, PackedChange, Snapshot, encode, encode_delta
+from pydanube.codec.state import CursorChange, PackedChange, StateSnapshot, encode, encode_delta
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Full
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.wal import Level, LogWriter
+from pydanube.storage.wal import DurabilityLevel, LogWriter
 
 from .ownership import Ownership
 
@@ -42,7 +42,7 @@ class StateLedger:
         writer: LogWriter,
         ownership: Ownership,
         tasks: Tasks,
-        take_snapshot: Callable[[], Snapshot],
+        take_snapshot: Callable[[], StateSnapshot],
         former: list[int],
     ) -> None:
         """`former` are the state ledgers of earlier owners; the first snapshot supersedes them."""
@@ -98,7 +98,7 @@ class StateLedger:
         if len(body) > RECORD_BODY_BYTES_MAX:  # the ledger goes on: its first one and the deltas say it all
             log.warning("state.snapshot_too_large", ledger=self.ledger_id, bytes=len(body))
             return
-        self._append(RecordKind.STATE_SNAPSHOT, body, Level.LAZY, _nobody_waits)
+        self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, _nobody_waits)
 
     def carry_forward(self) -> bool:
         """Supersede what former owners left, where nothing has yet. False when there is nothing to do."""
@@ -125,7 +125,7 @@ class StateLedger:
                 self._writer.sync(partial(_tell, waiters))
             return
         self._deltas += 1
-        level = Level.SYNC if waiters else Level.LAZY
+        level = DurabilityLevel.SYNC if waiters else DurabilityLevel.LAZY
         body = encode_delta(changes)
         self._append(RecordKind.STATE_DELTA, body, level, partial(_tell, waiters))
         if self._deltas >= DELTAS_PER_SNAPSHOT:
@@ -163,7 +163,7 @@ class StateLedger:
             elif error is not None:
                 self._former = former + self._former
 
-        self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), Level.SYNC, synced)
+        self._append(RecordKind.STATE_SNAPSHOT, encode(self._take_snapshot()), DurabilityLevel.SYNC, synced)
 
     def _forget_changes(self) -> None:
         self._changes.clear()
@@ -179,7 +179,7 @@ class StateLedger:
         else:
             self._writer.forget(set(former))
 
-    def _append(self, kind: RecordKind, body: bytes, level: Level, done: Done) -> None:
+    def _append(self, kind: RecordKind, body: bytes, level: DurabilityLevel, done: Done) -> None:
         assert self.ledger_id is not None
         try:
             _check_size(body)

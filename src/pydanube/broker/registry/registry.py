@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from pydanube.broker.partitions.ownership import Ids
-from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
@@ -42,7 +42,7 @@ DOUBT_S: Final = 1.0
 class Registry:
     """What exists. Loaded at the start, written through afterwards."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._changing = SharedLock()  # administration happens one change at a time

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from pydanube.metadata.store import Delete, Put, Store, list_all
+from pydanube.metadata.store import Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import Refused
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.wal import LogWriter, Recovered
+from pydanube.storage.wal import LogWriter, RecoveredLog
 
 from . import records
 
@@ -53,7 +53,7 @@ class KnownLedgers:
     """Keys of ledgers whose topic neither exists nor was deleted, with the topic's id."""
 
     @classmethod
-    async def load(cls, store: Store, topic_ids: set[int]) -> Self:
+    async def load(cls, store: MetadataStore, topic_ids: set[int]) -> Self:
         """Read every ledger's key and tombstone; `topic_ids` are the topics that exist."""
         known = cls()
         deleted = {records.deleted_of_key(one.key) async for one in list_all(store, records.DELETED)}
@@ -68,7 +68,7 @@ class KnownLedgers:
         known.dropped |= {records.dropped_of_key(one.key) async for one in list_all(store, records.DROPPED)}
         return known
 
-    async def check(self, store: Store, recovered: Recovered, metadata: Path) -> None:
+    async def check(self, store: MetadataStore, recovered: RecoveredLog, metadata: Path) -> None:
         """Raise Refused when the log holds a ledger that `metadata` lost.
 
         An earlier release dropped ledgers without tombstones. Where one was the last to write this log, which then does
@@ -94,7 +94,7 @@ class KnownLedgers:
                 f"lists nor records as dropped ({len(unknown)} such ledgers): {remedy}"
             )
 
-    async def _record(self, store: Store, unknown: list[int]) -> None:
+    async def _record(self, store: MetadataStore, unknown: list[int]) -> None:
         """Write tombstones for what an earlier release dropped. Cut short, the next start does it again."""
         for writes in drop_writes(list(self.lost)):
             await store.transact([], writes)
@@ -110,7 +110,7 @@ class KnownLedgers:
 class Tombstones:
     """Removes tombstones that are no longer needed. Nothing of it is on the way of a publish."""
 
-    def __init__(self, store: Store, writer: LogWriter) -> None:
+    def __init__(self, store: MetadataStore, writer: LogWriter) -> None:
         self._store = store
         self._writer = writer
 

@@ -33,7 +33,7 @@ from pydanube.broker.registry.records import (
     unpack,
 )
 from pydanube.broker.registry.registry import Registry
-from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
@@ -78,7 +78,7 @@ class Decisions:
         self,
         registry: Registry,
         partitions: Partitions,
-        store: Store,
+        store: MetadataStore,
         objects: ObjectStore,
         reader: StageReader,
         clock: Clock,

@@ -12,7 +12,7 @@ from typing import Final
 from pydanube.broker.registry.records import DecisionRecord, decision_of_key, decisions_of, unpack
 from pydanube.core import staging as core
 from pydanube.core.staging import StageName
-from pydanube.metadata.store import Store, list_all
+from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
@@ -34,7 +34,7 @@ class StageExpiry:
     def __init__(
         self,
         objects: ObjectStore,
-        store: Store,
+        store: MetadataStore,
         book: QueryBook,
         clock: Clock,
         stage_keep_s: int,

@@ -12,7 +12,7 @@ from pydanube.broker.producers import Producers
 from pydanube.broker.publish_checks import check_publishable
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
-from pydanube.broker.tiering.object_storage import Tiers
+from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.codec import stage
 from pydanube.codec.batch import HEADER_BYTES, Batch
 from pydanube.codec.batch.peek import unpacked_bytes
@@ -34,7 +34,7 @@ TURN_BYTES: Final = 1 * MIB
 CHANCE_DIGITS: Final = 12
 
 
-class SectionWish(NamedTuple):
+class SectionRequest(NamedTuple):
     """Batches of one partition that are to be staged, by their lengths in the body."""
 
     topic: TopicName
@@ -42,7 +42,7 @@ class SectionWish(NamedTuple):
     lengths: Sequence[int]
 
 
-class StageWish(NamedTuple):
+class StageRequest(NamedTuple):
     """See codec.native.requests.Stage."""
 
     query: str
@@ -51,7 +51,7 @@ class StageWish(NamedTuple):
     task: int
     attempt: int
     part: int
-    sections: Sequence[SectionWish]
+    sections: Sequence[SectionRequest]
 
 
 class StageIntake:
@@ -65,7 +65,7 @@ class StageIntake:
         authorizer: Authorizer,
         book: QueryBook,
         reader: StageReader,
-        tiers: Tiers,
+        tiers: ObjectStorage,
         clock: Clock,
         decompression: DecompressionBudget,
     ) -> None:
@@ -79,7 +79,7 @@ class StageIntake:
         self._clock = clock
         self._decompression = decompression
 
-    async def take(self, principal: Principal, wish: StageWish, body: memoryview) -> str:
+    async def take(self, principal: Principal, wish: StageRequest, body: memoryview) -> str:
         """Synced once this returns its name, and seen by nobody. Cancelled: an object may be there that nobody names,
         until it expires."""
         check_query("query", wish.query)
@@ -100,7 +100,7 @@ class StageIntake:
         self._reader.learn(key, index)
         return str(name)
 
-    def _topics(self, principal: Principal, wish: StageWish) -> dict[TopicName, TopicRecord]:
+    def _topics(self, principal: Principal, wish: StageRequest) -> dict[TopicName, TopicRecord]:
         """The topics, in order of appearance, if all that is asked for may be published there."""
         topics: dict[TopicName, TopicRecord] = {}
         seen: set[tuple[TopicName, int]] = set()
@@ -127,10 +127,10 @@ class StageIntake:
         return record
 
     async def _checked(
-        self, wish: StageWish, topics: dict[TopicName, TopicRecord], body: memoryview
-    ) -> list[stage.Staging]:
+        self, wish: StageRequest, topics: dict[TopicName, TopicRecord], body: memoryview
+    ) -> list[stage.StageBuilder]:
         places = {topic: place for place, topic in enumerate(topics)}
-        parts: list[stage.Staging] = []
+        parts: list[stage.StageBuilder] = []
         unbroken = 0
         views = _cut(wish, body)
         for section in wish.sections:
@@ -151,15 +151,15 @@ class StageIntake:
                 if unbroken >= TURN_BYTES:
                     unbroken = 0
                     await asyncio.sleep(0)
-            parts.append(stage.Staging(places[section.topic], section.partition, batches, messages))
+            parts.append(stage.StageBuilder(places[section.topic], section.partition, batches, messages))
         return parts
 
-    def _name(self, record: QueryRecord, wish: StageWish) -> StageName:
+    def _name(self, record: QueryRecord, wish: StageRequest) -> StageName:
         at = stage_time(record, self._clock.now_us())
         return StageName(at, wish.task, wish.attempt, wish.part, identity()[:CHANCE_DIGITS])
 
 
-def _cut(wish: StageWish, body: memoryview) -> Iterator[memoryview]:
+def _cut(wish: StageRequest, body: memoryview) -> Iterator[memoryview]:
     """The batches in the body, as the lengths say. Raises Invalid before the first unless they fit it."""
     at = 0
     places: list[tuple[int, int]] = []

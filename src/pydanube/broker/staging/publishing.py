@@ -228,14 +228,14 @@ class Applier:
                 return
             end = sequence + section.messages
             while end > skipped:
-                window = _Window()
+                window = _PublishAhead()
                 async with self._slots:
                     batches = self._reader.batches(stage_key, section)
                     skipped = await self._publish(partition, decision, await batches, sequence, skipped, window)
                 await self._let_through(window)
             sequence = end
 
-    async def _let_through(self, window: _Window) -> None:
+    async def _let_through(self, window: _PublishAhead) -> None:
         """Wait for what a publish rate holds back."""
         size = window.bytes
         self._held_bytes += size
@@ -264,7 +264,7 @@ class Applier:
         batches: list[memoryview],
         sequence: int,
         skipped: int,
-        window: _Window,
+        window: _PublishAhead,
     ) -> int:
         """A section's batches, a window at a time; returns the sequence behind them, or behind the one that its topic's
         publish rate holds back. Of a batch that the partition has a part of (it was committed before a restore, in
@@ -291,7 +291,7 @@ class Applier:
         return sequence
 
 
-class _Window:
+class _PublishAhead:
     """Batches on their way to the log."""
 
     def __init__(self) -> None:

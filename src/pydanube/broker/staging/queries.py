@@ -11,7 +11,7 @@ from pydanube.broker.registry.records import QUERIES, pack, query_key, unpack
 from pydanube.broker.registry.registry import Registry
 from pydanube.core import staging as core
 from pydanube.core.staging import QueryRecord
-from pydanube.metadata.store import Compare, Delete, Put, Store, list_all
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.clock import Clock
 
@@ -21,7 +21,7 @@ LOST_COMPARISONS_MAX: Final = 20
 CACHED_MAX: Final = 10_000
 
 
-class Known(NamedTuple):
+class KnownQuery(NamedTuple):
     """A record and the revision that whoever replaces it compares; 0: there is none yet."""
 
     record: QueryRecord
@@ -31,7 +31,7 @@ class Known(NamedTuple):
 class QueryBook:
     """One for each broker. Others may write to the same metadata."""
 
-    def __init__(self, store: Store, registry: Registry, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, registry: Registry, clock: Clock) -> None:
         self._store = store
         self._registry = registry
         self._clock = clock
@@ -53,11 +53,11 @@ class QueryBook:
             if users > 1:
                 self._locks[query] = lock, users - 1
 
-    async def find(self, query: str) -> Known | None:
+    async def find(self, query: str) -> KnownQuery | None:
         found = await self._store.get(query_key(query))
-        return Known(unpack(found.value, QueryRecord), found.mod_revision) if found is not None else None
+        return KnownQuery(unpack(found.value, QueryRecord), found.mod_revision) if found is not None else None
 
-    async def find_number(self, number: int) -> Known | None:
+    async def find_number(self, number: int) -> KnownQuery | None:
         """The query with this number; None: there is none any more, or none yet."""
         if number not in self._names:
             self._names = {known.record.number: known.record.query async for known in self.all()}
@@ -79,12 +79,12 @@ class QueryBook:
                     return record
         raise lost_comparisons(query)
 
-    async def new(self, query: str, run: str) -> Known:
+    async def new(self, query: str, run: str) -> KnownQuery:
         """A record that is nowhere yet."""
         number = await self._registry.new_query_number()
-        return Known(QueryRecord(query, number, run, started_at=self._clock.now_us()), 0)
+        return KnownQuery(QueryRecord(query, number, run, started_at=self._clock.now_us()), 0)
 
-    async def replace(self, known: Known, record: QueryRecord, writes: Sequence[Put | Delete] = ()) -> bool:
+    async def replace(self, known: KnownQuery, record: QueryRecord, writes: Sequence[Put | Delete] = ()) -> bool:
         """Write the new record, and `writes` with it, unless the known one is no longer what stands there."""
         key = query_key(record.query)
         compare = Compare.mod_revision(key, known.revision)
@@ -93,7 +93,7 @@ class QueryBook:
             self._cache(record)
         return result.succeeded
 
-    async def remove(self, known: Known) -> bool:
+    async def remove(self, known: KnownQuery) -> bool:
         """Unless it was changed. For whoever is alone with the query: a STAGE that came in between would read what is
         about to go, and keep it in mind for ever."""
         assert known.record.query in self._locks
@@ -107,9 +107,9 @@ class QueryBook:
         found = await self._store.list(QUERIES, start_after=start_after, limit=count)
         return [unpack(one.value, QueryRecord) for one in found]
 
-    async def all(self) -> AsyncIterator[Known]:
+    async def all(self) -> AsyncIterator[KnownQuery]:
         async for one in list_all(self._store, QUERIES):
-            yield Known(unpack(one.value, QueryRecord), one.mod_revision)
+            yield KnownQuery(unpack(one.value, QueryRecord), one.mod_revision)
 
     def _cache(self, record: QueryRecord) -> None:
         self._cached.pop(record.query, None)

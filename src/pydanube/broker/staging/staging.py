@@ -25,11 +25,11 @@ from pydanube.broker.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.producers import Producers
 from pydanube.broker.registry.registry import Registry
-from pydanube.broker.tiering.object_storage import Tiers
+from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.core import staging as core
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord, StageName
-from pydanube.metadata.store import Store
+from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName
@@ -40,9 +40,9 @@ from pydanube.runtime.telemetry import get_logger
 
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry
-from .intake import StageIntake, StageWish
+from .intake import StageIntake, StageRequest
 from .publishing import Decision
-from .queries import LOST_COMPARISONS_MAX, Known, QueryBook, lost_comparisons
+from .queries import LOST_COMPARISONS_MAX, KnownQuery, QueryBook, lost_comparisons
 from .stage_reader import StageReader, stages_of
 
 log = get_logger(__name__)
@@ -60,7 +60,7 @@ PAGE_BYTES: Final = CONTROL_BYTES_MAX // 2
 OBSTACLE_CHARACTERS: Final = 300
 
 
-class CommitWish(NamedTuple):
+class CommitRequest(NamedTuple):
     """See codec.native.requests.CommitStages."""
 
     query: str
@@ -84,9 +84,9 @@ class Staging:
         partitions: Partitions,
         producers: Producers,
         authorizer: Authorizer,
-        store: Store,
+        store: MetadataStore,
         clock: Clock,
-        tiers: Tiers,
+        tiers: ObjectStorage,
         decompression: DecompressionBudget,
     ) -> None:
         self._registry = registry
@@ -128,12 +128,12 @@ class Staging:
         deciding = any(topic_id in one.topics for one in self._deciding)
         return deciding or bool(self._doubtful) or self.decisions.concern(topic_id)
 
-    async def stage(self, principal: Principal, wish: StageWish, body: memoryview) -> str:
+    async def stage(self, principal: Principal, wish: StageRequest, body: memoryview) -> str:
         return await self._intake.take(principal, wish, body)
 
     # -- committing ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, principal: Principal, wish: CommitWish) -> Committed:
+    async def commit(self, principal: Principal, wish: CommitRequest) -> Committed:
         """Decided once this returns. Raises Refused, having changed nothing, where a stage is gone. Cancelled or
         Unavailable: it may have happened; to commit again does no harm."""
         check_query("query", wish.query)
@@ -149,7 +149,7 @@ class Staging:
         return Committed(repeated, decision is None or await decision.wait(wait_s))
 
     async def _decide(
-        self, principal: Principal, wish: CommitWish, names: list[StageName]
+        self, principal: Principal, wish: CommitRequest, names: list[StageName]
     ) -> tuple[bool, Decision | None]:
         """Whether it had been decided before, and the decision unless it is over."""
         for _ in range(LOST_COMPARISONS_MAX):
@@ -190,7 +190,7 @@ class Staging:
             if record is None or record.topic_id != topic_id:
                 raise Refused(f"topic {topic} was deleted since {decision} was staged: nothing was published")
 
-    async def _write(self, known: Known, after: QueryRecord, decision: Decision) -> bool:
+    async def _write(self, known: KnownQuery, after: QueryRecord, decision: Decision) -> bool:
         """The decision; where its partitions are few, with all its pending keys. False: the comparison was lost."""
         if not decision.stages:
             return await self._book.replace(known, after)

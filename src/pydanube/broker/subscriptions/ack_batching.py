@@ -21,7 +21,7 @@ GATHER_S: Final = 0.005
 """Consumers that keep up ack what was dealt together within this; whoever awaits such an ack waits so much longer."""
 
 
-class Gathered:
+class AckBatch:
     """What was acked and is not settled yet. Whoever does what acks go before calls `settle` first."""
 
     __slots__ = ("_acks", "_settle", "_told", "_turn")

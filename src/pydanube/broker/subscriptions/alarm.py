@@ -14,7 +14,7 @@ SLEEP_S_MAX: Final = 30.0
 """The wall clock may jump while somebody waits for a time of day."""
 
 
-class Alarm:
+class Timer:
     """Rings once for the earliest time it was set to, or a little before: whoever hears it looks at the clock."""
 
     __slots__ = ("_at_us", "_clock", "_name", "_ring", "_tasks", "_waiting")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pydanube.core.dispatch.members import Member
-from pydanube.core.dispatch.window import Window
+from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.core.meters import Meter
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
 
 
 @dataclass(slots=True)
-class Counts:
+class DeliveryCounters:
     """What happened since the partition was opened."""
 
     delivered: int = 0
@@ -45,7 +45,7 @@ class Counts:
         self.acks.mark(now_us, messages, 0)
 
 
-def describe_window(window: Window, counts: Counts, now_us: int) -> SubscriptionStatistics:
+def describe_window(window: DeliveryWindow, counts: DeliveryCounters, now_us: int) -> SubscriptionStatistics:
     messages_per_s, bytes_per_s = counts.meter.rates(now_us)
     return SubscriptionStatistics(
         name="",
@@ -74,7 +74,9 @@ def describe_window(window: Window, counts: Counts, now_us: int) -> Subscription
     )
 
 
-def describe_member(window: Window, member: Member, counts: Counts, now_us: int) -> ConsumerStatistics:
+def describe_member(
+    window: DeliveryWindow, member: Member, counts: DeliveryCounters, now_us: int
+) -> ConsumerStatistics:
     messages_per_s, bytes_per_s = counts.meter.rates(now_us)
     return ConsumerStatistics(
         name=member.consumer,

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from pydanube.broker.partitions.partition import Partition, Published
     from pydanube.broker.registry.registry import Registry
 
-    from .place import Place
+    from .place import SubscriptionContext
 
 
 class DeadLetters(Protocol):
     """Where exhausted messages go."""
 
-    async def publish(self, place: Place, subscription: str, one: Exhausted, policy: FailurePolicy) -> None:
+    async def publish(
+        self, place: SubscriptionContext, subscription: str, one: Exhausted, policy: FailurePolicy
+    ) -> None:
         """Durable on return. Raises Unavailable and the like when that did not work."""
 
 
@@ -58,7 +60,9 @@ class DeadLetterTopics:
         self._partition_of = partition_of
         self._broker_address = broker_address
 
-    async def publish(self, place: Place, subscription: str, one: Exhausted, policy: FailurePolicy) -> None:
+    async def publish(
+        self, place: SubscriptionContext, subscription: str, one: Exhausted, policy: FailurePolicy
+    ) -> None:
         """Cancelled: it may or may not have arrived."""
         views = await place.stream.read(one.offset, 0)
         batch = Batch.trust(views[0]) if views else None
@@ -75,7 +79,7 @@ class DeadLetterTopics:
         await _published(target, Batch.open(letter))
 
     def _letter(
-        self, batch: Batch, place: Place, subscription: str, one: Exhausted, policy: FailurePolicy
+        self, batch: Batch, place: SubscriptionContext, subscription: str, one: Exhausted, policy: FailurePolicy
     ) -> memoryview:
         row, header = one.offset - batch.base_offset, batch.header
         key = batch.keys[row] if batch.key_hashes is not None else None

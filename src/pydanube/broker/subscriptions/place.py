@@ -8,26 +8,26 @@ from typing import NamedTuple
 from pydanube.broker.partitions.state_ledger import NoState, StateLedger
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.stream import Stream
+from pydanube.storage.stream import PartitionStream
 
 from .consumer import Sink
-from .counters import Counts
+from .counters import DeliveryCounters
 from .dead_letters import DeadLetters
 
 
-class Seat(NamedTuple):
+class AttachedConsumer(NamedTuple):
     """A member's sink, and what went there."""
 
     sink: Sink
-    counts: Counts
+    counts: DeliveryCounters
 
 
-class Place(NamedTuple):
+class SubscriptionContext(NamedTuple):
     """What a subscription needs of its partition and its broker."""
 
     topic: str
     partition: int
-    stream: Stream
+    stream: PartitionStream
     state: StateLedger | NoState
     tasks: Tasks
     clock: Clock

@@ -22,7 +22,7 @@ from pydanube.core.dispatch.failures import Exhausted
 from pydanube.core.dispatch.members import Dealt, Member, first_rows
 from pydanube.core.dispatch.pending import pending
 from pydanube.core.dispatch.ranges import RangeArray, RangeSet, merged
-from pydanube.core.dispatch.window import DUE_AT_ONCE, Window
+from pydanube.core.dispatch.window import DUE_AT_ONCE, DeliveryWindow
 from pydanube.model.errors import DanubeError, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_REFUSED
@@ -32,12 +32,12 @@ from pydanube.model.topics import SubscriptionPartition, SubscriptionType
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.telemetry import get_logger
 
-from .ack_batching import Gathered, acked_change, too_many_gaps
-from .alarm import Alarm
+from .ack_batching import AckBatch, acked_change, too_many_gaps
+from .alarm import Timer
 from .consumer import Consumer, Sink
-from .counters import Counts, describe_member, describe_window
+from .counters import DeliveryCounters, describe_member, describe_window
 from .delivery_batches import below, cut, history, rows_for, straight, together
-from .place import Place, Seat
+from .place import AttachedConsumer, SubscriptionContext
 from .turn import Turn
 
 log = get_logger(__name__)
@@ -63,27 +63,27 @@ class LiveSubscription:
         subscription_type: SubscriptionType,
         cursor: Cursor,
         failure_policy: FailurePolicy,
-        place: Place,
+        place: SubscriptionContext,
     ) -> None:
         for one in place.stream.gaps.within(cursor.position, place.stream.end_offset):
             cursor.ack(*one)  # no message has these offsets: nobody waits for them, and no count includes them
         self.subscription_id = subscription_id
         self.name = name
         self.type = subscription_type
-        self.core = Window(subscription_type, cursor, failure_policy, place.partition)
-        self.counts = Counts()
+        self.core = DeliveryWindow(subscription_type, cursor, failure_policy, place.partition)
+        self.counts = DeliveryCounters()
         self.last_active_us = place.clock.now_us()
         self._place = place
         self._stream = place.stream
         self._clock = place.clock
-        self._seats: dict[Member, Seat] = {}
+        self._seats: dict[Member, AttachedConsumer] = {}
         self._rate: Rate | None = None
-        self._alarm = Alarm(place.clock, place.tasks, self.pump, f"redelivery {place.topic} {name}")
+        self._alarm = Timer(place.clock, place.tasks, self.pump, f"redelivery {place.topic} {name}")
         self._ahead: deque[memoryview] = deque()
         self._ahead_from = 0
         self._reading: asyncio.Task[None] | None = None
         self._turn = Turn(self.pump)
-        self._gathered = Gathered(self._acked)
+        self._gathered = AckBatch(self._acked)
         self._is_closed = False
         self._dying: deque[Exhausted] = deque()
         self._bury_again_ms = 0
@@ -115,7 +115,7 @@ class LiveSubscription:
         self._gathered.settle()
         member, former = self.core.attach(consumer, priority, key_filters)
         seat = self._seats.pop(former, None) if former is not None else None
-        self._seats[member] = Seat(sink, Counts())
+        self._seats[member] = AttachedConsumer(sink, DeliveryCounters())
         self.last_active_us = self._clock.now_us()
         self.forget_ahead()
         if seat is not None:

@@ -18,7 +18,7 @@ from pydanube.broker.registry.records import PartitionRecord, TopicRecord, parti
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import read_header
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
-from pydanube.metadata.store import Store
+from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated
 from pydanube.model.names import TopicName
 from pydanube.model.positions import OFFSET_END, Position
@@ -34,12 +34,12 @@ from pydanube.model.storage import (
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
-from pydanube.storage.tiering.catalog import Segment
-from pydanube.storage.tiering.collecting import Step as CollectStep
-from pydanube.storage.tiering.verifying import Bounds, Sought, Step, Verifier
+from pydanube.storage.tiering.catalog import CatalogSegment
+from pydanube.storage.tiering.collecting import CollectionStep
+from pydanube.storage.tiering.verifying import CatalogBounds, SegmentVerifier, Sought, VerificationStep
 from pydanube.storage.wal import LogWriter
 
-from .object_storage import Tiers
+from .object_storage import ObjectStorage
 
 STEP_S: Final = 1.0
 """How long a step may take: whoever asked waits for the answer."""
@@ -59,10 +59,10 @@ RUNS_MAX: Final = 16
 """Uploads whose outcome is remembered."""
 
 
-class Run:
+class StorageRun:
     """An upload of what certain partitions had when it began."""
 
-    def __init__(self, number: int, tiers: Tiers, targets: dict[tuple[int, int], int]) -> None:
+    def __init__(self, number: int, tiers: ObjectStorage, targets: dict[tuple[int, int], int]) -> None:
         self.number = number
         self._tiers = tiers
         self._targets = targets
@@ -101,7 +101,7 @@ class Run:
         )
 
 
-class Storage:
+class StorageAdministration:
     """Every call names a principal and asks the authorizer before anything happens."""
 
     def __init__(
@@ -109,11 +109,11 @@ class Storage:
         registry: Registry,
         partitions: Partitions,
         authorizer: Authorizer,
-        store: Store,
+        store: MetadataStore,
         writer: LogWriter,
         clock: Clock,
         tasks: Tasks,
-        tiers: Tiers | None,
+        tiers: ObjectStorage | None,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
@@ -124,7 +124,7 @@ class Storage:
         self._tasks = tasks
         self._tiers = tiers
         self._verifying = asyncio.Lock()  # one stretch in memory, however many ask
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, StorageRun] = {}
         self._numbers = count(1)
 
     # -- usage ---------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Storage:
         return await self._status(tiers, place), found, None
 
     async def _count(
-        self, tiers: Tiers, topic_id: int, about: PartitionUsage, offset: int, most: int
+        self, tiers: ObjectStorage, topic_id: int, about: PartitionUsage, offset: int, most: int
     ) -> tuple[PartitionUsage, int, int]:
         """Segments from `offset` on, added; where to go on (0: that was all); and how many there were."""
         some = 0
@@ -166,7 +166,9 @@ class Storage:
                 return about, page[-1].end_offset, some
         return about, 0, some
 
-    async def _usage_of(self, tiers: Tiers, topic: TopicName, record: TopicRecord, index: int) -> PartitionUsage:
+    async def _usage_of(
+        self, tiers: ObjectStorage, topic: TopicName, record: TopicRecord, index: int
+    ) -> PartitionUsage:
         bounds = await self._bounds(record.topic_id, index)
         about = PartitionUsage(str(topic), index, bounds.start, bounds.uploaded_end, bounds.uploaded_end)
         try:
@@ -199,7 +201,7 @@ class Storage:
         header = read_header(views[0])
         return max(first, header.base_offset), max(0, self._clock.now_us() - header.append_time) / MICROSECONDS
 
-    async def _status(self, tiers: Tiers, place: StoragePlace) -> StorageStatus:
+    async def _status(self, tiers: ObjectStorage, place: StoragePlace) -> StorageStatus:
         failure, refusal = tiers.uploader.failure, tiers.refusal()
         damaged = next((one.error.message for one in tiers.uploader.unreadable.values()), "")
         return StorageStatus(
@@ -215,7 +217,7 @@ class Storage:
             garbage=await self._garbage(tiers) if place == StoragePlace() else 0,
         )
 
-    async def _garbage(self, tiers: Tiers) -> int:
+    async def _garbage(self, tiers: ObjectStorage) -> int:
         found = 0
         async for _ in tiers.catalog.garbage():
             found += 1
@@ -261,7 +263,7 @@ class Storage:
             for key, tier in tiers.partitions.items()
             if ids in (None, key[0]) and (waiting := tier.waiting()) is not None
         }
-        run = Run(next(self._numbers), tiers, targets)
+        run = StorageRun(next(self._numbers), tiers, targets)
         self._runs[run.number] = run
         self._tasks.spawn(run.go(), f"upload {run.number}")
         return run.describe()
@@ -294,9 +296,9 @@ class Storage:
     ) -> tuple[StorageVerified, StoragePlace | None]:
         """Read some of it, from `place` on; what was found, and where to go on. Changes nothing."""
         tiers = self._allowed(principal, Action.ADMINISTER, topic)
-        verifier = Verifier(tiers.objects, tiers.catalog, self._clock)
+        verifier = SegmentVerifier(tiers.objects, tiers.catalog, self._clock)
         async with self._verifying:
-            step = Step(max(1, min(bytes_max, VERIFY_BYTES_MAX)), self._clock.monotonic() + STEP_S)
+            step = VerificationStep(max(1, min(bytes_max, VERIFY_BYTES_MAX)), self._clock.monotonic() + STEP_S)
             async for name, record, index, offset in self._walk(topic, place):
                 at = place if (place.topic, place.partition) == (str(name), index) else StoragePlace(offset=offset)
                 sought = self._sought(name, record, index)
@@ -307,10 +309,10 @@ class Storage:
             return step.result(), None
 
     def _sought(self, topic: TopicName, record: TopicRecord, index: int) -> Sought:
-        async def bounds() -> Bounds:
+        async def bounds() -> CatalogBounds:
             current = self._registry.find_topic(topic)
             if current is None or current.topic_id != record.topic_id:
-                return Bounds(OFFSET_END, 0)  # deleted meanwhile: nothing has to be there
+                return CatalogBounds(OFFSET_END, 0)  # deleted meanwhile: nothing has to be there
             return await self._bounds(record.topic_id, index)
 
         return Sought(str(topic), record.topic_id, index, bounds)
@@ -325,7 +327,7 @@ class Storage:
         await tiers.check_ours()
         if not after and not dry_run:
             await tiers.forget_deleted_topics()
-        step = CollectStep(after, self._clock.monotonic() + STEP_S, dry_run)
+        step = CollectionStep(after, self._clock.monotonic() + STEP_S, dry_run)
         collect = tiers.collector.collect_orphans if orphans else tiers.collector.collect_garbage
         found = await collect(step)
         done = StorageCollected(found.looked_at, found.deleted, found.deleted_bytes, found.waiting)
@@ -333,7 +335,7 @@ class Storage:
 
     # -- finding things ------------------------------------------------------------------------------------------------
 
-    def _allowed(self, principal: Principal, action: Action, topic: TopicName | None) -> Tiers:
+    def _allowed(self, principal: Principal, action: Action, topic: TopicName | None) -> ObjectStorage:
         self._authorizer.check(principal, action, BROKER if topic is None else str(topic))
         if self._tiers is None:
             raise Refused("this broker keeps everything in its log: it has no object storage")
@@ -357,10 +359,10 @@ class Storage:
             for index in range(begin, record.config().partition_count):
                 yield name, record, index, place.offset if name == first and index == begin else 0
 
-    async def _bounds(self, topic_id: int, index: int) -> Bounds:
+    async def _bounds(self, topic_id: int, index: int) -> CatalogBounds:
         found = await self._store.get(partition_key(topic_id, index))
         record = unpack(found.value, PartitionRecord) if found is not None else PartitionRecord()
-        return Bounds(record.start_offset, record.uploaded_end)
+        return CatalogBounds(record.start_offset, record.uploaded_end)
 
     def _check_partition(self, topic: TopicName, record: TopicRecord, partition: int) -> None:
         have = record.config().partition_count
@@ -380,7 +382,7 @@ def _is_stored(record: TopicRecord) -> bool:
     return config.reliable and config.ack_level is not AckLevel.MEMORY
 
 
-def _described(segment: Segment) -> SegmentDescription:
+def _described(segment: CatalogSegment) -> SegmentDescription:
     record = segment.record
     return SegmentDescription(
         partition=segment.index,

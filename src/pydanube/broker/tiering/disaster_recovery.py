@@ -27,20 +27,20 @@ import msgspec
 from pydanube.broker.partitions.ownership import LEDGER_COUNTER
 from pydanube.broker.registry import records
 from pydanube.broker.registry.records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicRecord
-from pydanube.codec.manifest import Manifest, Pair, Place
+from pydanube.codec.manifest import ClusterManifest, ManifestPlace, Pair
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.counters import counter_key
-from pydanube.metadata.store import KeyValue, Put, Store, Succession
+from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering import restoring
-from pydanube.storage.tiering.catalog import SEGMENTS, Segment, entries, garbage, garbage_key, parse
+from pydanube.storage.tiering.catalog import SEGMENTS, CatalogSegment, entries, garbage, garbage_key, parse
 from pydanube.storage.tiering.claim import Owner, next_restore
 from pydanube.storage.tiering.manifest import BASE_KEY, places_of
-from pydanube.storage.tiering.restoring import Key, Progress, ProgressDone, Restored, Tail
+from pydanube.storage.tiering.restoring import Key, ProgressDone, Restored, RestoreProgress, UploadedTail
 
 log = get_logger(__name__)
 
@@ -67,7 +67,7 @@ _OF_TOPIC: Final = ("/access/", "/partitions/", "/producers/", SEGMENTS, "/subsc
 
 
 async def rebuild(
-    objects: ObjectStore, store: Store, clock: Clock, owner: Owner, progress: ProgressDone = lambda _: None
+    objects: ObjectStore, store: MetadataStore, clock: Clock, owner: Owner, progress: ProgressDone = lambda _: None
 ) -> Restored:
     """Fill an empty metadata store. Raises NotFound or Corrupt where no manifest is whole. Cancelled or failed: what
     is in the store is worth nothing."""
@@ -91,7 +91,7 @@ class _Known:
     """What the manifest says of one partition."""
 
     record: PartitionRecord = field(default_factory=PartitionRecord)
-    tail: Tail = field(default_factory=Tail)
+    tail: UploadedTail = field(default_factory=UploadedTail)
     total: int = 0
 
 
@@ -101,8 +101,8 @@ class _Rebuilding:
     def __init__(
         self,
         objects: ObjectStore,
-        store: Store,
-        manifest: Manifest,
+        store: MetadataStore,
+        manifest: ClusterManifest,
         owner: Owner,
         now_us: int,
         report: Restored,
@@ -149,7 +149,7 @@ class _Rebuilding:
             for pair in page:
                 yield pair
             done += len(page)
-            self._progress(Progress("metadata restored", done, self._manifest.keys))
+            self._progress(RestoreProgress("metadata restored", done, self._manifest.keys))
 
     def _learn_topics(self) -> None:
         for page in self._manifest.pairs():
@@ -183,7 +183,7 @@ class _Rebuilding:
         else:
             await self._put(key, value)
 
-    async def _list_segment(self, segment: Segment) -> None:
+    async def _list_segment(self, segment: CatalogSegment) -> None:
         """Into the catalog. They come in order, so the last one of a partition is its tail."""
         known = self._known.setdefault((segment.topic_id, segment.index), _Known())
         known.tail.advance(segment)
@@ -245,14 +245,16 @@ class _Rebuilding:
         ends: dict[int, tuple[int, int]] = {}
         for index in range(topic.config().partition_count):
             known = self._known[topic_id, index]
-            place = self._places.get((topic_id, index), Place(topic_id, index, 0, []))
+            place = self._places.get((topic_id, index), ManifestPlace(topic_id, index, 0, []))
             ends[index] = await self._end_partition(topic, index, known, place)
             self._report.partitions += 1
         for key, value in self._subscriptions.get(topic_id, ()):
             await self._end_subscription(topic, key, records.unpack(value, SubscriptionRecord), ends)
             self._report.subscriptions += 1
 
-    async def _end_partition(self, topic: TopicRecord, index: int, known: _Known, place: Place) -> tuple[int, int]:
+    async def _end_partition(
+        self, topic: TopicRecord, index: int, known: _Known, place: ManifestPlace
+    ) -> tuple[int, int]:
         """Where the lost offsets begin, and where the partition goes on."""
         record, tail = known.record, known.tail
         end = max(tail.end, record.start_offset)

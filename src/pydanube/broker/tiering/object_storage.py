@@ -14,7 +14,7 @@ from typing import Final
 
 from pydanube.broker.registry.records import TOPICS, TopicRecord, unpack
 from pydanube.core.tiering import TieringPolicy
-from pydanube.metadata.store import Store, list_all
+from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
@@ -24,10 +24,10 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
 from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, Claim
 from pydanube.storage.tiering.collecting import Collector
-from pydanube.storage.tiering.history import History
+from pydanube.storage.tiering.history import SegmentReader
 from pydanube.storage.tiering.manifest import Manifests
 from pydanube.storage.tiering.merging import Merger
-from pydanube.storage.tiering.patience import PatientStore
+from pydanube.storage.tiering.patience import TimeLimitedStore
 from pydanube.storage.tiering.uploader import Sealed, Uploader, UploadSettings
 from pydanube.storage.wal import LogWriter
 
@@ -84,13 +84,13 @@ class TieringSettings:
         return UploadSettings(policy, self.upload_interval_s, self.upload_bytes_per_s)
 
 
-class Tiers:
+class ObjectStorage:
     """One broker's object storage."""
 
     def __init__(
         self,
         objects: ObjectStore,
-        store: Store,
+        store: MetadataStore,
         writer: LogWriter,
         clock: Clock,
         tasks: Tasks,
@@ -99,11 +99,11 @@ class Tiers:
     ) -> None:
         self._next_merge = 0.0
         self._store = store
-        self.objects = objects = PatientStore(objects, settings.store_timeout_s, self.check_deletion)
+        self.objects = objects = TimeLimitedStore(objects, settings.store_timeout_s, self.check_deletion)
         self.settings = settings
         self.claim = Claim(objects, store, cluster, clock)
         self.catalog = Catalog(store)
-        self.history = History(objects, self.catalog, tasks, settings.cache_bytes)
+        self.history = SegmentReader(objects, self.catalog, tasks, settings.cache_bytes)
         self.partitions: dict[tuple[int, int], TieredPartition] = {}
         """Every open partition that has something to upload, now or later."""
         self._writer = writer

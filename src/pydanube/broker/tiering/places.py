@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.registry import Registry
-from pydanube.codec.manifest import Place
+from pydanube.codec.manifest import ManifestPlace
 from pydanube.model.ledgers import CursorEntry
 
 
-class Places:
+class RunningPositions:
     """For manifests; see storage.tiering.manifest.Living."""
 
     def __init__(self, registry: Registry, partitions: Partitions) -> None:
@@ -18,9 +18,9 @@ class Places:
     def topic_ids(self) -> set[int]:
         return {self._registry.topic(name).topic_id for name in self._registry.topics()}
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ManifestPlace]:
         return [
-            Place(
+            ManifestPlace(
                 topic_id,
                 partition.index,
                 partition.stream.end_offset,

@@ -12,13 +12,13 @@ from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import Done
 from pydanube.codec.batch import read_header
 from pydanube.core.producers import ProducerTable
-from pydanube.core.tiering import Waiting
+from pydanube.core.tiering import WaitingUpload
 from pydanube.metadata.store import Delete, Put
 from pydanube.model.errors import DanubeError, StaleEpoch
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.storage.stream import LoggedStream
-from pydanube.storage.tiering.catalog import Catalog, Segment, entries
+from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, entries
 from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.tiering.uploader import elapsed_us
 from pydanube.storage.wal import LogWriter
@@ -78,7 +78,7 @@ class TieredPartition:
         self._is_tidy = False
         """The catalog lists nothing that ends before the partition begins."""
 
-    def waiting(self, below: int | None = None) -> Waiting | None:
+    def waiting(self, below: int | None = None) -> WaitingUpload | None:
         """Return what is not uploaded yet, of the offsets below `below`; None if that is no message."""
         stream = self._stream
         first, end = max(self._past.end, stream.start_offset), stream.end_offset
@@ -91,7 +91,7 @@ class TieredPartition:
         size = self._partition.sizes.between(first, end)
         policies = self._partition.policies
         age_us = (policies.segment_age_s or 0) * MICROSECONDS
-        return Waiting(self.topic_id, self.index, first, end, size, self._oldest_us, self.segment_bytes, age_us)
+        return WaitingUpload(self.topic_id, self.index, first, end, size, self._oldest_us, self.segment_bytes, age_us)
 
     async def producers(self) -> KnownProducers:
         if self._known is None:
@@ -106,7 +106,7 @@ class TieredPartition:
         ledger_id = self._stream.ledger_of(offset)
         return ledger_id, self._epochs.get(ledger_id, self._ownership.epoch)
 
-    async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
+    async def commit(self, segments: list[CatalogSegment], producers: list[ProducerEntry]) -> None:
         """Cancelled: it is in the catalog, or not."""
         self._known = None  # until all of it is there; the last segment's footer knows it too
         try:
@@ -119,7 +119,7 @@ class TieredPartition:
         self._known, self._oldest_us = producers if is_new else None, 0
         self._remember()
 
-    async def _commit(self, segments: list[Segment]) -> bool:
+    async def _commit(self, segments: list[CatalogSegment]) -> bool:
         """False: an earlier try had been written although it failed, and this one is surplus."""
         await self._ownership.remove_doubts()
         if self._ownership.uploaded_end > self._past.end:
@@ -172,7 +172,7 @@ class TieredPartition:
 
     async def _forget_below(self, offset: int) -> None:
         self._is_tidy = False
-        gone: list[Segment] = []
+        gone: list[CatalogSegment] = []
         async for page in self._catalog.pages(self.topic_id, self.index):
             gone += [one for one in page if one.end_offset <= offset]
             if page[-1].end_offset > offset:

@@ -28,7 +28,7 @@ Seen = dict[int, Flags]
 Faults = dict[str, int]
 
 
-class Verifier:
+class DeliveryVerifier:
     """What one consumer received of one subscription. `faults` counts by kind; it is empty when all is well so far."""
 
     def __init__(self, *, size: int, order: Order = "partition", keys: int = 0) -> None:

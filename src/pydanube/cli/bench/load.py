@@ -52,7 +52,7 @@ def key_numbers(sequences: Words, keys: int) -> npt.NDArray[np.int64]:
         return ((sequences * _MIX >> np.uint64(32)) % np.uint64(keys)).astype(np.int64)
 
 
-class Source:
+class PayloadSource:
     """What one producer sends. Without `verify` it repeats batches that were made in advance."""
 
     def __init__(self, *, producer: int, size: int, batch: int, verify: bool, keys: int = 0) -> None:

@@ -27,7 +27,7 @@ from pydanube.codec.batch import HEADER_BYTES, Codec, encode
 from pydanube.model.errors import Corrupt
 from pydanube.runtime.clock import SystemClock
 
-from .load import Source
+from .load import PayloadSource
 from .scenario import Scenario
 from .worker import Control, Message
 
@@ -199,7 +199,7 @@ async def forward(control: Control, spec: Message) -> Message:
 # -- the ends ----------------------------------------------------------------------------------------------------------
 
 
-class Publisher(asyncio.Protocol):
+class PipelinePublisher(asyncio.Protocol):
     """Keeps a window of batches in flight."""
 
     def __init__(self) -> None:
@@ -224,11 +224,11 @@ class Publisher(asyncio.Protocol):
 async def produce(control: Control, spec: Message) -> Message:
     """Role pipeline-producer: encodes and sends `count` messages."""
     scenario = Scenario(**spec["scenario"])
-    source = Source(producer=0, size=scenario.size, batch=scenario.batch, verify=False)
+    source = PayloadSource(producer=0, size=scenario.size, batch=scenario.batch, verify=False)
     codec = Codec.parse(scenario.compression)
     clock = SystemClock()
     loop = asyncio.get_running_loop()
-    transport, publisher = await loop.create_connection(Publisher, "127.0.0.1", spec["port"])
+    transport, publisher = await loop.create_connection(PipelinePublisher, "127.0.0.1", spec["port"])
     await control.ready()
     window = max(2, min(WINDOW_BATCHES, WINDOW_BYTES // (scenario.size * scenario.batch)))
     begin, sent, left = time.perf_counter_ns(), 0, scenario.count

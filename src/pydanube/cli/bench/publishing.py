@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydanube.client import connect
 
-from .load import Source, stamped
+from .load import PayloadSource, stamped
 from .pace import paced
 from .scenario import Scenario
 from .worker import Control, Message
@@ -27,7 +27,7 @@ OPENED_TOGETHER: Final = 50
 async def produce(control: Control, spec: Message) -> Message:
     scenario = Scenario(**spec["scenario"])
     index: int = spec["index"]
-    source = Source(
+    source = PayloadSource(
         producer=index, size=scenario.size, batch=scenario.batch, verify=scenario.verify, keys=scenario.keys
     )
     async with connect(spec["url"]) as client, AsyncExitStack() as stack:
@@ -61,14 +61,14 @@ async def _open(client: Client, stack: AsyncExitStack, scenario: Scenario, topic
     return made
 
 
-async def _warm_up(producers: list[Producer], source: Source) -> None:
+async def _warm_up(producers: list[Producer], source: PayloadSource) -> None:
     """One message to each topic, where nobody receives: what its first append costs is paid once and not counted."""
     payloads = source.make(0, 1)
     for at in range(0, len(producers), OPENED_TOGETHER):
         await asyncio.gather(*(producer.send_many(payloads) for producer in producers[at : at + OPENED_TOGETHER]))
 
 
-async def _in_bulk(producers: list[Producer], source: Source, scenario: Scenario, count: int) -> Message:
+async def _in_bulk(producers: list[Producer], source: PayloadSource, scenario: Scenario, count: int) -> Message:
     """Whole batches, to the topics in turn; the client keeps a window of them in flight."""
     turn = itertools.cycle(producers)
     batch, sent = scenario.batch, 0

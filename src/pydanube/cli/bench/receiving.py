@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydanube.client import connect
 
-from .checking import Verifier, pack
+from .checking import DeliveryVerifier, pack
 from .load import sent_time
 from .scenario import Scenario
 from .worker import Control, Message
@@ -55,9 +55,9 @@ class Taker:
 
     def __init__(self, consumer: Consumer, scenario: Scenario) -> None:
         self._consumer, self._scenario = consumer, scenario
-        self._verifier: Verifier | None = None
+        self._verifier: DeliveryVerifier | None = None
         if scenario.verify:
-            self._verifier = Verifier(size=scenario.size, order=scenario.order, keys=scenario.keys)
+            self._verifier = DeliveryVerifier(size=scenario.size, order=scenario.order, keys=scenario.keys)
         self._waiting: dict[tuple[str, int], tuple[list[bytes], list[str | None]]] = {}
         self._total = scenario.count if scenario.has_whole_subscriptions else 0
         """0: not known, the last one to come was the last."""

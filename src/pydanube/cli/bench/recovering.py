@@ -16,15 +16,15 @@ from pydanube.codec.batch import Batch, encode
 from pydanube.codec.wal import RecordKind
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
-from pydanube.storage.wal import Identity, Level, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogWriter, NodeIdentity, WalSettings
 
-WHO: Final = Identity("bench", "bench", "bench")
+WHO: Final = NodeIdentity("bench", "bench", "bench")
 ONE_FILE: Final = WalSettings(file_bytes=4 << 30)
 LEDGER: Final = 1
 PENDING_BYTES_MAX: Final = 16 << 20
 
 
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryRun(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     megabytes: float
     seconds: float
@@ -38,7 +38,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         return self.records / self.seconds
 
 
-async def measure(directory: Path, *, size: int, batch: int, records: int) -> Recovery:
+async def measure(directory: Path, *, size: int, batch: int, records: int) -> RecoveryRun:
     """Recover `records` batches of `batch` messages of `size`."""
     place = directory / "recovery"
     try:
@@ -51,7 +51,7 @@ async def measure(directory: Path, *, size: int, batch: int, records: int) -> Re
     finally:
         shutil.rmtree(place, ignore_errors=True)
     assert found.records_scanned >= records, f"only {found.records_scanned} of {records} records were read"
-    return Recovery(records=found.records_scanned, megabytes=found.bytes_scanned / 1e6, seconds=found.seconds)
+    return RecoveryRun(records=found.records_scanned, megabytes=found.bytes_scanned / 1e6, seconds=found.seconds)
 
 
 async def _write(place: Path, *, size: int, batch: int, records: int) -> None:
@@ -61,7 +61,7 @@ async def _write(place: Path, *, size: int, batch: int, records: int) -> None:
     for entry in range(records):
         made.stamp(entry * batch, clock.now_us(), 1)
         body = bytes(made.view)
-        writer.append(RecordKind.DATA, LEDGER, entry, 1, body, made.header.body_crc, Level.WRITE, _ignore)
+        writer.append(RecordKind.DATA, LEDGER, entry, 1, body, made.header.body_crc, DurabilityLevel.WRITE, _ignore)
         if writer.pending_bytes > PENDING_BYTES_MAX:
             await _synced(writer)
     await _synced(writer)

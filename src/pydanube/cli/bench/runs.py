@@ -25,7 +25,7 @@ from .checking import Faults, added, compare, unpack
 from .measure import MachineMeter, cpu_seconds, percentiles
 from .results import Baselines, Latency, Result, Throughput, cpu_per_message
 from .scenario import Scenario
-from .workers import Worker, Workers
+from .workers import BenchWorker, Workers
 
 RECORD_HEADER_BYTES: Final = 64
 WARM_UP_SHARE: Final = 0.05
@@ -80,7 +80,7 @@ async def _create(scenario: Scenario, url: str, topics: list[str]) -> None:
             )
 
 
-async def _finish(scenario: Scenario, consumers: list[Worker], sent: int) -> list[dict[str, Any]]:
+async def _finish(scenario: Scenario, consumers: list[BenchWorker], sent: int) -> list[dict[str, Any]]:
     """Everything is published: wait until all of it was received, or nothing more comes."""
     idle_seconds = IDLE_SECONDS_MAX if scenario.reliable else LOSSY_IDLE_SECONDS
     expected, before, moved = sent * scenario.subscription_count, -1, time.perf_counter()

@@ -30,7 +30,7 @@ SILENCE_SECONDS_MAX: Final = 600.0
 LINE_BYTES_MAX: Final = 64 << 20
 
 
-class Worker:
+class BenchWorker:
     """One child."""
 
     def __init__(self, role: str, process: asyncio.subprocess.Process) -> None:
@@ -107,7 +107,7 @@ class Workers:
     """The children of one measurement; leaving the block ends them all."""
 
     def __init__(self) -> None:
-        self._workers: list[Worker] = []
+        self._workers: list[BenchWorker] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,7 +115,7 @@ class Workers:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
-    async def start(self, role: str, **spec: Any) -> Worker:
-        worker = await Worker.start(role, spec)
+    async def start(self, role: str, **spec: Any) -> BenchWorker:
+        worker = await BenchWorker.start(role, spec)
         self._workers.append(worker)
         return worker

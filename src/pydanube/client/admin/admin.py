@@ -104,8 +104,8 @@ class Admin(StorageAdmin):
 
     async def topic_statistics(self, topic: str) -> TopicStatistics:
         """Rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
-        request = requests.TopicStatistics(topic=str(TopicName.parse(topic)))
-        return (await self._ask(request, requests.Statistics)).topic
+        request = requests.GetStatistics(topic=str(TopicName.parse(topic)))
+        return (await self._ask(request, requests.StatisticsReport)).topic
 
     # -- policies ----------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Admin(StorageAdmin):
 
     async def describe_broker(self) -> BrokerDescription:
         """The broker that this client is talking to."""
-        return broker_description(await self._ask(requests.DescribeBroker(), requests.Broker))
+        return broker_description(await self._ask(requests.DescribeBroker(), requests.BrokerInfo))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ def subscription_description(subscription: requests.Subscription) -> Subscriptio
     )
 
 
-def broker_description(broker: requests.Broker) -> BrokerDescription:
+def broker_description(broker: requests.BrokerInfo) -> BrokerDescription:
     return BrokerDescription(
         version=broker.version,
         node=broker.node,

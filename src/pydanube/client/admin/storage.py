@@ -51,7 +51,7 @@ HISTORIES_AT_ONCE: Final = 32
 """Requests under way: half of what a broker works at for one connection."""
 
 
-class History(NamedTuple):
+class HistoryIterator(NamedTuple):
     """Where in object storage the offsets of a partition are: what whoever reads them there has to know."""
 
     store: str
@@ -92,18 +92,18 @@ class StorageAdmin(Openable):
             if wanted <= 0:
                 return found
             request = requests.ListSegments(topic=_name(topic), partition=partition, start=begin, count=wanted)
-            answer = await self._storage(request, requests.Segments)
+            answer = await self._storage(request, requests.SegmentList)
             found += answer.segments
             if answer.next_offset < 0:
                 return found
             begin = requests.Start("offset", answer.next_offset)
 
-    async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[History]:
+    async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[HistoryIterator]:
         """For each topic, partition, start and end: where those offsets are in object storage, as far as they are.
 
         A topic or a partition that is not there has none; whoever reads it from the broker is told so.
         """
-        histories: list[History | None] = [None] * len(wanted)
+        histories: list[HistoryIterator | None] = [None] * len(wanted)
         places = asyncio.Semaphore(HISTORIES_AT_ONCE)
 
         async def look(number: int, topic: str, partition: int, start: int, end: int) -> None:
@@ -111,24 +111,24 @@ class StorageAdmin(Openable):
                 try:
                     histories[number] = await self._history(topic, partition, start, end)
                 except NotFound:
-                    histories[number] = History(store="", topic_id=0, segments=[])
+                    histories[number] = HistoryIterator(store="", topic_id=0, segments=[])
 
         await run_together(look(number, *one) for number, one in enumerate(wanted))
         return [one for one in histories if one is not None]
 
-    async def _history(self, topic: str, partition: int, start: int, end: int) -> History:
+    async def _history(self, topic: str, partition: int, start: int, end: int) -> HistoryIterator:
         check_count("partition", partition, 0, PARTITIONS_MAX - 1)
         found: list[SegmentInfo] = []
         place = start
         while True:
             begin = requests.Start("offset", place)
             request = requests.ListSegments(topic=_name(topic), partition=partition, start=begin, count=SEGMENTS_A_STEP)
-            answer = await self._storage(request, requests.Segments)
+            answer = await self._storage(request, requests.SegmentList)
             reached = found[-1].end_offset if found else 0
             found += (_located(one, answer.topic_id, reached) for one in answer.segments if one.first_offset < end)
             place = answer.next_offset
             if not start <= place < end:
-                return History(answer.store, answer.topic_id, found)
+                return HistoryIterator(answer.store, answer.topic_id, found)
 
     async def upload_storage(
         self, topic: str | None = None, *, progress: Callable[[StorageUpload], None] | None = None

@@ -25,10 +25,10 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from pydanube.client.client import DEFAULT_URL, Client
-from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.consuming.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
-from pydanube.client.history.range_fetch import Span
+from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.lifecycle import Openable
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.rows import Attributes, checked_payload
@@ -209,7 +209,7 @@ class BlockingClient(Blocking[Client]):
         """See `Client.dead_letters`."""
         return BlockingDeadLetters(self._inner.dead_letters(topic), self._thread)
 
-    def fetches(self, span: Span, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> Generator[Fetched, None, None]:
+    def fetches(self, span: RangeFetch, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> Generator[FetchAnswer, None, None]:
         """See `Client.fetches`."""
         return self._thread.iterate(self._inner.fetches(span, fetch_bytes=fetch_bytes))
 

@@ -16,7 +16,7 @@ from pydanube.client.consuming.consumer import (
     record_ack_cumulative,
     record_nack,
 )
-from pydanube.client.consuming.message_stream import Stream, check_timeout
+from pydanube.client.consuming.message_stream import MessageStream, check_timeout
 from pydanube.client.consuming.messages import Message, ReceivedBatch
 from pydanube.client.history.reader import Reader
 from pydanube.model.errors import DanubeError
@@ -24,7 +24,7 @@ from pydanube.model.topics import SubscriptionType
 
 from .loop_thread import Blocking, LoopThread, blocking
 
-StreamT = TypeVar("StreamT", bound=Stream)
+StreamT = TypeVar("StreamT", bound=MessageStream)
 
 _NO_MESSAGES: Final[Iterator[Message]] = iter(())
 

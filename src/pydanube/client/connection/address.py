@@ -16,7 +16,7 @@ _EXAMPLE: Final = "write it as danube://host:port, for example danube://127.0.0.
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Address:
+class BrokerAddress:
     """Host and port of one broker's native door."""
 
     host: str
@@ -38,7 +38,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_addresses(url: str) -> list[Address]:
+def parse_addresses(url: str) -> list[BrokerAddress]:
     """Every broker a URL lists, in its order and each once."""
     if not isinstance(url, str):
         raise Invalid(f"broker URL {url!r} is not text: {_EXAMPLE}")
@@ -49,7 +49,7 @@ def parse_addresses(url: str) -> list[Address]:
         raise Invalid(f"broker URL {url!r} has the scheme {scheme!r}: {_EXAMPLE}")
     if "@" in rest:  # not repeated in the message: it may hold a password
         raise Invalid(f"a broker URL holds no user and no password: {_EXAMPLE}")
-    addresses = [Address.parse(part.strip()) for part in rest.removesuffix("/").split(",")]
+    addresses = [BrokerAddress.parse(part.strip()) for part in rest.removesuffix("/").split(",")]
     return list(dict.fromkeys(addresses))
 
 

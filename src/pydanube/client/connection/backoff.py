@@ -14,7 +14,7 @@ LONGEST_SECONDS: Final = 1.0
 GROWTH: Final = 2.0
 
 
-class Backoff:
+class RetryBackoff:
     """The waits of one who keeps trying."""
 
     def __init__(self, random: Random, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> None:

@@ -32,20 +32,20 @@ import msgspec
 
 from pydanube.codec.batch import ByteBuffer
 from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Frame, Kind
+from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.runtime import network
 from pydanube.runtime.clock import Clock
 from pydanube.version import __version__
 
-from .address import Address
+from .address import BrokerAddress
 from .keepalive import KeepAlive
 from .pending_answers import (
     AckAnswer,
     Answer,
     Answerable,
     DeliveryListener,
-    Fetched,
+    FetchAnswer,
     PublishListener,
     Unheard,
     WindowAnswer,
@@ -75,7 +75,7 @@ T = TypeVar("T")
 class Connection:
     """An open, greeted connection. Made by `Connection.open`; belongs to the loop's thread."""
 
-    def __init__(self, address: Address, framed: network.FramedConnection) -> None:
+    def __init__(self, address: BrokerAddress, framed: network.FramedConnection) -> None:
         self.address = address
         self.welcome = requests.Welcome(version=0, broker="")
         self.lost: DanubeError | None = None
@@ -89,7 +89,7 @@ class Connection:
         self._greeted.add_done_callback(_take_note)  # who opens it may be cancelled before waiting for this
         self._correlation = 0
         self._asked: dict[int, Answerable] = {}
-        self._fetches: dict[int, asyncio.Future[Fetched]] = {}
+        self._fetches: dict[int, asyncio.Future[FetchAnswer]] = {}
         self._fetch_places = asyncio.Semaphore(FETCHES_MAX)
         self._publishes: dict[int, tuple[PublishListener, object, int]] = {}
         self._consumers: dict[int, DeliveryListener] = {}
@@ -98,7 +98,7 @@ class Connection:
         self._keep_alive: KeepAlive | None = None
 
     @classmethod
-    async def open(cls, address: Address, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
+    async def open(cls, address: BrokerAddress, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
         """Connect and shake hands. Raises Unavailable, or what the broker refused it with. Cancelled: nothing stays."""
         made: list[Connection] = []
 
@@ -109,7 +109,7 @@ class Connection:
         framed = await network.connect(address.host, address.port, handler, _FRAMING, clock, timeout)
         self = made[0]
         hello = requests.encode(requests.Hello(client=f"pydanube/{__version__}"))
-        framed.send(frames.PREAMBLE, frames.encode(Kind.HELLO, hello))
+        framed.send(frames.PREAMBLE, frames.encode(FrameKind.HELLO, hello))
         try:
             async with asyncio.timeout(timeout):
                 self.welcome = await self._greeted
@@ -164,7 +164,7 @@ class Connection:
         waiting: asyncio.Future[StructT] = self._loop.create_future()
         correlation = self._next_correlation()
         self._asked[correlation] = Answer(waiting, answer, on_answer, on_late)
-        self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
+        self._framed.send(frames.encode(FrameKind.REQUEST, requests.encode(request), correlation))
         return await self._answer(waiting, timeout, type(request).__name__)
 
     def tell(self, request: requests.Request) -> None:
@@ -172,9 +172,9 @@ class Connection:
         if self.lost is None:
             correlation = self._next_correlation()
             self._asked[correlation] = Unheard()
-            self._framed.send(frames.encode(Kind.REQUEST, requests.encode(request), correlation))
+            self._framed.send(frames.encode(FrameKind.REQUEST, requests.encode(request), correlation))
 
-    async def fetch(self, fetch: requests.Fetch, timeout: float = REQUEST_SECONDS) -> Fetched:
+    async def fetch(self, fetch: requests.Fetch, timeout: float = REQUEST_SECONDS) -> FetchAnswer:
         """Read without a subscription; may wait for its turn. Cancelled, the answer is ignored."""
         await self._fetch_places.acquire()
         try:
@@ -184,9 +184,9 @@ class Connection:
             raise
         if len(self._fetches) >= CROWDED_FETCHES:
             fetch = msgspec.structs.replace(fetch, wait_ms=min(fetch.wait_ms, CROWDED_WAIT_MS))
-        waiting: asyncio.Future[Fetched] = self._loop.create_future()
+        waiting: asyncio.Future[FetchAnswer] = self._loop.create_future()
         self._fetches[correlation] = waiting
-        self._framed.send(frames.encode(Kind.FETCH, requests.encode(fetch), correlation))
+        self._framed.send(frames.encode(FrameKind.FETCH, requests.encode(fetch), correlation))
         return await self._answer(waiting, timeout + fetch.wait_ms / 1_000, "Fetch")
 
     async def _answer(self, waiting: asyncio.Future[T], timeout: float, what: str) -> T:
@@ -224,7 +224,7 @@ class Connection:
         answer = Answer(waiting, requests.Staged, None, None)
         self._asked[correlation] = WindowAnswer(answer, partial(self._stage_settled, size))
         self.window.take(size)
-        self._framed.send(frames.encode_front(Kind.STAGE, requests.encode(stage), size, correlation), *body)
+        self._framed.send(frames.encode_front(FrameKind.STAGE, requests.encode(stage), size, correlation), *body)
         return await self._answer(waiting, timeout, "Stage")
 
     async def _next_room(self, size: int) -> None:
@@ -251,7 +251,7 @@ class Connection:
         self._consumers.pop(handle, None)
 
     def give_credit(self, handle: int, messages: int, size: int) -> None:
-        self._framed.send(frames.encode(Kind.CREDIT, frames.CREDIT.pack(handle, messages, size)))
+        self._framed.send(frames.encode(FrameKind.CREDIT, frames.CREDIT.pack(handle, messages, size)))
 
     def ack(
         self,
@@ -269,36 +269,36 @@ class Connection:
             self._asked[correlation] = AckAnswer(on_done)
         flags = frames.FLAG_CUMULATIVE if cumulative else 0
         head = frames.encode_ack_head(handle, ranges, generation)
-        self._framed.send(frames.encode(Kind.ACK, head, correlation, flags))
+        self._framed.send(frames.encode(FrameKind.ACK, head, correlation, flags))
 
     def nack(self, nack: requests.Nack) -> None:
         """Give offsets back. Not answered: what the broker does not hear of is redelivered anyway."""
-        self._framed.send(frames.encode(Kind.NACK, requests.encode(nack)))
+        self._framed.send(frames.encode(FrameKind.NACK, requests.encode(nack)))
 
     # -- what the transport calls ------------------------------------------------------------------------------------
 
     def frame_received(self, frame: memoryview) -> None:
         decoded = frames.decode(frame)
         match decoded.kind:
-            case Kind.PUBLISHED:
+            case FrameKind.PUBLISHED:
                 self._published(decoded)
-            case Kind.DELIVER:
+            case FrameKind.DELIVER:
                 head = frames.decode_deliver_head(decoded.head)
                 listener = self._consumers.get(head.handle)
                 if listener is not None:
                     listener.delivered(head, decoded.body)
-            case Kind.RESPONSE:
+            case FrameKind.RESPONSE:
                 asked = self._asked.get(decoded.correlation)
                 if asked is not None:
                     asked.succeed(decoded.head)
                     del self._asked[decoded.correlation]  # not before: one that cannot be read is still owed
-            case Kind.FETCHED:
+            case FrameKind.FETCHED:
                 self._fetched(decoded)
-            case Kind.ERROR:
+            case FrameKind.ERROR:
                 self._failed(decoded)
-            case Kind.PING:
-                self._framed.send(frames.encode(Kind.PONG, bytes(decoded.head), decoded.correlation))
-            case Kind.PONG:
+            case FrameKind.PING:
+                self._framed.send(frames.encode(FrameKind.PONG, bytes(decoded.head), decoded.correlation))
+            case FrameKind.PONG:
                 pass
             case _:
                 self._announced(decoded)
@@ -358,9 +358,9 @@ class Connection:
         next_offset, start, end, _ = frames.unpack_head(frame.head, frames.FETCHED, frame.kind)
         waiting = self._fetch_answered(frame.correlation)
         if waiting is not None and not waiting.done():
-            waiting.set_result(Fetched(next_offset, start, end, frame.body))
+            waiting.set_result(FetchAnswer(next_offset, start, end, frame.body))
 
-    def _fetch_answered(self, correlation: int) -> asyncio.Future[Fetched] | None:
+    def _fetch_answered(self, correlation: int) -> asyncio.Future[FetchAnswer] | None:
         waiting = self._fetches.pop(correlation, None)
         if waiting is not None:
             self._fetch_places.release()
@@ -383,20 +383,20 @@ class Connection:
 
     def _announced(self, frame: Frame) -> None:
         match frame.kind:
-            case Kind.WELCOME if not self._greeted.done():
+            case FrameKind.WELCOME if not self._greeted.done():
                 self._greeted.set_result(requests.decode(frame.head, requests.Welcome))
-            case Kind.GOAWAY:
+            case FrameKind.GOAWAY:
                 self.going_away = True
                 if frame.head:
                     error = requests.decode(frame.head, requests.Failure).error()
                     self._reason = error
                     fail(self._greeted, error)
-            case Kind.CONSUMER_CLOSED:
+            case FrameKind.CONSUMER_CLOSED:
                 failure = requests.decode(frame.head, requests.Failure)
                 listener = self._consumers.pop(failure.handle, None)
                 if listener is not None:
                     listener.closed(failure.error())
-            case Kind.CONSUMER_CHANGED:
+            case FrameKind.CONSUMER_CHANGED:
                 changed = requests.decode(frame.head, requests.ConsumerChanged)
                 listener = self._consumers.get(changed.handle)
                 if listener is not None:
@@ -407,7 +407,7 @@ class Connection:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _ping(self) -> None:
-        self._framed.send(frames.encode(Kind.PING))
+        self._framed.send(frames.encode(FrameKind.PING))
 
     def _fell_silent(self) -> None:
         self._reason = Unavailable(f"broker at {self.address} fell silent")
@@ -422,7 +422,7 @@ class Connection:
                 return number
 
 
-def _give_up(waiting: asyncio.Future[T], what: str, address: Address, timeout: float) -> None:
+def _give_up(waiting: asyncio.Future[T], what: str, address: BrokerAddress, timeout: float) -> None:
     fail(waiting, Unavailable(f"broker at {address} did not answer {what} within {timeout:g} s"))
 
 

@@ -31,7 +31,7 @@ class DeliveryListener(Protocol):
     def closed(self, error: DanubeError) -> None: ...
 
 
-class Fetched(NamedTuple):
+class FetchAnswer(NamedTuple):
     """FETCHED, read. `body` holds whole batches, each padded to 64."""
 
     next_offset: int

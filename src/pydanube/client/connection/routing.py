@@ -25,8 +25,8 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .address import Address
-from .backoff import Backoff
+from .address import BrokerAddress
+from .backoff import RetryBackoff
 from .connection import HANDSHAKE_SECONDS, Connection
 
 log = get_logger(__name__)
@@ -52,7 +52,7 @@ def worth_retrying(error: DanubeError) -> bool:
 class Brokers:
     """Every connection of one client, and what it knows about who owns what."""
 
-    def __init__(self, addresses: list[Address], clock: Clock, random: Random, timeout: float) -> None:
+    def __init__(self, addresses: list[BrokerAddress], clock: Clock, random: Random, timeout: float) -> None:
         assert addresses
         self.addresses = addresses
         self.clock = clock
@@ -64,10 +64,10 @@ class Brokers:
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever waits for one gets its error
         # a listed broker that says nothing leaves time to try the others
         self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
-        self._connections: dict[Address, Connection] = {}
-        self._connecting: dict[Address, asyncio.Task[Connection]] = {}
+        self._connections: dict[BrokerAddress, Connection] = {}
+        self._connecting: dict[BrokerAddress, asyncio.Task[Connection]] = {}
         self._looking: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
-        self._unreachable: dict[Address, float] = {}
+        self._unreachable: dict[BrokerAddress, float] = {}
         self._routes: dict[str, requests.Route] = {}
         self._learned_at: dict[str, float] = {}
         self._closed = False
@@ -81,7 +81,7 @@ class Brokers:
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    async def at(self, address: Address) -> Connection:
+    async def at(self, address: BrokerAddress) -> Connection:
         """The connection to one address. Cancelled, others who wait for it still get it."""
         if self._closed:
             raise Unavailable("this client is closed")
@@ -107,7 +107,7 @@ class Brokers:
                 raise Unavailable("this client is closed") from None
             raise
 
-    async def _connect(self, address: Address) -> Connection:
+    async def _connect(self, address: BrokerAddress) -> Connection:
         try:
             connection = await Connection.open(address, self.clock, self._handshake_seconds)
         except DanubeError as error:
@@ -120,7 +120,7 @@ class Brokers:
         connection.on_lost(self, lambda _: self._lost(address, connection))
         return connection
 
-    def _lost(self, address: Address, connection: Connection) -> None:
+    def _lost(self, address: BrokerAddress, connection: Connection) -> None:
         if self._connections.get(address) is connection:
             del self._connections[address]
 
@@ -150,7 +150,7 @@ class Brokers:
         owner = route.partitions[partition].owner
         if not owner:
             return await self.anyone()
-        address = Address.parse(owner)
+        address = BrokerAddress.parse(owner)
         if self._unreachable.get(address, 0.0) <= self.clock.monotonic():
             try:
                 return await self.at(address)
@@ -211,7 +211,7 @@ class Brokers:
     async def retrying(self, attempt: Callable[[], Awaitable[T]], topic: str = "", partition: int = -1) -> T:
         """Attempt until it works, is refused for good, or `timeout` has passed. Cancelled, it stops trying."""
         deadline = self.clock.monotonic() + self.timeout
-        backoff = Backoff.within(self.timeout, self.random)
+        backoff = RetryBackoff.within(self.timeout, self.random)
         hops = 0
         last: DanubeError = Unavailable("no answer from the broker")
         while True:
@@ -257,4 +257,4 @@ class Brokers:
         except NotOwner as error:
             if not error.owner:
                 raise
-            return await (await self.at(Address.parse(error.owner))).request(request, answer)
+            return await (await self.at(BrokerAddress.parse(error.owner))).request(request, answer)

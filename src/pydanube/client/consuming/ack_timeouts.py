@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 
-class Unsettled:
+class AckTimeouts:
     """Offsets and when they were taken, by the client's monotonic clock."""
 
     __slots__ = ("_monotonic", "_on_first", "_taken_at", "timeout_s")

@@ -34,7 +34,7 @@ import numpy as np
 from pydanube.codec.native.frames import GENERATION_UNKNOWN
 from pydanube.model.errors import DanubeError
 
-from .ack_timeouts import Unsettled
+from .ack_timeouts import AckTimeouts
 
 Range = tuple[int, int]
 OffsetArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -94,7 +94,7 @@ class Acks:
         broker of an earlier release."""
         self.closed: DanubeError | None = None
         """Why nothing said here reaches the broker any more."""
-        self.unsettled: Unsettled | None = None
+        self.unsettled: AckTimeouts | None = None
         """What the application took, while an ack timeout counts; see `watch`."""
         self.end = -1
         """The end of the range that grows now; -1 when there is none. An ack of this offset may just move it by one."""
@@ -110,7 +110,7 @@ class Acks:
         self._sent: deque[AckSet] = deque()
         self._nacks: list[NackSet] = []
 
-    def watch(self, unsettled: Unsettled | None) -> None:
+    def watch(self, unsettled: AckTimeouts | None) -> None:
         """From now on tell this one what is settled; None: nobody."""
         self._keep_growing()
         self.unsettled = unsettled

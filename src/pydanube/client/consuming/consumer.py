@@ -28,13 +28,13 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.randomness import identity
 
 from .acks import Acks
-from .message_stream import Stream
+from .message_stream import MessageStream
 from .messages import Message, ReceivedBatch
-from .partition_sources import Sources, Wish, is_pattern
+from .partition_sources import PartitionSources, SubscribeRequest, is_pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedTopics:
     """What a user said about a consumer, not yet checked."""
 
     subscription: str
@@ -48,7 +48,7 @@ class Wanted:
     create_topic: bool
 
 
-class Consumer(Stream):
+class Consumer(MessageStream):
     """Receives through a subscription. Made by `client.consumer`; belongs to the loop it was opened on."""
 
     _what = "consumer"
@@ -57,7 +57,7 @@ class Consumer(Stream):
         self,
         brokers: Brokers,
         topics: str | Iterable[str],
-        wanted: Wanted,
+        wanted: WantedTopics,
         settings: ConsumerSettings,
     ) -> None:
         super().__init__(brokers.clock)
@@ -65,9 +65,9 @@ class Consumer(Stream):
         self._type = None if wanted.type is None else SubscriptionType.parse(wanted.type)
         self.name = _checked_name(wanted.name) or identity()
         names, patterns = _split_topics(topics)
-        self._sources = Sources(brokers, self._wish(names, patterns, wanted), settings, self._queue)
+        self._sources = PartitionSources(brokers, self._wish(names, patterns, wanted), settings, self._queue)
 
-    def _wish(self, names: list[str], patterns: list[str], wanted: Wanted) -> Wish:
+    def _wish(self, names: list[str], patterns: list[str], wanted: WantedTopics) -> SubscribeRequest:
         check_count("priority", wanted.priority, 0, 2**31 - 1)
         if wanted.priority and self._type not in (None, SubscriptionType.FAILOVER):
             raise Invalid(f"priority belongs to failover subscriptions, this one is {self._type}")
@@ -75,7 +75,7 @@ class Consumer(Stream):
             check_number("ack_timeout", wanted.ack_timeout, 0, DELAY_MS_MAX / 1_000)
         if wanted.failure_policy is not None and not isinstance(wanted.failure_policy, FailurePolicy):
             raise Invalid(f"failure_policy={wanted.failure_policy!r} is none: use pydanube.FailurePolicy(...)")
-        return Wish(
+        return SubscribeRequest(
             names,
             patterns,
             self.subscription,

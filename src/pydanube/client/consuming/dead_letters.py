@@ -261,14 +261,14 @@ class DeadLetters:
             return Redriven(len(wanted or ()), stayed={f"{one[0]}:{one[1]}": NO_LETTER for one in wanted or ()})
         total = len(wanted) if wanted is not None else await self._left()
         async with AsyncExitStack() as producers:
-            run = _Run(self, Redriven(total), rate, progress, producers, where, way)
+            run = _RedriveRun(self, Redriven(total), rate, progress, producers, where, way)
             if wanted is None:
                 await self._all(run)
             else:
                 await self._some(run, wanted)
             return run.state
 
-    async def _all(self, run: _Run) -> None:
+    async def _all(self, run: _RedriveRun) -> None:
         for partition, described in enumerate(await self._client.partitions(self.topic)):
             async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition)) as messages:
                 async for message in messages:
@@ -277,7 +277,7 @@ class DeadLetters:
                     await run.add(DeadLetter(message))
             await run.send()
 
-    async def _some(self, run: _Run, places: list[Place]) -> None:
+    async def _some(self, run: _RedriveRun, places: list[Place]) -> None:
         for partition, offset in places:
             await self._partition(partition)
             async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition, offset)) as left:
@@ -326,7 +326,7 @@ class DeadLetters:
         return partitions[index]
 
 
-class _Run:
+class _RedriveRun:
     """One redrive: collects letters, sends them back, then settles them."""
 
     def __init__(

@@ -8,7 +8,7 @@ Invariants
 from __future__ import annotations
 
 
-class Credit:
+class FlowControl:
     """Counts one session's credit."""
 
     __slots__ = ("_bytes", "_bytes_target", "_messages", "_messages_target")

@@ -26,7 +26,7 @@ PAUSE_SECONDS: Final = 0.005
 """So long a loop over messages may keep the event loop to itself (looked at between chunks)."""
 
 
-class Stream(Openable, AsyncIterator[Message]):
+class MessageStream(Openable, AsyncIterator[Message]):
     """Subclasses bring the batches into `_queue`."""
 
     def __init__(self, clock: Clock) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.codec.batch import Batch
@@ -35,9 +35,9 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .ack_timeouts import Unsettled
+from .ack_timeouts import AckTimeouts
 from .acks import Acks, AckSet, merged, portions
-from .flow_control import Credit
+from .flow_control import FlowControl
 from .messages import ReceivedBatch, rows_of
 
 log = get_logger(__name__)
@@ -50,15 +50,15 @@ class Receiver(Protocol):
     """The consumer, as a source sees it."""
 
     def delivered(self, batch: ReceivedBatch) -> None: ...
-    def restarted(self, source: Source) -> list[ReceivedBatch]:
+    def restarted(self, source: PartitionSource) -> list[ReceivedBatch]:
         """Forget what it delivered and nobody took: it comes again, unless somebody sought. Returns what was forgotten
         and not begun."""
 
-    def failed(self, source: Source, error: DanubeError) -> None: ...
-    def dirty(self, source: Source) -> None:
+    def failed(self, source: PartitionSource, error: DanubeError) -> None: ...
+    def dirty(self, source: PartitionSource) -> None:
         """It has acks to send, before long."""
 
-    def nacked(self, source: Source) -> None:
+    def nacked(self, source: PartitionSource) -> None:
         """It has nacks to send, at the end of this turn."""
 
     def timeout_changed(self) -> None:
@@ -67,7 +67,7 @@ class Receiver(Protocol):
     def confirmed(self) -> None: ...
 
 
-class Source:
+class PartitionSource:
     """One partition of one subscription."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Source:
         tasks: Tasks,
         receiver: Receiver,
         subscribe: requests.Subscribe,
-        credit: Credit,
+        credit: FlowControl,
         ack_timeout_s: float | None = None,
     ) -> None:
         self.topic = subscribe.topic
@@ -91,7 +91,7 @@ class Source:
         self._tasks = tasks
         self._receiver = receiver
         self._subscribe = subscribe
-        self._backoff = Backoff(brokers.random)
+        self._backoff = RetryBackoff(brokers.random)
         self._connection: Connection | None = None
         self._handle = 0
         self._subscription_id = self._epoch = self._moves = 0
@@ -343,7 +343,7 @@ class Source:
         if self._timeout_s == 0:
             self.acks.watch(None)
         elif unsettled is None:
-            self.acks.watch(Unsettled(self._timeout_s, self._brokers.clock.monotonic, self._first_taken))
+            self.acks.watch(AckTimeouts(self._timeout_s, self._brokers.clock.monotonic, self._first_taken))
         else:
             unsettled.timeout_s = self._timeout_s
             self._first_taken()

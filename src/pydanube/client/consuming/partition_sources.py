@@ -26,9 +26,9 @@ from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .acks import Acks
-from .flow_control import Credit
+from .flow_control import FlowControl
 from .messages import ReceivedBatch
-from .partition_source import Source
+from .partition_source import PartitionSource
 
 log = get_logger(__name__)
 
@@ -61,7 +61,7 @@ def is_pattern(topic: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SubscribeRequest:
     """What a consumer asked for."""
 
     names: Sequence[str]
@@ -86,20 +86,20 @@ class Queue(Protocol):
     def fail(self, error: DanubeError) -> None: ...
 
 
-class Sources:
+class PartitionSources:
     """Every partition that one consumer receives from."""
 
-    def __init__(self, brokers: Brokers, wish: Wish, settings: ConsumerSettings, queue: Queue) -> None:
+    def __init__(self, brokers: Brokers, wish: SubscribeRequest, settings: ConsumerSettings, queue: Queue) -> None:
         self._brokers = brokers
         self._wish = wish
         self._settings = settings
         self._queue = queue
         self._tasks = Tasks()
-        self._sources: dict[tuple[str, int], Source] = {}
+        self._sources: dict[tuple[str, int], PartitionSource] = {}
         self._growing: set[str] = set()
         """Topics that may get more partitions."""
-        self._dirty: list[Source] = []
-        self._nacked: list[Source] = []
+        self._dirty: list[PartitionSource] = []
+        self._nacked: list[PartitionSource] = []
         self._ack_timer: asyncio.TimerHandle | None = None
         self._progress = asyncio.Event()
         self._steering = asyncio.Lock()
@@ -168,7 +168,7 @@ class Sources:
 
     async def flush(self) -> None:
         """Wait until every ack so far is durable."""
-        waiting: list[tuple[Source, Acks, int]] = []
+        waiting: list[tuple[PartitionSource, Acks, int]] = []
         for source in self._sources.values():
             source.send_acks(confirm=True)
             waiting.append((source, source.acks, source.acks.sent_number + source.acks.dirty))
@@ -186,19 +186,19 @@ class Sources:
             if failure is not None:
                 raise failure
 
-    def _unconfirmed(self, source: Source, acks: Acks, number: int) -> bool:
+    def _unconfirmed(self, source: PartitionSource, acks: Acks, number: int) -> bool:
         if self._failure is not None:
             raise copy(self._failure)
         present = self._sources.get((source.topic, source.partition)) is source and source.acks is acks
         return present and acks.confirmed_number < number
 
-    def dirty(self, source: Source) -> None:
+    def dirty(self, source: PartitionSource) -> None:
         self._dirty.append(source)
         if self._ack_timer is None and not self._closed:
             loop = asyncio.get_running_loop()
             self._ack_timer = loop.call_later(self._settings.ack_linger_ms / 1_000, self._send_acks)
 
-    def nacked(self, source: Source) -> None:
+    def nacked(self, source: PartitionSource) -> None:
         self._nacked.append(source)
         if len(self._nacked) == 1:
             asyncio.get_running_loop().call_soon(self._send_nacks)
@@ -225,10 +225,10 @@ class Sources:
     def delivered(self, batch: ReceivedBatch) -> None:
         self._queue.put(batch)
 
-    def restarted(self, source: Source) -> list[ReceivedBatch]:
+    def restarted(self, source: PartitionSource) -> list[ReceivedBatch]:
         return self._queue.discard(lambda batch: batch.acks is source.acks)
 
-    def failed(self, source: Source, error: DanubeError) -> None:
+    def failed(self, source: PartitionSource, error: DanubeError) -> None:
         if isinstance(error, NotFound) and source.topic not in self._wish.names:
             self._sources.pop((source.topic, source.partition), None)  # found by a pattern, deleted since
         else:
@@ -254,7 +254,7 @@ class Sources:
                 await source.detach()
             raise
 
-    async def _sources_of(self, topic: str, start: requests.Start) -> list[Source]:
+    async def _sources_of(self, topic: str, start: requests.Start) -> list[PartitionSource]:
         """A source for every partition that has none yet."""
         wish = self._wish
         create = wish.create_topic and topic in wish.names
@@ -277,7 +277,8 @@ class Sources:
             if (topic, partition) not in self._sources
         ]
         return [
-            Source(self._brokers, self._tasks, self, one, Credit(1, 1), wish.ack_timeout_s) for one in subscriptions
+            PartitionSource(self._brokers, self._tasks, self, one, FlowControl(1, 1), wish.ack_timeout_s)
+            for one in subscriptions
         ]
 
     def _share_prefetch(self) -> None:

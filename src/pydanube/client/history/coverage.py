@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from pydanube.client.admin.conversions import AnyPosition
 from pydanube.codec.batch import Batch
-from pydanube.codec.segment import Section
+from pydanube.codec.segment import SegmentSection
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.positions import OFFSET_END, Position
 
@@ -54,7 +54,7 @@ class SegmentInfo:
     """Microseconds since 1970; 0 stands for unknown."""
 
     @classmethod
-    def of(cls, key: str, number: int, section: Section, object_bytes: int) -> SegmentInfo:
+    def of(cls, key: str, number: int, section: SegmentSection, object_bytes: int) -> SegmentInfo:
         return cls(
             object=key,
             section=number,
@@ -75,7 +75,7 @@ class SegmentInfo:
         return f"{self.object} (section {self.section}, offsets {self.first_offset}..{self.end_offset})"
 
 
-class Window(NamedTuple):
+class CoverageWindow(NamedTuple):
     """What is wanted, by offset and by append time; None where nothing was said."""
 
     first_offset: int | None
@@ -84,7 +84,7 @@ class Window(NamedTuple):
     end_us: int
 
     @classmethod
-    def parse(cls, start: AnyPosition | None, end: AnyPosition | None) -> Window:
+    def parse(cls, start: AnyPosition | None, end: AnyPosition | None) -> CoverageWindow:
         first = Position.parse("earliest" if start is None else start)
         last = Position.parse("latest" if end is None else end)
         if first.kind == "latest" or last.kind == "earliest":
@@ -104,18 +104,18 @@ class Window(NamedTuple):
             self.start_us <= info.append_time_max and info.append_time_min < self.end_us and self.start_us < self.end_us
         )
 
-    def within(self, info: SegmentInfo, section: Section) -> Wanted:
+    def within(self, info: SegmentInfo, section: SegmentSection) -> WantedRange:
         """What is wanted of one segment; the index has narrowed its offsets down by time."""
         first, end = section.offsets_between(self.start_us, self.end_us)
         first_offset = max(first, info.first_offset, self.first_offset or 0)
-        return Wanted(first_offset, min(end, info.end_offset, self._end_offset), self.start_us, self.end_us)
+        return WantedRange(first_offset, min(end, info.end_offset, self._end_offset), self.start_us, self.end_us)
 
     @property
     def _end_offset(self) -> int:
         return OFFSET_END if self.end_offset is None else self.end_offset
 
 
-class Wanted(NamedTuple):
+class WantedRange(NamedTuple):
     """What is wanted of one segment: offsets, and the append times a batch must have besides."""
 
     first_offset: int

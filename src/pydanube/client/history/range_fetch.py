@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
-from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.codec.native import requests
 from pydanube.model.limits import KIB, MIB
@@ -28,7 +28,7 @@ _MESSAGE_BYTES: Final = 1 * KIB
 """What a message is taken to be until an answer has shown it."""
 
 
-class Span(NamedTuple):
+class RangeFetch(NamedTuple):
     """Offsets [start, end) of one partition."""
 
     topic: str
@@ -39,11 +39,13 @@ class Span(NamedTuple):
     """0: whichever topic has this name at each answer."""
 
 
-async def fetches(brokers: Brokers, span: Span, fetch_bytes: int = FETCH_BYTES) -> AsyncGenerator[Fetched, None]:
+async def fetches(
+    brokers: Brokers, span: RangeFetch, fetch_bytes: int = FETCH_BYTES
+) -> AsyncGenerator[FetchAnswer, None]:
     """The answers to fetches of a span, until it is covered or the log ends. The first and the last may hold batches
     that reach beyond it. NotFound when the topic of this name is another one by now. Left early, close it; cancelled,
     nothing is left behind."""
-    answers: asyncio.Queue[Fetched | Exception | None] = asyncio.Queue(AHEAD)
+    answers: asyncio.Queue[FetchAnswer | Exception | None] = asyncio.Queue(AHEAD)
     async with Tasks(on_crash=_told_by_the_queue) as tasks:
         tasks.spawn(_fetch_all(brokers, span, fetch_bytes, answers), f"fetch {span.topic}")
         while (answer := await answers.get()) is not None:
@@ -53,13 +55,13 @@ async def fetches(brokers: Brokers, span: Span, fetch_bytes: int = FETCH_BYTES) 
 
 
 async def _fetch_all(
-    brokers: Brokers, span: Span, fetch_bytes: int, answers: asyncio.Queue[Fetched | Exception | None]
+    brokers: Brokers, span: RangeFetch, fetch_bytes: int, answers: asyncio.Queue[FetchAnswer | Exception | None]
 ) -> None:
     """Until the end or the first failure, which goes into the queue like everything else."""
     topic, partition, place, end, topic_id = span
     message_bytes = float(_MESSAGE_BYTES)
 
-    async def fetch() -> Fetched:
+    async def fetch() -> FetchAnswer:
         connection = await brokers.owner(topic, partition)
         bytes_max = min(fetch_bytes, max(_FETCH_BYTES_MIN, int((end - place) * message_bytes)))
         start = requests.Start("offset", place)

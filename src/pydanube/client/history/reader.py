@@ -12,11 +12,11 @@ import asyncio
 from typing import Final
 
 from pydanube.client.admin.conversions import AnyPosition, wire_start
-from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
-from pydanube.client.connection.pending_answers import Fetched
+from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers, worth_retrying
-from pydanube.client.consuming.message_stream import Stream
+from pydanube.client.consuming.message_stream import MessageStream
 from pydanube.client.consuming.messages import ReceivedBatch
 from pydanube.client.settings import check_count
 from pydanube.codec.batch import HEADER_BYTES, Batch, read_header
@@ -32,7 +32,7 @@ WAIT_MS: Final = 5_000
 """How long the broker holds a fetch at the end of the log before it answers with nothing."""
 
 
-class Reader(Stream):
+class Reader(MessageStream):
     """Reads one partition. Made by `client.reader`; opened by `async with`, by awaiting it, or by reading from it."""
 
     _what = "reader"
@@ -100,7 +100,7 @@ class Reader(Stream):
 
     async def _read_ahead(self) -> None:
         """Fetch until the end that was asked for. Cancelled, nothing is left behind."""
-        backoff = Backoff(self._brokers.random)
+        backoff = RetryBackoff(self._brokers.random)
         while not self._reached_stop():
             while len(self._held) >= READ_AHEAD_FETCHES:
                 self._room.clear()
@@ -117,7 +117,7 @@ class Reader(Stream):
             await self._brokers.clock.sleep(backoff.next())
         self._queue.end()
 
-    async def _fetch(self) -> Fetched:
+    async def _fetch(self) -> FetchAnswer:
         connection = await self._owner()
         return await connection.fetch(
             requests.Fetch(
@@ -130,7 +130,7 @@ class Reader(Stream):
             )
         )
 
-    def _take(self, fetched: Fetched) -> None:
+    def _take(self, fetched: FetchAnswer) -> None:
         batches = [received for batch in split_batches(fetched.body) if (received := self._wanted(batch)) is not None]
         self.next_offset = max(self.next_offset, fetched.next_offset)
         self.end_offset = fetched.end_offset

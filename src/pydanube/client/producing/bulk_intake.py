@@ -16,7 +16,7 @@ from .rows import ROW_BYTES, Attributes, attributes_size, checked_payload
 T = TypeVar("T")
 
 
-class Piece(NamedTuple):
+class BulkPiece(NamedTuple):
     """Messages for one batch of one partition. `indices` tell which of the payloads they are.
 
     Payloads and keys may be the user's own lists: whoever lets the user run before he takes them takes `own()`.
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     attributes: Sequence[Attributes | None] | None
     size: int
 
-    def own(self) -> Piece:
+    def own(self) -> BulkPiece:
         return self._replace(payloads=list(self.payloads), keys=None if self.keys is None else list(self.keys))
 
 
@@ -41,7 +41,7 @@ def cut(
     partitioner: Partitioner,
     messages_max: int,
     bytes_max: int,
-) -> Iterator[Piece]:
+) -> Iterator[BulkPiece]:
     """Everything in pieces within these limits, in order per partition. Raises Invalid before the first piece."""
     if attributes is None and type(payloads) is list and partitioner.in_turn:
         whole = _whole(payloads, keys, partitioner, messages_max, bytes_max)
@@ -60,7 +60,7 @@ def _whole(
     partitioner: Partitioner,
     messages_max: int,
     bytes_max: int,
-) -> Piece | None:
+) -> BulkPiece | None:
     """The common cases at the least cost: plain payloads that fit one batch, without keys, or with keys that were seen
     before and one partition for all. None when they are not that."""
     count, partition, key_characters = len(payloads), ANY_PARTITION, 0
@@ -75,7 +75,7 @@ def _whole(
     size = payload_bytes + key_characters + count * ROW_BYTES
     if size > bytes_max or payload_bytes > MESSAGE_BYTES_MAX:  # one of them may be too large: look at each
         return None
-    return Piece(partition, range(count), payloads, lengths, keys, None, size)
+    return BulkPiece(partition, range(count), payloads, lengths, keys, None, size)
 
 
 def _pieces(
@@ -87,11 +87,11 @@ def _pieces(
     groups: list[tuple[int, Sequence[int]]],
     messages_max: int,
     bytes_max: int,
-) -> Iterator[Piece]:
+) -> Iterator[BulkPiece]:
     for partition, indices in groups:
         for start, end, size in _stretches(indices, sizes, messages_max, bytes_max):
             piece = indices[start:end]
-            yield Piece(
+            yield BulkPiece(
                 partition,
                 piece,
                 _picked(payloads, piece),

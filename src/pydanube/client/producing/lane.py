@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
-from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.client.settings import ProducerSettings
@@ -31,7 +31,7 @@ FILLING_SECONDS_MAX: Final = 1.0
 
 
 @dataclass(slots=True)
-class Identity:
+class ProducerIdentity:
     """Who a producer is at the brokers. Number 0: not known yet."""
 
     name: str
@@ -41,7 +41,7 @@ class Identity:
     producer_epoch: int = 0
 
 
-class Hold(NamedTuple):
+class LaneState(NamedTuple):
     """A handle at a broker. Whoever holds one and needs it no longer gives it back: the broker counts it as live."""
 
     connection: Connection
@@ -77,7 +77,7 @@ class Lane:
         host: Host,
         topic: str,
         partition: int,
-        identity: Identity,
+        identity: ProducerIdentity,
         outbox: Outbox,
         settings: ProducerSettings,
     ) -> None:
@@ -94,8 +94,8 @@ class Lane:
         self._identity = identity
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._backoff = Backoff.within(settings.timeout, brokers.random)
-        self._hold: Hold | None = None
+        self._backoff = RetryBackoff.within(settings.timeout, brokers.random)
+        self._hold: LaneState | None = None
         self._opening: asyncio.Task[None] | None = None
         self._fruitless = False
         self._troubled = False
@@ -134,7 +134,7 @@ class Lane:
             request,
             requests.ProducerOpened,
             partial(self._opened, connection),
-            on_late=lambda opened: Hold(connection, opened.handle).give_back(),
+            on_late=lambda opened: LaneState(connection, opened.handle).give_back(),
         )
 
     def _opened(self, connection: Connection, opened: requests.ProducerOpened) -> None:
@@ -143,10 +143,10 @@ class Lane:
             former.give_back()
         connection.on_lost(self, self._lost)
         self._identity.producer_id, self._identity.producer_epoch = opened.producer_id, opened.producer_epoch
-        self._hold = Hold(connection, opened.handle)
+        self._hold = LaneState(connection, opened.handle)
         self._problem = None
 
-    def let_go(self) -> Hold | None:
+    def let_go(self) -> LaneState | None:
         """The handle, for the caller to give back. What was not answered will be sent again through the next one."""
         hold, self._hold = self._hold, None
         if hold is not None:
@@ -154,7 +154,7 @@ class Lane:
             self.outbox.lost()
         return hold
 
-    def detach(self) -> Hold | None:
+    def detach(self) -> LaneState | None:
         """As `let_go`, and nothing is under way to get another."""
         self._cancel_timers()
         if self._opening is not None:
@@ -234,7 +234,7 @@ class Lane:
             if outbox.filling and outbox.flights and self._linger is None:
                 self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
 
-    def _send(self, hold: Hold) -> None:
+    def _send(self, hold: LaneState) -> None:
         outbox, window = self.outbox, hold.connection.window
         while outbox.on_wire < self._window:
             flight = outbox.unsent or self._next_flight()

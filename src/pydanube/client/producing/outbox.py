@@ -29,7 +29,7 @@ from enum import Enum, auto
 from pydanube.codec.batch import Codec
 from pydanube.model.errors import DanubeError, Full, NotOwner, Refused, Unavailable
 
-from .rows import Attributes, Rows
+from .rows import Attributes, MessageRows
 
 
 class Status(Enum):
@@ -43,7 +43,7 @@ class Flight:
 
     __slots__ = ("data", "first_sequence", "orphaned", "rows", "status", "uncertain")
 
-    def __init__(self, rows: Rows, data: bytearray, first_sequence: int) -> None:
+    def __init__(self, rows: MessageRows, data: bytearray, first_sequence: int) -> None:
         self.rows = rows
         self.data = data
         self.first_sequence = first_sequence
@@ -54,7 +54,7 @@ class Flight:
         """A try of it ended without an answer: it may be stored."""
 
 
-OnSettled = Callable[[Rows, int, bool, DanubeError | None], None]
+OnSettled = Callable[[MessageRows, int, bool, DanubeError | None], None]
 """rows, base offset, duplicate, error: they are stored from the base offset on, or failed"""
 
 
@@ -80,8 +80,8 @@ class Outbox:
         self._codec = codec
         self._schema = schema
         self._on_settled = on_settled
-        self._filling: Rows | None = None
-        self._closed: deque[Rows] = deque()
+        self._filling: MessageRows | None = None
+        self._closed: deque[MessageRows] = deque()
         self._unsent: deque[Flight] = deque()
         self._producer_id = 0
         self._producer_epoch = 0
@@ -122,10 +122,10 @@ class Outbox:
             self.close_filling()
         return bool(self._closed)
 
-    def _begin_rows(self, now: float) -> Rows:
+    def _begin_rows(self, now: float) -> MessageRows:
         """New rows; what was being filled does not take any more."""
         self.close_filling()
-        rows = self._filling = Rows(now)
+        rows = self._filling = MessageRows(now)
         return rows
 
     def close_filling(self, born_before: float | None = None) -> None:
@@ -293,6 +293,6 @@ class Outbox:
         self.on_wire -= flight.status is Status.SENT
         flight.status = Status.REFUSED
 
-    def _settle(self, rows: Rows, base_offset: int, duplicate: bool, error: DanubeError | None) -> None:
+    def _settle(self, rows: MessageRows, base_offset: int, duplicate: bool, error: DanubeError | None) -> None:
         self.settled += len(rows)
         self._on_settled(rows, base_offset, duplicate, error)

@@ -30,7 +30,7 @@ from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
 
-from .bulk_intake import Piece, cut
+from .bulk_intake import BulkPiece, cut
 from .delays import delivery_time_us
 from .lane import Lane
 from .partitioning import ANY_PARTITION, PartitionBy, Partitioner, check_partition_by
@@ -219,7 +219,7 @@ class Producer(Openable):
 
     async def _add_many(
         self,
-        pieces: Iterator[Piece],
+        pieces: Iterator[BulkPiece],
         publish_time: datetime | None,
         deliver_us: int,
         waiters: list[asyncio.Future[Placed]] | None,
@@ -259,7 +259,7 @@ class Producer(Openable):
         payloads: Sequence[bytes],
         keys: Sequence[str | None] | None,
         attributes: Sequence[Attributes | None] | None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[BulkPiece]:
         self._check_ready()
         settings = self._settings
         return cut(payloads, keys, attributes, self._partitioner, settings.batch_messages, settings.batch_bytes)
@@ -360,7 +360,7 @@ class Producer(Openable):
         await self._publisher.close()
 
 
-def _noting(pieces: Iterator[Piece], placements: list[Sequence[int]]) -> Iterator[Piece]:
+def _noting(pieces: Iterator[BulkPiece], placements: list[Sequence[int]]) -> Iterator[BulkPiece]:
     """The same pieces; which payloads they hold is noted as they pass."""
     for piece in pieces:
         placements.append(piece.indices)

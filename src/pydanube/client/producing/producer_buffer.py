@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 
 
-class Room:
+class ProducerBuffer:
     """Messages and bytes held, and who waits to add to them."""
 
     def __init__(self, messages_max: int, bytes_max: int) -> None:

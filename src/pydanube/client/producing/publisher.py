@@ -18,17 +18,17 @@ from copy import copy
 from functools import partial
 from typing import Any, Final
 
-from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.client.settings import ProducerSettings
 from pydanube.model.errors import DanubeError, Refused, StaleEpoch
 from pydanube.runtime.tasks import Tasks, run_together
 
-from .lane import Hold, Identity, Lane
+from .lane import Lane, LaneState, ProducerIdentity
 from .outbox import Outbox
-from .producer_buffer import Room
+from .producer_buffer import ProducerBuffer
 from .receipts import Placed
-from .rows import Rows
+from .rows import MessageRows
 
 TICKS_PER_TIMEOUT: Final = 30
 TICK_SECONDS_MAX: Final = 1.0
@@ -40,7 +40,7 @@ class Publisher:
 
     def __init__(self, brokers: Brokers, topic: str, settings: ProducerSettings) -> None:
         self.lanes: list[Lane] = []
-        self.room = Room(settings.queue_messages, settings.queue_bytes)
+        self.room = ProducerBuffer(settings.queue_messages, settings.queue_bytes)
         self.frozen = False
         self.idle = True
         """Nothing is watched for its time; see `watch`."""
@@ -50,7 +50,7 @@ class Publisher:
         self._topic = topic
         self._settings = settings
         self._tasks = Tasks()
-        self._identity = Identity(settings.name, brokers.random.getrandbits(63) | 1)
+        self._identity = ProducerIdentity(settings.name, brokers.random.getrandbits(63) | 1)
         self._first = 0
         """The lane that asks for identities."""
         self._progress = asyncio.Event()
@@ -115,7 +115,7 @@ class Publisher:
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def _settled(
-        self, partition: int, rows: Rows, base_offset: int, duplicate: bool, error: DanubeError | None
+        self, partition: int, rows: MessageRows, base_offset: int, duplicate: bool, error: DanubeError | None
     ) -> None:
         awaited = 0
         for waiter, start, count in rows.waiters:
@@ -194,7 +194,7 @@ class Publisher:
         for lane in self.lanes:
             lane.pump()
 
-    def _detached(self) -> list[Hold]:
+    def _detached(self) -> list[LaneState]:
         return [hold for lane in self.lanes if (hold := lane.detach()) is not None]
 
     async def _take_identity(self) -> None:
@@ -210,7 +210,7 @@ class Publisher:
                 _give_back(former)
 
     async def _ask_for_identity(self, claimed: bool) -> None:
-        backoff = Backoff.within(self._settings.timeout, self._brokers.random)
+        backoff = RetryBackoff.within(self._settings.timeout, self._brokers.random)
         while any(lane.outbox.has_work for lane in self.lanes):
             try:
                 if claimed:
@@ -248,6 +248,6 @@ class Publisher:
             self.watch()
 
 
-def _give_back(holds: list[Hold]) -> None:
+def _give_back(holds: list[LaneState]) -> None:
     for hold in holds:
         hold.give_back()

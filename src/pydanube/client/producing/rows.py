@@ -20,7 +20,7 @@ Attributes = Mapping[str, str]
 _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 
 
-class Rows:
+class MessageRows:
     """The columns of one batch that is being filled. `waiters` are opaque: (whoever waits, its first row, its rows)."""
 
     __slots__ = ("attributes", "born", "deliver_at", "keys", "lengths", "payloads", "size", "time", "times", "waiters")

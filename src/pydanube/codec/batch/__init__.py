@@ -15,6 +15,6 @@ from .header import Codec as Codec
 from .header import read_header as read_header
 from .header import stamp as stamp
 from .layout import HEADER_BYTES as HEADER_BYTES
-from .message import Message as Message
+from .message import BatchMessage as BatchMessage
 from .resign import resigned as resigned
 from .rest import rest_of as rest_of

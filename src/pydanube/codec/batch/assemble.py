@@ -46,7 +46,7 @@ class KeyColumn(NamedTuple):
     hashes: np.ndarray[Any, np.dtype[np.uint32]]
 
 
-class Rows(NamedTuple):
+class EncodedRows(NamedTuple):
     """Columns of at least one row, each of the same length. Keys and attributes are already UTF-8."""
 
     payloads: Sequence[ByteBuffer]
@@ -139,7 +139,7 @@ class Draft:
         return [plain]
 
 
-def assemble(rows: Rows, origin: Origin, codec: Codec) -> bytearray:
+def assemble(rows: EncodedRows, origin: Origin, codec: Codec) -> bytearray:
     """The batch, not yet stamped. Raises Invalid when it is too large."""
     draft = Draft()
     columns, deliver_at_max = 0, 0

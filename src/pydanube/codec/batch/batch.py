@@ -49,7 +49,7 @@ from .layout import (
     Layout,
     layout,
 )
-from .message import Message
+from .message import BatchMessage
 from .verify import verify
 
 if TYPE_CHECKING:
@@ -284,8 +284,8 @@ class Batch:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def messages(self) -> Iterator[Message]:
-        return map(Message, repeat(self), range(self.header.count))
+    def messages(self) -> Iterator[BatchMessage]:
+        return map(BatchMessage, repeat(self), range(self.header.count))
 
     def slice(self, start: int, end: int) -> Batch:
         """Rows [start, end) as a batch of their own: derived, with the offsets they have here."""

@@ -15,7 +15,7 @@ from pydanube.model.limits import (
     PRODUCER_NAME_BYTES_MAX,
 )
 
-from .assemble import Origin, Rows, assemble, assemble_lone
+from .assemble import EncodedRows, Origin, assemble, assemble_lone
 from .header import TIME_MAX, TIME_MIN, ByteBuffer, Codec
 from .intake import (
     attribute_bytes,
@@ -87,11 +87,11 @@ def encode(
     if keys is None and attributes is None and deliver_at is None:
         if count == 1 and isinstance(times, int) and not codec:
             return assemble_lone(owned[0], times, origin)
-        rows = Rows(owned, times, payload_lengths=lengths)
+        rows = EncodedRows(owned, times, payload_lengths=lengths)
     else:
         check_lengths(count, keys=keys, attributes=attributes, deliver_at=deliver_at)
         columns = attribute_columns(attributes)
-        rows = Rows(owned, times, key_column(keys), *columns, deliver_at_column(deliver_at), lengths)
+        rows = EncodedRows(owned, times, key_column(keys), *columns, deliver_at_column(deliver_at), lengths)
     return assemble(rows, origin, codec)
 
 
@@ -233,7 +233,7 @@ class BatchBuilder:
             self._attribute_counts.extend([0] * (count - len(self._attribute_counts)))
         if self._deliver_at:
             self._deliver_at.extend([0] * (count - len(self._deliver_at)))
-        rows = Rows(
+        rows = EncodedRows(
             self._payloads,
             self._publish_times,
             self._keys or None,

@@ -71,7 +71,7 @@ def gather_mask(batch: Batch, mask: Sequence[bool] | BoolArray) -> bytearray:
     return gather_rows(batch, index)
 
 
-class _Texts(NamedTuple):
+class _GatheredTexts(NamedTuple):
     """Values of one column, behind each other: as one piece of memory, or each by itself."""
 
     offsets: Int32Array
@@ -86,12 +86,12 @@ class _Texts(NamedTuple):
         draft.add_variable([self.memory[first:last]] if self.pieces is None else self.pieces[start:end], last - first)
 
 
-class _Attributes(NamedTuple):
+class _GatheredAttributes(NamedTuple):
     """Attributes of the rows: which entries belong to each, and those entries."""
 
     lists: Int32Array
-    keys: _Texts
-    values: _Texts
+    keys: _GatheredTexts
+    values: _GatheredTexts
 
     def add_to(self, draft: Draft, start: int, end: int) -> int:
         """Of the rows [start, end); returns how many there are."""
@@ -102,15 +102,15 @@ class _Attributes(NamedTuple):
         return last - first
 
 
-class _Columns(NamedTuple):
+class _GatheredColumns(NamedTuple):
     """Every column of a batch, with the rows that are wanted behind each other."""
 
-    payloads: _Texts
+    payloads: _GatheredTexts
     key_validity: BoolArray | None
-    keys: _Texts | None
+    keys: _GatheredTexts | None
     key_hashes: UInt32Array | None
     publish_times: Int64Array | None
-    attributes: _Attributes | None
+    attributes: _GatheredAttributes | None
     deliver_at: Int64Array | None
     offset_deltas: UInt32Array
     append_times: Int64Array | None
@@ -125,7 +125,7 @@ def _gathered(batch: Batch, rows: Rows, cuts: Sequence[int]) -> Iterator[bytearr
         yield derived
 
 
-def _columns(batch: Batch, rows: Rows) -> _Columns:
+def _columns(batch: Batch, rows: Rows) -> _GatheredColumns:
     source, view, place, data = batch.header, batch.view, batch.place, batch.data
     keys, valid, hashes, attributes, deliver_at = None, None, None, None, batch.deliver_at
     if source.columns & KEY:
@@ -135,7 +135,7 @@ def _columns(batch: Batch, rows: Rows) -> _Columns:
         keys = _texts(data[batch.sections.keys_start :], offsets, rows)
     if source.columns & ATTRIBUTES:
         attributes = _attributes(batch, rows)
-    return _Columns(
+    return _GatheredColumns(
         _texts(data, offsets_array(view, place.payload_offsets, source.count), rows),
         None if valid is None else valid[rows],
         keys,
@@ -149,7 +149,7 @@ def _columns(batch: Batch, rows: Rows) -> _Columns:
     )
 
 
-def _part(source: BatchHeader, columns: _Columns, start: int, end: int) -> bytearray:
+def _part(source: BatchHeader, columns: _GatheredColumns, start: int, end: int) -> bytearray:
     """The rows [start, end) of these columns as a batch."""
     draft, count = Draft(), end - start
     header = _derived_header(source, count)
@@ -197,7 +197,7 @@ def _deltas(batch: Batch, rows: Rows) -> UInt32Array:
     return rows.astype(UINT32)
 
 
-def _attributes(batch: Batch, rows: Rows) -> _Attributes:
+def _attributes(batch: Batch, rows: Rows) -> _GatheredAttributes:
     view, place, part, data = batch.view, batch.place, batch.sections, batch.data
     lists, total = offsets_array(view, place.attribute_lists, batch.header.count), batch.header.attribute_entries
     keys, values = data[part.attribute_keys_start :], data[part.attribute_values_start :]
@@ -211,27 +211,27 @@ def _attributes(batch: Batch, rows: Rows) -> _Attributes:
     else:
         starts, ends = lists.take(rows), lists[1:].take(rows)
         entries, gathered = spread(starts, ends), _ends(ends - starts)
-    return _Attributes(gathered, _texts(keys, key_offsets, entries), _texts(values, value_offsets, entries))
+    return _GatheredAttributes(gathered, _texts(keys, key_offsets, entries), _texts(values, value_offsets, entries))
 
 
-def _texts(section: memoryview, offsets: Int32Array, rows: Rows) -> _Texts:
+def _texts(section: memoryview, offsets: Int32Array, rows: Rows) -> _GatheredTexts:
     """The values of these rows, of a section that may go on behind them."""
     if isinstance(rows, slice):
         within = offsets[rows.start : rows.stop + 1]
         first, end = within.item(0), within.item(-1)
-        return _Texts(within - within[0], section[first:end])
+        return _GatheredTexts(within - within[0], section[first:end])
     count = len(offsets) - 1
     width = offsets.item(1) if count else 0
     if width and width * count == offsets.item(-1) and not np.count_nonzero(offsets[1:] - offsets[:-1] != width):
         # All of one length: rows of a table.
         taken = np.frombuffer(section, np.dtype((np.void, width)), count).take(rows)
-        return _Texts(np.arange(0, width * len(rows) + 1, width, dtype=INT32), taken.data.cast("B"))
+        return _GatheredTexts(np.arange(0, width * len(rows) + 1, width, dtype=INT32), taken.data.cast("B"))
     starts, ends = offsets.take(rows), offsets[1:].take(rows)
     gathered = _ends(ends - starts)
     if gathered.item(-1) <= _SHORT_BYTES * len(rows):
-        return _Texts(gathered, np.frombuffer(section, UINT8).take(spread(starts, ends)).data)
+        return _GatheredTexts(gathered, np.frombuffer(section, UINT8).take(spread(starts, ends)).data)
     bounds = zip(starts.tolist(), ends.tolist(), strict=True)
-    return _Texts(gathered, section[:0], [section[start:end] for start, end in bounds])
+    return _GatheredTexts(gathered, section[:0], [section[start:end] for start, end in bounds])
 
 
 def _ends(lengths: Int32Array) -> Int32Array:

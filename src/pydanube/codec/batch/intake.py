@@ -32,7 +32,7 @@ _PLAIN_BYTES: Final = frozenset({bytes, bytearray})
 _SEQUENCE_MAX: Final = OFFSET_MAX - BATCH_MESSAGES_MAX
 
 
-class Attributes(NamedTuple):
+class AttributeLists(NamedTuple):
     """Attributes per row, and the keys and values of all rows; no counts when no row has any."""
 
     counts: list[int] | None = None
@@ -168,9 +168,9 @@ def _plain_keys(keys: Sequence[str | None]) -> list[bytes | None] | None:
     return encoded if max(map(len, filter(None, encoded)), default=0) <= KEY_BYTES_MAX else None
 
 
-def attribute_columns(attributes: Sequence[Mapping[str, str] | None] | None) -> Attributes:
+def attribute_columns(attributes: Sequence[Mapping[str, str] | None] | None) -> AttributeLists:
     if attributes is None or not any(attributes):
-        return Attributes()
+        return AttributeLists()
     counts: list[int] = []
     all_keys: list[bytes] = []
     all_values: list[bytes] = []
@@ -179,7 +179,7 @@ def attribute_columns(attributes: Sequence[Mapping[str, str] | None] | None) -> 
         counts.append(len(keys))
         all_keys += keys
         all_values += values
-    return Attributes(counts, all_keys, all_values)
+    return AttributeLists(counts, all_keys, all_values)
 
 
 def time_column(times: Sequence[int], earliest: int, what: str) -> array[int]:

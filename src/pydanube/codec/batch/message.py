@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .batch import Batch
 
 
-class Message(msgspec.Struct, gc=False, eq=False):
+class BatchMessage(msgspec.Struct, gc=False, eq=False):
     """Making one costs some 50 ns. Subclasses add fields: `Message(batch, row, ...)`."""
 
     batch: Batch

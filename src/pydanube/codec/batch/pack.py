@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = "ByteBuffer | pyarrow.Buffer"
 
 
-class Texts(NamedTuple):
+class ArrowText(NamedTuple):
     """Byte strings, one behind the other: value r is ``data[offsets[r] : offsets[r + 1]]``."""
 
     offsets: Int32Array
@@ -53,23 +53,23 @@ class AttributeColumns(NamedTuple):
     """Row r has the entries ``lists[r] .. lists[r + 1]`` of keys and values: a slice of Arrow's map<string, string>."""
 
     lists: Int32Array
-    keys: Texts
-    values: Texts
+    keys: ArrowText
+    values: ArrowText
 
 
-class Columns(NamedTuple):
+class ArrowColumns(NamedTuple):
     """Rows of one batch to be."""
 
-    payloads: Texts
+    payloads: ArrowText
     publish_times: int | Int64Array
     """Microseconds since 1970: one for all, or one for each."""
-    keys: Texts | None = None
+    keys: ArrowText | None = None
     key_validity: BoolArray | None = None
     """Which rows have a key; None: all of them. Those without have no bytes in `keys`."""
     attributes: AttributeColumns | None = None
 
 
-def pack(columns: Columns, *, producer_name: str = "", codec: Codec = Codec.NONE) -> bytearray:
+def pack(columns: ArrowColumns, *, producer_name: str = "", codec: Codec = Codec.NONE) -> bytearray:
     """One batch of these rows, without a sequence and not yet stamped. Raises Invalid for what no batch can hold."""
     count = len(columns.payloads.offsets) - 1
     if not 1 <= count <= BATCH_MESSAGES_MAX:
@@ -98,7 +98,7 @@ def pack(columns: Columns, *, producer_name: str = "", codec: Codec = Codec.NONE
     return draft.finish(header)
 
 
-def _add_keys(draft: Draft, keys: Texts, valid: BoolArray | None, count: int) -> int:
+def _add_keys(draft: Draft, keys: ArrowText, valid: BoolArray | None, count: int) -> int:
     """The key columns; returns which there are."""
     _check_rows("keys", len(keys.offsets) - 1, count)
     columns = KEY
@@ -140,13 +140,13 @@ def _add_attributes(draft: Draft, attributes: AttributeColumns, count: int) -> i
     _add_offsets(draft, lists, ATTRIBUTES_PER_MESSAGE_MAX, "{} attributes are")
     for texts, what in ((attributes.keys, "attribute key"), (attributes.values, "attribute value")):
         _check_rows(f"{what}s", min(end, len(texts.offsets) - 1), end)
-        part = Texts(texts.offsets[first : end + 1], texts.data)
+        part = ArrowText(texts.offsets[first : end + 1], texts.data)
         offsets, section = _add_texts(draft, part, BATCH_BYTES_MAX, what)
         _check_utf8(offsets, section, what)
     return end - first
 
 
-def _add_texts(draft: Draft, texts: Texts, length_max: int, what: str) -> tuple[Int32Array, memoryview]:
+def _add_texts(draft: Draft, texts: ArrowText, length_max: int, what: str) -> tuple[Int32Array, memoryview]:
     """A column of byte strings; returns its offsets, counted from 0, and its bytes."""
     first, end = int(texts.offsets[0]), int(texts.offsets[-1])
     data = memoryview(texts.data).cast("B")

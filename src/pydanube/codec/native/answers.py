@@ -124,7 +124,7 @@ class Offset(msgspec.Struct):
     offset: int
 
 
-class Broker(msgspec.Struct, omit_defaults=True):
+class BrokerInfo(msgspec.Struct, omit_defaults=True):
     version: str
     node: str
     cluster: str
@@ -168,7 +168,7 @@ class PolicyReport(msgspec.Struct):
     effective: Policies
 
 
-class Statistics(msgspec.Struct):
+class StatisticsReport(msgspec.Struct):
     topic: TopicStatistics
 
 
@@ -183,7 +183,7 @@ class StorageUsed(msgspec.Struct, omit_defaults=True):
     next: StoragePlace | None = None
 
 
-class Segments(msgspec.Struct, omit_defaults=True):
+class SegmentList(msgspec.Struct, omit_defaults=True):
     """In order. With `next_offset`, more is to be asked for from there; -1 is the end."""
 
     segments: list[SegmentDescription] = []

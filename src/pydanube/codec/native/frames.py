@@ -43,7 +43,7 @@ assert HEADER.size == 16
 assert ALIGNMENT % PADDING == 0  # padding never reaches the place where a body would begin
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is. Numbers are never given to another meaning."""
 
     HELLO = 1
@@ -67,13 +67,13 @@ class Kind(IntEnum):
     FETCHED = 41
 
 
-_KINDS: Final = {int(kind): kind for kind in Kind}
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(NamedTuple):
     """A received frame: views into the receive buffer, which lives as long as they do."""
 
-    kind: Kind
+    kind: FrameKind
     flags: int
     correlation: int
     head: memoryview
@@ -108,14 +108,14 @@ def decode(frame: memoryview) -> Frame:
     return Frame(known, flags, correlation, head, frame[start:] if start < length else frame[length:])
 
 
-def encode(kind: Kind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> bytes:
+def encode(kind: FrameKind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> bytes:
     """A frame without a body."""
     length = HEADER.size + len(head)
     padding = -length % PADDING
     return HEADER.pack(length + padding, kind, flags, 0, correlation, len(head)) + head + _ZEROS[:padding]
 
 
-def encode_front(kind: Kind, head: bytes, body_length: int, correlation: int = 0, flags: int = 0) -> bytes:
+def encode_front(kind: FrameKind, head: bytes, body_length: int, correlation: int = 0, flags: int = 0) -> bytes:
     """Everything of a frame up to its body; the body's buffers follow it on the wire as they are."""
     start = body_start(len(head))
     front = HEADER.pack(start + body_length, kind, flags, 0, correlation, len(head)) + head
@@ -184,14 +184,14 @@ _GENERATION: Final = struct.Struct("<Q")
 
 def encode_publish_front(correlation: int, handle: int, body_length: int) -> bytes:
     """Everything of a PUBLISH frame up to its batch, in one step: there is one for every batch."""
-    return _PUBLISH_FRONT.pack(ALIGNMENT + body_length, Kind.PUBLISH, 0, 0, correlation, PUBLISH.size, handle)
+    return _PUBLISH_FRONT.pack(ALIGNMENT + body_length, FrameKind.PUBLISH, 0, 0, correlation, PUBLISH.size, handle)
 
 
 def encode_published(correlation: int, handle: int, base_offset: int, owner_epoch: int, duplicate: bool) -> bytes:
     """A whole PUBLISHED frame in one step: there is one for every batch."""
     return _PUBLISHED_FRAME.pack(
         _PUBLISHED_FRAME.size,
-        Kind.PUBLISHED,
+        FrameKind.PUBLISHED,
         FLAG_DUPLICATE if duplicate else 0,
         0,
         correlation,
@@ -205,7 +205,7 @@ def encode_published(correlation: int, handle: int, base_offset: int, owner_epoc
 def encode_deliver_front(handle: int, epoch: int, body_length: int) -> bytes:
     """Everything of a DELIVER frame up to its batch, of which every row is meant and none came before."""
     length = ALIGNMENT + body_length
-    return _DELIVER_FRONT.pack(length, Kind.DELIVER, 0, 0, 0, DELIVER.size, handle, epoch, 0, 0)
+    return _DELIVER_FRONT.pack(length, FrameKind.DELIVER, 0, 0, 0, DELIVER.size, handle, epoch, 0, 0)
 
 
 def encode_deliver_head(
@@ -247,7 +247,7 @@ class DeliverHead(NamedTuple):
 
 
 def decode_deliver_head(head: memoryview) -> DeliverHead:
-    _at_least(head, DELIVER.size, Kind.DELIVER)
+    _at_least(head, DELIVER.size, FrameKind.DELIVER)
     handle, epoch, range_count, redelivery_count = DELIVER.unpack_from(head)
     if len(head) == DELIVER.size and not (range_count or redelivery_count):
         return DeliverHead(handle, epoch, [], ())
@@ -290,7 +290,7 @@ class AckHead(NamedTuple):
 
 
 def decode_ack_head(head: memoryview) -> AckHead:
-    _at_least(head, ACK.size, Kind.ACK)
+    _at_least(head, ACK.size, FrameKind.ACK)
     handle, count = ACK.unpack_from(head)
     generation, ranges_end = GENERATION_UNKNOWN, ACK.size + count * _RANGE_OFFSETS.size
     if len(head) == ranges_end + _GENERATION.size:
@@ -308,13 +308,13 @@ def decode_ack_head(head: memoryview) -> AckHead:
     return AckHead(handle, ranges, generation)
 
 
-def unpack_head(head: memoryview, layout: struct.Struct, kind: Kind) -> tuple[int, ...]:
+def unpack_head(head: memoryview, layout: struct.Struct, kind: FrameKind) -> tuple[int, ...]:
     """A head of fixed size, or Invalid."""
     if len(head) != layout.size:
         raise Invalid(f"{kind.name} head has {len(head)} bytes instead of {layout.size}")
     return layout.unpack(head)
 
 
-def _at_least(head: memoryview, size: int, kind: Kind) -> None:
+def _at_least(head: memoryview, size: int, kind: FrameKind) -> None:
     if len(head) < size:
         raise Invalid(f"{kind.name} head is cut short at {len(head)} bytes")

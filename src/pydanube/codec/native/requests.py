@@ -16,7 +16,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.storage import StoragePlace
 
-from .answers import Broker as Broker
+from .answers import BrokerInfo as BrokerInfo
 from .answers import ConsumerOpened as ConsumerOpened
 from .answers import Done as Done
 from .answers import GarbageCollected as GarbageCollected
@@ -30,12 +30,12 @@ from .answers import PolicyReport as PolicyReport
 from .answers import Positions as Positions
 from .answers import ProducerOpened as ProducerOpened
 from .answers import Route as Route
-from .answers import Segments as Segments
+from .answers import SegmentList as SegmentList
 from .answers import Settled as Settled
 from .answers import Staged as Staged
 from .answers import StagedQueries as StagedQueries
 from .answers import StagesCommitted as StagesCommitted
-from .answers import Statistics as Statistics
+from .answers import StatisticsReport as StatisticsReport
 from .answers import StorageStep as StorageStep
 from .answers import StorageUploading as StorageUploading
 from .answers import StorageUsed as StorageUsed
@@ -290,7 +290,7 @@ class GrowTopic(Request, tag="topic.grow"):
     partitions: int
 
 
-class TopicStatistics(Request, tag="topic.statistics"):
+class GetStatistics(Request, tag="topic.statistics"):
     """-> Statistics"""
 
     topic: str
@@ -401,7 +401,7 @@ AnyRequest = (
     | SetPolicies
     | GetPolicies
     | GrowTopic
-    | TopicStatistics
+    | GetStatistics
     | FindOffset
     | DescribeStorage
     | ListSegments

@@ -6,8 +6,8 @@ makes the pieces of an object out of batches, and `split` cuts bytes read back i
 
 from .builder import SegmentBuilder as SegmentBuilder
 from .footer import Block as Block
-from .footer import Section as Section
 from .footer import SegmentFooter as SegmentFooter
+from .footer import SegmentSection as SegmentSection
 from .footer import decode_footer as decode_footer
 from .layout import END_BYTES as END_BYTES
 from .layout import HEADER_BYTES as HEADER_BYTES

@@ -24,7 +24,7 @@ from pydanube.codec.batch.layout import HEADER_BYTES as BATCH_HEADER_BYTES
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.model.limits import ALIGNMENT
 
-from .footer import BLOCK_BYTES, FORMAT, Section, SegmentFooter, check_sections
+from .footer import BLOCK_BYTES, FORMAT, SegmentFooter, SegmentSection, check_sections
 from .layout import (
     FOOTER_BYTES_MAX,
     HEADER_BYTES,
@@ -56,7 +56,7 @@ class SegmentBuilder:
         self._writer = writer
         self._created_at_us = created_at_us
         self._pieces: list[ByteBuffer] = [encode_header(created_at_us)]
-        self._sections: list[Section] = []
+        self._sections: list[SegmentSection] = []
         self._encoded: list[msgspec.Raw] = []
         self._open: _OpenSection | None = None
         self._place = HEADER_BYTES
@@ -91,7 +91,7 @@ class SegmentBuilder:
             self._pieces.append(zeros)
         self._place += aligned(length)
 
-    def end(self, producers: Sequence[ProducerEntry]) -> Section:
+    def end(self, producers: Sequence[ProducerEntry]) -> SegmentSection:
         """The section is complete. `producers` is what the partition remembers of them at this offset."""
         assert self._open is not None
         section = self._open.sealed(self._place, list(producers))
@@ -156,10 +156,10 @@ class _OpenSection:
         self.crc = crc32c(batch, self.crc)
         return length
 
-    def sealed(self, end: int, producers: list[ProducerEntry]) -> Section:
+    def sealed(self, end: int, producers: list[ProducerEntry]) -> SegmentSection:
         assert self._batches, "a section holds at least one batch"
         # fmt: off
-        return Section(
+        return SegmentSection(
             *self.ids, self._first_offset, self._next_offset, self.start, end, self._batches, self._messages,
             self._first_time, self._last_time, self._publish_time_min, self._publish_time_max, sorted(self._schemas),
             producers, self._index, self.crc,

@@ -52,7 +52,7 @@ class Block(NamedTuple):
     end_offset: int
 
 
-class Section(msgspec.Struct, array_like=True, frozen=True):
+class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
     """A contiguous range of offsets of one partition, from one ledger."""
 
     topic_id: int
@@ -141,7 +141,7 @@ class SegmentFooter(msgspec.Struct, array_like=True, frozen=True):
     format: int
     writer: str
     created_at_us: int
-    sections: list[Section]
+    sections: list[SegmentSection]
 
     @property
     def start(self) -> int:
@@ -160,7 +160,7 @@ def decode_footer(buffer: ByteBuffer, trailer: Trailer) -> SegmentFooter:
     return footer
 
 
-def check_sections(sections: list[Section], footer_start: int, name: str) -> None:
+def check_sections(sections: list[SegmentSection], footer_start: int, name: str) -> None:
     """Corrupt unless they account for everything between header and footer, and each agrees with itself."""
     place = HEADER_BYTES
     for number, section in enumerate(sections):
@@ -175,7 +175,7 @@ def check_sections(sections: list[Section], footer_start: int, name: str) -> Non
         raise Corrupt(f"{name}: sections end at {place} and the footer starts at {footer_start}")
 
 
-def _rules(section: Section) -> list[tuple[str, bool]]:
+def _rules(section: SegmentSection) -> list[tuple[str, bool]]:
     room = section.end - section.start
     numbers = (section.topic_id, section.partition, section.ledger_id, section.owner_epoch, section.crc)
     return [
@@ -189,7 +189,7 @@ def _rules(section: Section) -> list[tuple[str, bool]]:
     ]
 
 
-def _check_index(section: Section, number: int, name: str) -> None:
+def _check_index(section: SegmentSection, number: int, name: str) -> None:
     """Begins with the first batch, and rises in every column."""
     wrong = Corrupt(f"{name}: section {number} at {section.start}: its index does not fit it")
     index = section.index

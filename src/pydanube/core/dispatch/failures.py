@@ -27,7 +27,7 @@ _STALE_MAX: Final = 1024
 """Times of messages that were settled before; past it they are thrown out of the heap."""
 
 
-class State(Enum):
+class FailureState(Enum):
     OUT = auto()
     """To be delivered, or delivered."""
     WAITING = auto()
@@ -36,13 +36,13 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Failure:
+class FailedMessage:
     """One message's history."""
 
     count: int = 0
     reason: str = ""
     due_us: int = 0
-    state: State = State.OUT
+    state: FailureState = FailureState.OUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Failures:
         self.waiting = 0
         self.dying = 0
         self.blocked = 0
-        self._of: dict[int, Failure] = {}
+        self._of: dict[int, FailedMessage] = {}
         self._due: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Failures:
     def offsets(self) -> Iterable[int]:
         return self._of.keys()
 
-    def at(self, offset: int) -> Failure | None:
+    def at(self, offset: int) -> FailedMessage | None:
         return self._of.get(offset)
 
     @property
@@ -86,8 +86,8 @@ class Failures:
 
     def failed(self, offset: int, now_us: int, delay_ms: int | None, reason: str) -> Exhausted | None:
         """It was not managed. Without a delay of its own it waits as long as the policy says."""
-        failure = self._of.setdefault(offset, Failure())
-        if failure.state is not State.OUT:
+        failure = self._of.setdefault(offset, FailedMessage())
+        if failure.state is not FailureState.OUT:
             return None
         failure.count += 1
         failure.reason = reason
@@ -99,9 +99,9 @@ class Failures:
 
     def exhausted(self, offset: int, reason: str) -> Exhausted | None:
         """It cannot be delivered at all, whatever the number of tries."""
-        failure = self._of.setdefault(offset, Failure())
+        failure = self._of.setdefault(offset, FailedMessage())
         failure.reason = reason
-        return self._exhaust(offset, failure) if failure.state is State.OUT else None
+        return self._exhaust(offset, failure) if failure.state is FailureState.OUT else None
 
     def judged(self, offsets: Iterable[int]) -> tuple[list[Exhausted], list[int]]:
         """Of these, which are to come again no more under the policy of now, and which are."""
@@ -118,7 +118,7 @@ class Failures:
     def try_again(self, offset: int, due_us: int) -> None:
         """What was to become of an exhausted message did not work: ask again then."""
         failure = self._of.get(offset)
-        if failure is not None and failure.state is State.DYING:
+        if failure is not None and failure.state is FailureState.DYING:
             self.dying -= 1
             self._wait(offset, failure, due_us)
 
@@ -128,7 +128,7 @@ class Failures:
         while self._due and self._due[0][0] <= now_us and len(offsets) < offsets_max:
             due_us, offset = heappop(self._due)
             if self._is_waiting(due_us, offset):
-                self._of[offset].state = State.OUT
+                self._of[offset].state = FailureState.OUT
                 self.waiting -= 1
                 offsets.append(offset)
         return offsets
@@ -147,9 +147,9 @@ class Failures:
 
     def release_blocked(self) -> list[int]:
         """Somebody decided: the blocked are tried again, under the policy of now."""
-        offsets = [offset for offset, failure in self._of.items() if failure.state is State.BLOCKED]
+        offsets = [offset for offset, failure in self._of.items() if failure.state is FailureState.BLOCKED]
         for offset in offsets:
-            self._of[offset].state = State.OUT
+            self._of[offset].state = FailureState.OUT
         self.blocked = 0
         return offsets
 
@@ -158,17 +158,17 @@ class Failures:
         self._due.clear()
         self.waiting = self.dying = self.blocked = 0
 
-    def _exhaust(self, offset: int, failure: Failure) -> Exhausted:
+    def _exhaust(self, offset: int, failure: FailedMessage) -> Exhausted:
         if self.policy.poison is Poison.BLOCK:
-            failure.state = State.BLOCKED
+            failure.state = FailureState.BLOCKED
             self.blocked += 1
         else:
-            failure.state = State.DYING
+            failure.state = FailureState.DYING
             self.dying += 1
         return Exhausted(offset, self.policy.poison, failure.count, failure.reason)
 
-    def _wait(self, offset: int, failure: Failure, due_us: int) -> None:
-        failure.state, failure.due_us = State.WAITING, due_us
+    def _wait(self, offset: int, failure: FailedMessage, due_us: int) -> None:
+        failure.state, failure.due_us = FailureState.WAITING, due_us
         self.waiting += 1
         heappush(self._due, (due_us, offset))
         if len(self._due) > 2 * self.waiting + _STALE_MAX:
@@ -177,10 +177,10 @@ class Failures:
 
     def _forget(self, offset: int) -> None:
         failure = self._of.pop(offset)
-        self.waiting -= failure.state is State.WAITING
-        self.dying -= failure.state is State.DYING
-        self.blocked -= failure.state is State.BLOCKED
+        self.waiting -= failure.state is FailureState.WAITING
+        self.dying -= failure.state is FailureState.DYING
+        self.blocked -= failure.state is FailureState.BLOCKED
 
     def _is_waiting(self, due_us: int, offset: int) -> bool:
         failure = self._of.get(offset)
-        return failure is not None and failure.state is State.WAITING and failure.due_us == due_us
+        return failure is not None and failure.state is FailureState.WAITING and failure.due_us == due_us

@@ -24,7 +24,7 @@ from .keys import MATCHED_AT_ONCE, SLOTS, KeyTable, hashes_of, slots_of
 from .members import Dealt, Member, Offered, Turns
 from .owners import NOBODY, Owners, UInt32Array
 from .ranges import IntArray, Range, RangeSet, runs, spread
-from .waiting import BoolArray, FailedKeys, Waiting
+from .waiting import BoolArray, FailedKeys, HeldRows
 
 MIXED: Final = -2
 """A slot of which different keys are with different members."""
@@ -33,7 +33,7 @@ _FEW_MEMBERS: Final = 8
 """Up to so many, each picks its rows out of all of them; more get theirs from one sort."""
 
 
-class Keyed:
+class KeySharedPolicy:
     """The key-shared policy."""
 
     delays = True
@@ -48,9 +48,9 @@ class Keyed:
         self._turns = Turns()
         self._no_room: dict[int, RangeSet] = {}
         """For want of room; only members that want it are in it."""
-        self._moving = Waiting()
+        self._moving = HeldRows()
         """Of a slot that is on its way to somebody else."""
-        self._behind = Waiting()
+        self._behind = HeldRows()
         """Behind a message of their key that failed."""
         self._unmatched = RangeSet()
         self._failed = FailedKeys()

@@ -92,7 +92,7 @@ class KeyFilter:
         return not self._matchers
 
 
-class Entry(NamedTuple):
+class KeyTableEntry(NamedTuple):
     """What the table knows of a member."""
 
     seed: int
@@ -103,7 +103,7 @@ class KeyTable:
     """Slots and keys to members' numbers."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, KeyTableEntry] = {}
         self._filtering = 0
         """Members that have filters."""
         self._globs = 0
@@ -118,7 +118,7 @@ class KeyTable:
 
     def add(self, member: Member) -> None:
         """Raises Invalid for a filter that cannot be used, and changes nothing then."""
-        entry = Entry(_seed(member.consumer), KeyFilter(member.key_filters))
+        entry = KeyTableEntry(_seed(member.consumer), KeyFilter(member.key_filters))
         self._entries[member.number] = entry
         self._filtering += not entry.filter.accepts_all
         self._globs += len(entry.filter.globs)

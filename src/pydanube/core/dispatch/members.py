@@ -87,7 +87,7 @@ class Dealt:
         return sum([end - start for start, end in self.ranges]) if self.scattered is None else len(self.scattered)
 
 
-class Policy(Protocol):
+class DispatchPolicy(Protocol):
     """A subscription type: who gets what. Settled, ready and delayed messages are the window's business."""
 
     delays: bool

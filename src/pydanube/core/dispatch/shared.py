@@ -16,7 +16,7 @@ from .owners import Owners
 from .ranges import Range
 
 
-class Shared:
+class SharedPolicy:
     """Everybody with room takes part."""
 
     delays = True

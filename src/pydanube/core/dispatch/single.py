@@ -14,7 +14,7 @@ from .members import Dealt, Holding, Member, Offered
 from .ranges import Range
 
 
-class Single:
+class SinglePolicy:
     """One active member."""
 
     delays = False

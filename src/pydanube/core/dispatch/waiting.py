@@ -20,7 +20,7 @@ from .ranges import IntArray, Range, RangeSet, runs
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class Waiting:
+class HeldRows:
     """Offsets that wait for something that has a number."""
 
     __slots__ = ("_by", "offsets")

@@ -38,12 +38,12 @@ from pydanube.model.topics import SubscriptionType
 
 from .cursor import Cursor
 from .failures import Exhausted, Failures
-from .keyed import Keyed
+from .keyed import KeySharedPolicy
 from .keys import KeyFilter, hashes_of
-from .members import Dealt, Member, Offered, Policy, first_rows
+from .members import Dealt, DispatchPolicy, Member, Offered, first_rows
 from .ranges import Range, RangeSet, merged, runs, spread
-from .shared import Shared
-from .single import Single
+from .shared import SharedPolicy
+from .single import SinglePolicy
 
 HELD_MAX: Final = 100_000
 """Messages that were read and wait for their consumer; past it nothing new is read."""
@@ -61,7 +61,7 @@ _STALE_MAX: Final = 1024
 """Times of delayed messages that were settled before; past it they are thrown out of the heap."""
 
 
-class Window:
+class DeliveryWindow:
     """The dispatch of one subscription of one partition."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Window:
         self._members: dict[str, Member] = {}
         self.failures = Failures(failure_policy)
         self.next_read = cursor.next_missing(cursor.position)
-        self.policy: Policy = _policy(subscription_type, cursor, partition)
+        self.policy: DispatchPolicy = _policy(subscription_type, cursor, partition)
         self._ready = RangeSet()
         self._delayed = RangeSet()
         self._delays: list[tuple[int, int, int]] = []
@@ -163,14 +163,14 @@ class Window:
         """Whoever gets all that is read next, just as it is stored: nobody else has or gets any of it, nothing of it is
         acked or has failed. None: batches are to be offered one by one. Whether it has room is `wanted`'s business."""
         policy = self.policy
-        if not isinstance(policy, Single) or self._ready.count or len(self.failures):
+        if not isinstance(policy, SinglePolicy) or self._ready.count or len(self.failures):
             return None
         return policy.active if self.cursor.end <= self.next_read else None
 
     def give_straight(self, member: Member, end: int, size_bytes: int) -> None:
         """The sole taker, which was just asked for, gets everything up to `end`, which takes so many bytes."""
         policy, start = self.policy, self.next_read
-        assert isinstance(policy, Single) and member is policy.active and member.has_room and end > start
+        assert isinstance(policy, SinglePolicy) and member is policy.active and member.has_room and end > start
         policy.give([(start, end)], end - start, size_bytes)
         member.weigh(size_bytes)
         self.next_read = end
@@ -425,11 +425,11 @@ class Window:
             self._ready.update([one for start, end in ranges for one in missing(start, min(end, read))])
 
 
-def _policy(subscription_type: SubscriptionType, cursor: Cursor, partition: int) -> Policy:
+def _policy(subscription_type: SubscriptionType, cursor: Cursor, partition: int) -> DispatchPolicy:
     match subscription_type:
         case SubscriptionType.SHARED:
-            return Shared(cursor.missing)
+            return SharedPolicy(cursor.missing)
         case SubscriptionType.KEY_SHARED:
-            return Keyed(cursor.missing)
+            return KeySharedPolicy(cursor.missing)
         case _:
-            return Single(cursor.missing, subscription_type is SubscriptionType.FAILOVER, partition)
+            return SinglePolicy(cursor.missing, subscription_type is SubscriptionType.FAILOVER, partition)

@@ -25,7 +25,7 @@ from typing import Final
 from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, closings
 from pydanube.codec.batch.peek import unpacked_bytes
 from pydanube.codec.native import frames
-from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, Kind
+from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
     AnyRequest,
     Done,
@@ -52,7 +52,7 @@ from .answers import AnswerMemory
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
-from .memory import Hold, PublishMemory
+from .memory import PublishMemory, PublishReservation
 from .settings import NativeSettings
 
 log = get_logger(__name__)
@@ -73,7 +73,7 @@ _DONE: Final = encode(Done())
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class ListenerContext:
     """What all sessions of a door share."""
 
     broker: Broker
@@ -88,7 +88,7 @@ class House:
 class Session:
     """One client, from its first byte to its last."""
 
-    def __init__(self, house: House, connection: FramedConnection) -> None:
+    def __init__(self, house: ListenerContext, connection: FramedConnection) -> None:
         self.connection = connection
         self.broker = house.broker
         self.settings = house.settings
@@ -131,7 +131,7 @@ class Session:
             for consumer in self.consumers.values():
                 consumer.pause()
             return
-        self.release(Hold.ANSWERS)
+        self.release(PublishReservation.ANSWERS)
         self._turn += 1
         order = list(self.consumers.values())
         first = self._turn % len(order) if order else 0
@@ -155,7 +155,7 @@ class Session:
 
     def _receive_hello(self, frame: memoryview) -> None:
         kind, _, correlation, head, _ = frames.decode(frame)
-        if kind is not Kind.HELLO:
+        if kind is not FrameKind.HELLO:
             raise Invalid(f"the first frame is HELLO, not {kind.name}")
         hello = decode(head, Hello)
         version = _agree(hello)
@@ -167,7 +167,7 @@ class Session:
         self._receive = self._receive_frame
         self.welcomed = True
         self.connection.frame_bytes_max = FRAME_BYTES_MAX
-        self._send(Kind.WELCOME, encode(self._welcome(version)), correlation)
+        self._send(FrameKind.WELCOME, encode(self._welcome(version)), correlation)
         log.debug("native.connected", peer=self.connection.peer, client=self.client)
 
     def _welcome(self, version: int) -> Welcome:
@@ -188,14 +188,14 @@ class Session:
         action = _ACTIONS.get(received.kind)
         if action is None:
             raise Invalid(f"a welcomed client does not send {received.kind.name}")
-        if received.kind is not Kind.PUBLISH:
+        if received.kind is not FrameKind.PUBLISH:
             self._chunks.passed(len(frame))
         action(self, received)
         if not self.connection.writable and self.connection.queued_bytes > self.settings.answers_bytes_max:
-            self.hold(Hold.ANSWERS)
+            self.hold(PublishReservation.ANSWERS)
 
     def _publish(self, frame: Frame) -> None:
-        (handle,) = frames.unpack_head(frame.head, frames.PUBLISH, Kind.PUBLISH)
+        (handle,) = frames.unpack_head(frame.head, frames.PUBLISH, FrameKind.PUBLISH)
         correlation, batch_bytes = _needed_correlation(frame), len(frame.body)
         if self.publish_bytes and self.publish_bytes + batch_bytes > self.settings.publish_window_bytes:
             raise self._overrun(batch_bytes)
@@ -207,13 +207,13 @@ class Session:
         self._publishes += 1
         self._house.memory.take(self, batch_bytes)
         if self._publishes >= self.settings.publishes_in_flight_max:
-            self.hold(Hold.PUBLISHES)
+            self.hold(PublishReservation.PUBLISHES)
         is_logged = producer.partition.is_logged
         batch = self._chunks.cached(frame.body) if is_logged else self._chunks.uncached(frame.body)
         done = partial(self._published, correlation, handle, batch_bytes, is_logged and batch is not frame.body)
         plain_bytes = unpacked_bytes(batch)
         if plain_bytes and not self.broker.decompression.take(plain_bytes):
-            self.hold(Hold.DECOMPRESSION)  # nothing that follows it may overtake it
+            self.hold(PublishReservation.DECOMPRESSION)  # nothing that follows it may overtake it
             self.broker.decompression.wait(plain_bytes, partial(self._publish_later, producer, batch, done))
             return
         self._hand_in(producer, batch, done)
@@ -223,7 +223,7 @@ class Session:
             done(Unavailable("the connection was closed"))
             return
         self._hand_in(producer, batch, done)
-        self.release(Hold.DECOMPRESSION)
+        self.release(PublishReservation.DECOMPRESSION)
 
     def _hand_in(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         try:
@@ -236,7 +236,7 @@ class Session:
     ) -> None:
         self._publishes -= 1
         self._house.memory.give_back(self, size)
-        self.release(Hold.PUBLISHES)
+        self.release(PublishReservation.PUBLISHES)
         is_stored = not (isinstance(result, DanubeError) or result.duplicate)
         self._chunks.answered(size, is_copy=copied, is_stored=is_stored)
         if isinstance(result, DanubeError):
@@ -265,17 +265,17 @@ class Session:
         self._publishes += 1
         self._house.memory.take(self, size)
         if self._publishes >= self.settings.publishes_in_flight_max:
-            self.hold(Hold.PUBLISHES)
+            self.hold(PublishReservation.PUBLISHES)
         self._house.tasks.spawn(self._staged(correlation, frame), "native stage")
 
     async def _staged(self, correlation: int, frame: Frame) -> None:
         await self._answer_with(correlation, staging.stage(self, frame.head, frame.body), "stage")
         self._publishes -= 1
         self._house.memory.give_back(self, len(frame.body))
-        self.release(Hold.PUBLISHES)
+        self.release(PublishReservation.PUBLISHES)
 
     def _credit(self, frame: Frame) -> None:
-        handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, Kind.CREDIT)
+        handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, FrameKind.CREDIT)
         if messages < 0 or size_bytes < 0:
             raise Invalid("CREDIT is given, never taken back: both numbers must be 0 or more")
         consumer = self.consumers.get(handle)
@@ -308,12 +308,12 @@ class Session:
             delay_ms = nack.delay_ms if nack.delay_ms >= 0 else None
             consumer.nack(nack.ranges, delay_ms, nack.reason, nack.timeout, _told(nack.generation))
             if messages > NACKED_AT_ONCE:  # whatever of its frames has arrived with this one is not taken in one go
-                self.hold(Hold.TURN)
-                asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
+                self.hold(PublishReservation.TURN)
+                asyncio.get_running_loop().call_soon(self.release, PublishReservation.TURN)
 
     def _acked(self, correlation: int, handle: int, error: DanubeError | None) -> None:
         if error is None:
-            self._send(Kind.RESPONSE, _DONE, correlation)
+            self._send(FrameKind.RESPONSE, _DONE, correlation)
         else:
             self.fail(correlation, error, handle)
 
@@ -329,13 +329,13 @@ class Session:
             return
         self._requests += 1
         if self._requests >= self.settings.requests_in_flight_max:
-            self.hold(Hold.REQUESTS)
+            self.hold(PublishReservation.REQUESTS)
         self._house.tasks.spawn(self._answer(correlation, request), "native request")
 
     async def _answer(self, correlation: int, request: AnyRequest) -> None:
         await self._answer_with(correlation, requests.perform(self, request), "request")
         self._requests -= 1
-        self.release(Hold.REQUESTS)
+        self.release(PublishReservation.REQUESTS)
 
     async def _answer_with(self, correlation: int, work: Awaitable[bytes], what: str) -> None:
         """Cancelled: the broker ends, and its sessions with it."""
@@ -346,7 +346,7 @@ class Session:
         except Exception as error:  # our mistake: it harms this request and nothing else
             self.fail(correlation, requests.internal_error(what, error))
         else:
-            self._send(Kind.RESPONSE, answer, correlation)
+            self._send(FrameKind.RESPONSE, answer, correlation)
 
     def _fetch(self, frame: Frame) -> None:
         correlation = _needed_correlation(frame)
@@ -361,7 +361,7 @@ class Session:
             self._fetches.start(self.principal, correlation, fetch)
 
     def _ping(self, frame: Frame) -> None:
-        self._send(Kind.PONG, b"", frame.correlation)
+        self._send(FrameKind.PONG, b"", frame.correlation)
 
     def _ignore(self, _frame: Frame) -> None:
         """It has done its work by arriving."""
@@ -415,12 +415,12 @@ class Session:
             connection.release_idle_memory()
             if now - self._last_ping > keep_alive / KEEP_ALIVE_QUESTIONS:
                 self._last_ping = now
-                self._send(Kind.PING)
+                self._send(FrameKind.PING)
 
     def _last_sign_of_life(self, now: float) -> float:
         if self.connection.is_reading:
             return self.connection.last_received
-        if self._holds & Hold.ANSWERS:
+        if self._holds & PublishReservation.ANSWERS:
             return self.connection.last_sent
         # It is this side that does not listen, and would not hear that the peer is gone.
         return 0.0 if self.connection.peer_has_hung_up else now
@@ -441,7 +441,7 @@ class Session:
         """Tell the client to go elsewhere; answer what is in flight, take nothing new."""
         self.draining = True
         if self.welcomed:
-            self._send(Kind.GOAWAY, encode(Failure.of(_shutting_down())))
+            self._send(FrameKind.GOAWAY, encode(Failure.of(_shutting_down())))
         self._fetches.cancel(_shutting_down())
 
     def excuse(self, late_s: float, now: float) -> None:
@@ -465,7 +465,7 @@ class Session:
     def fail(self, correlation: int, error: DanubeError, handle: int = 0) -> None:
         self.connection.send(requests.error_frame(correlation, error, handle))
 
-    def _send(self, kind: Kind, head: bytes = b"", correlation: int = 0) -> None:
+    def _send(self, kind: FrameKind, head: bytes = b"", correlation: int = 0) -> None:
         self.connection.send(frames.encode(kind, head, correlation))
 
     def _tear_down(self) -> None:
@@ -511,16 +511,16 @@ def _shutting_down() -> Unavailable:
     return Unavailable("the broker is shutting down")
 
 
-_ACTIONS: Final[dict[Kind, Callable[[Session, Frame], None]]] = {
-    Kind.PUBLISH: Session._publish,
-    Kind.STAGE: Session._stage,
-    Kind.ACK: Session._ack,
-    Kind.NACK: Session._nack,
-    Kind.CREDIT: Session._credit,
-    Kind.FETCH: Session._fetch,
-    Kind.REQUEST: Session._request,
-    Kind.PING: Session._ping,
-    Kind.PONG: Session._ignore,
-    Kind.GOAWAY: Session._ignore,
+_ACTIONS: Final[dict[FrameKind, Callable[[Session, Frame], None]]] = {
+    FrameKind.PUBLISH: Session._publish,
+    FrameKind.STAGE: Session._stage,
+    FrameKind.ACK: Session._ack,
+    FrameKind.NACK: Session._nack,
+    FrameKind.CREDIT: Session._credit,
+    FrameKind.FETCH: Session._fetch,
+    FrameKind.REQUEST: Session._request,
+    FrameKind.PING: Session._ping,
+    FrameKind.PONG: Session._ignore,
+    FrameKind.GOAWAY: Session._ignore,
 }
 """What a welcomed client may send."""

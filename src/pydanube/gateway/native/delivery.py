@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pydanube.codec.native.frames import Kind, encode, encode_deliver_front, encode_deliver_head, encode_front
+from pydanube.codec.native.frames import FrameKind, encode, encode_deliver_front, encode_deliver_head, encode_front
 from pydanube.codec.native.requests import ConsumerChanged, Failure
 from pydanube.codec.native.requests import encode as pack
 from pydanube.model.errors import DanubeError
@@ -35,7 +35,7 @@ class DeliverySink:
         reasons: Sequence[str | None],
     ) -> None:
         head = encode_deliver_head(self.handle, epoch, ranges, redeliveries, reasons)
-        self._connection.send(encode_front(Kind.DELIVER, head, len(batch)), batch)
+        self._connection.send(encode_front(FrameKind.DELIVER, head, len(batch)), batch)
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
         buffers: list[bytes | memoryview] = []
@@ -48,10 +48,10 @@ class DeliverySink:
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
         changed = ConsumerChanged(self.handle, ack_timeout_ms, generation)
-        self._connection.send(encode(Kind.CONSUMER_CHANGED, pack(changed)))
+        self._connection.send(encode(FrameKind.CONSUMER_CHANGED, pack(changed)))
 
     def closed(self, error: DanubeError) -> None:
         """The broker took the subscription away: the client is told why, and its handle is gone."""
         self.error = error
         self._on_closed(self.handle)
-        self._connection.send(encode(Kind.CONSUMER_CLOSED, pack(Failure.of(error, self.handle))))
+        self._connection.send(encode(FrameKind.CONSUMER_CLOSED, pack(Failure.of(error, self.handle))))

@@ -12,9 +12,9 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from pydanube.broker import Broker, Fetched
+from pydanube.broker import Broker, FetchResult
 from pydanube.codec.native import frames
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.codec.native.requests import Fetch
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError, Full
@@ -120,7 +120,7 @@ class Fetches:
             await read(start, 1, wait_ms)
             wait_ms = 0
 
-    def _send(self, correlation: int, fetched: Fetched) -> int:
+    def _send(self, correlation: int, fetched: FetchResult) -> int:
         """Send the answer and return its size."""
         body: list[Buffer] = []
         body_bytes = 0
@@ -129,7 +129,7 @@ class Fetches:
             body += (batch, _ZEROS[:padding])
             body_bytes += len(batch) + padding
         head = frames.FETCHED.pack(fetched.next_offset, fetched.start_offset, fetched.end_offset, fetched.epoch)
-        front = frames.encode_front(Kind.FETCHED, head, body_bytes, correlation)
+        front = frames.encode_front(FrameKind.FETCHED, head, body_bytes, correlation)
         assert len(front) + body_bytes <= FRAME_BYTES_MAX
         self._connection.send(front, *body)
         return len(front) + body_bytes

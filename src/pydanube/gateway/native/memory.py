@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 
-class Hold:
+class PublishReservation:
     """Why a session is not read from: bits of a plain number, which is looked at for every publish."""
 
     REQUESTS: Final = 1
@@ -21,7 +21,7 @@ class Hold:
     DECOMPRESSION: Final = 32
 
 
-class Publisher(Protocol):
+class PublishingSession(Protocol):
     """A session, as far as it matters here."""
 
     publish_bytes: int
@@ -36,23 +36,23 @@ class PublishMemory:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: set[Publisher] = set()
+        self._waiting: set[PublishingSession] = set()
         self.used_bytes = 0
 
-    def take(self, session: Publisher, size: int) -> None:
+    def take(self, session: PublishingSession, size: int) -> None:
         self.used_bytes += size
         session.publish_bytes += size
         if session.publish_bytes > self._limit_bytes - self.used_bytes:
-            session.hold(Hold.MEMORY)
+            session.hold(PublishReservation.MEMORY)
             self._waiting.add(session)
 
-    def give_back(self, session: Publisher, size: int) -> None:
+    def give_back(self, session: PublishingSession, size: int) -> None:
         self.used_bytes -= size
         session.publish_bytes -= size
         if self._waiting:
             self._let_go(session)
 
-    def _let_go(self, session: Publisher) -> None:
+    def _let_go(self, session: PublishingSession) -> None:
         """Half full, everybody tries again; otherwise whoever has little, twice over, compared to what is free."""
         if self.used_bytes <= self._limit_bytes // 2:
             going = self._waiting
@@ -63,4 +63,4 @@ class PublishMemory:
         else:
             return
         for one in going:
-            one.release(Hold.MEMORY)
+            one.release(PublishReservation.MEMORY)

@@ -14,7 +14,7 @@ import msgspec
 from pydanube.broker import Attachment, Broker, Consumer, Producer
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
-from pydanube.codec.native.frames import Kind
+from pydanube.codec.native.frames import FrameKind
 from pydanube.core.access import Principal
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound
 from pydanube.model.limits import CONTROL_BYTES_MAX
@@ -77,7 +77,7 @@ def error_frame(correlation: int, error: DanubeError, handle: int = 0) -> bytes:
     failure = wire.Failure.of(error, handle)
     if len(failure.message) > _MESSAGE_CHARACTERS_MAX:
         failure.message = failure.message[:_MESSAGE_CHARACTERS_MAX] + " ..."
-    return frames.encode(Kind.ERROR, wire.encode(failure), correlation)
+    return frames.encode(FrameKind.ERROR, wire.encode(failure), correlation)
 
 
 def internal_error(what: str, error: Exception) -> DanubeError:
@@ -356,13 +356,13 @@ async def _find_offset(caller: Caller, request: wire.FindOffset) -> wire.Offset:
     return wire.Offset(await caller.broker.find_offset(caller.principal, topic, request.partition, position))
 
 
-async def _topic_statistics(caller: Caller, request: wire.TopicStatistics) -> wire.Statistics:
-    return wire.Statistics(await caller.broker.statistics.topic(caller.principal, TopicName.parse(request.topic)))
+async def _topic_statistics(caller: Caller, request: wire.GetStatistics) -> wire.StatisticsReport:
+    return wire.StatisticsReport(await caller.broker.statistics.topic(caller.principal, TopicName.parse(request.topic)))
 
 
-async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.Broker:
+async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wire.BrokerInfo:
     about = caller.broker.describe(caller.principal)
-    return wire.Broker(about.version, about.node, about.cluster, about.state, about.topics, about.started_at)
+    return wire.BrokerInfo(about.version, about.node, about.cluster, about.state, about.topics, about.started_at)
 
 
 _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
@@ -393,7 +393,7 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.ListPending: _list_pending,
     wire.SetFailurePolicy: _set_failure_policy,
     wire.FindOffset: _find_offset,
-    wire.TopicStatistics: _topic_statistics,
+    wire.GetStatistics: _topic_statistics,
     wire.DescribeStorage: storage.usage,
     wire.ListSegments: storage.segments,
     wire.UploadStorage: storage.upload,

@@ -23,7 +23,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .answers import AnswerMemory
-from .connection import House, Session
+from .connection import ListenerContext, Session
 from .memory import PublishMemory
 from .requests import error_frame
 from .settings import NativeSettings
@@ -56,7 +56,7 @@ class NativeServer:
         self._tasks = tasks
         memory = PublishMemory(settings.publish_memory_bytes)
         answers = AnswerMemory(settings.unread_answers_bytes_max)
-        self._house = House(broker, settings, clock, tasks, memory, self._forget, answers)
+        self._house = ListenerContext(broker, settings, clock, tasks, memory, self._forget, answers)
         self._large_frames = Budget(settings.large_frames_bytes)
         self._connections_max = settings.connections_max
         self._per_address_max = settings.connections_per_address_max

@@ -29,7 +29,7 @@ async def usage(caller: Caller, request: wire.DescribeStorage) -> wire.StorageUs
     return wire.StorageUsed(*found)
 
 
-async def segments(caller: Caller, request: wire.ListSegments) -> wire.Segments:
+async def segments(caller: Caller, request: wire.ListSegments) -> wire.SegmentList:
     if request.start.value < 0:
         raise Invalid(f"position {request.start.kind} {request.start.value} is negative")
     found = await caller.broker.storage.segments(
@@ -40,7 +40,7 @@ async def segments(caller: Caller, request: wire.ListSegments) -> wire.Segments:
         request.count,
     )
     topic_id, store = caller.broker.storage.whereabouts(TopicName.parse(request.topic))
-    return wire.Segments(*found, topic_id=topic_id, store=store)
+    return wire.SegmentList(*found, topic_id=topic_id, store=store)
 
 
 async def upload(caller: Caller, request: wire.UploadStorage) -> wire.StorageUploading:

@@ -27,7 +27,7 @@ MESSAGE_CHARACTERS_MAX: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class StoreAddress:
     """A store's URL in its parts: `scheme://host:port/path?name=value`. `path` has no slash at either end."""
 
     scheme: str
@@ -93,7 +93,7 @@ class Secrets:
         return line if len(line) <= MESSAGE_CHARACTERS_MAX else f"{line[:MESSAGE_CHARACTERS_MAX]}..."
 
 
-class Options:
+class StoreOptions:
     """The settings a store is opened with. What was not asked for when `done` is called is refused by name."""
 
     def __init__(self, scheme: str, given: Mapping[str, str]) -> None:

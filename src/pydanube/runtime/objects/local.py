@@ -21,7 +21,7 @@ from pydanube.model.errors import DanubeError, Denied, Invalid, Refused, Unavail
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.telemetry import get_logger
 
-from .address import Address, Options
+from .address import StoreAddress, StoreOptions
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range
 from .threads import Threads
 from .tree import Tree, next_page
@@ -141,11 +141,11 @@ class LocalStore:
         return Unavailable(f"{self._url}: {reason}")
 
 
-async def open_local(address: Address, settings: Mapping[str, str]) -> LocalStore:
+async def open_local(address: StoreAddress, settings: Mapping[str, str]) -> LocalStore:
     address.expect(host=False)
     if not address.path:
         raise Invalid("a file URL names a directory: file:///var/lib/danube/objects")
-    options = Options(address.scheme, settings)
+    options = StoreOptions(address.scheme, settings)
     shared = options.flag("shared")
     options.done()
     return await LocalStore.open(Path("/", address.path), shared=shared)

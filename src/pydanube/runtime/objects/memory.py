@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Self
 from pydanube.model.errors import AlreadyExists, NotFound, Refused
 from pydanube.runtime.clock import Clock, SystemClock
 
-from .address import Address, Options
+from .address import StoreAddress, StoreOptions
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
 
 
@@ -103,9 +103,9 @@ class MemoryStore:
         return found
 
 
-async def open_memory(address: Address, settings: Mapping[str, str]) -> MemoryStore:
+async def open_memory(address: StoreAddress, settings: Mapping[str, str]) -> MemoryStore:
     address.expect(path=False)
-    Options(address.scheme, settings).done()
+    StoreOptions(address.scheme, settings).done()
     if not address.host:
         return MemoryStore()
     return MemoryStore(address.shown, _named.setdefault(address.host, _Contents()))

@@ -34,7 +34,7 @@ from pydanube.model.errors import (
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.randomness import identity
 
-from .address import Address, Options, Secrets
+from .address import Secrets, StoreAddress, StoreOptions
 from .store import KEY_CHARACTERS_MAX, Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
 from .threads import Threads
 
@@ -314,7 +314,7 @@ def _before(prefix: str) -> str:
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-class _Settings(Options):
+class _Settings(StoreOptions):
     """The settings all three have in common, and those of a provider under the names obstore has for them."""
 
     def __init__(self, scheme: str, given: Mapping[str, str]) -> None:
@@ -335,7 +335,7 @@ class _Settings(Options):
     def secrets(self) -> Secrets:
         return Secrets([*self._secrets, *self._environment])
 
-    def open(self, kind: Any, bucket: str, address: Address) -> CloudStore:
+    def open(self, kind: Any, bucket: str, address: StoreAddress) -> CloudStore:
         """Nothing is sent yet: a bucket that is not there shows at the first request."""
         client = {
             "timeout": timedelta(seconds=self.seconds("timeout_s", 60)),
@@ -362,7 +362,7 @@ class _Settings(Options):
         return CloudStore(address.shown, store, address.prefix(), self.secrets, ordered=ordered)
 
 
-async def open_s3(address: Address, settings: Mapping[str, str]) -> CloudStore:
+async def open_s3(address: StoreAddress, settings: Mapping[str, str]) -> CloudStore:
     address.expect()
     options = _Settings(address.scheme, settings)
     options.take(
@@ -373,7 +373,7 @@ async def open_s3(address: Address, settings: Mapping[str, str]) -> CloudStore:
     return options.open(S3Store, address.host, address)
 
 
-async def open_gcs(address: Address, settings: Mapping[str, str]) -> CloudStore:
+async def open_gcs(address: StoreAddress, settings: Mapping[str, str]) -> CloudStore:
     address.expect()
     options = _Settings(address.scheme, settings)
     options.take("service_account", "application_credentials", "base_url")
@@ -382,7 +382,7 @@ async def open_gcs(address: Address, settings: Mapping[str, str]) -> CloudStore:
     return options.open(GCSStore, address.host, address)
 
 
-async def open_azure(address: Address, settings: Mapping[str, str]) -> CloudStore:
+async def open_azure(address: StoreAddress, settings: Mapping[str, str]) -> CloudStore:
     address.expect()
     options = _Settings(address.scheme, settings)
     options.take("account_name", "endpoint", "client_id", "tenant_id", "authority_host", "federated_token_file")

@@ -22,7 +22,7 @@ from opendal.layers import TimeoutLayer
 
 from pydanube.model.errors import AlreadyExists, DanubeError, Denied, Invalid, NotFound, Refused, Unavailable
 
-from .address import Address, Secrets
+from .address import Secrets, StoreAddress
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
 from .threads import Threads
 
@@ -211,7 +211,7 @@ def _known_settings(service: str) -> set[str]:
     return set()
 
 
-async def open_opendal(address: Address, settings: Mapping[str, str]) -> OpendalStore:
+async def open_opendal(address: StoreAddress, settings: Mapping[str, str]) -> OpendalStore:
     address.expect()
     service = address.scheme.partition("+")[2]
     known = _known_settings(service)
@@ -235,7 +235,7 @@ async def open_opendal(address: Address, settings: Mapping[str, str]) -> Opendal
     return OpendalStore(address.shown, operator, secrets)
 
 
-def _from_address(address: Address, service: str, known: set[str]) -> dict[str, str]:
+def _from_address(address: StoreAddress, service: str, known: set[str]) -> dict[str, str]:
     """The host is the bucket or container, or whatever the service calls it; the path is the root."""
     options: dict[str, str] = {}
     if address.host:

@@ -16,14 +16,14 @@ from typing import Final, NamedTuple, cast
 
 from pydanube.model.errors import Invalid
 
-from .address import Address
+from .address import StoreAddress
 from .store import ObjectStore
 
 GROUP: Final = "pydanube.object_stores"
 OPENDAL: Final = "opendal+"
 
 Factory = Callable[[str, Mapping[str, str]], Awaitable[ObjectStore]]
-_Opener = Callable[[Address, Mapping[str, str]], Awaitable[ObjectStore]]
+_Opener = Callable[[StoreAddress, Mapping[str, str]], Awaitable[ObjectStore]]
 
 
 class _Known(NamedTuple):
@@ -48,7 +48,7 @@ _THROUGH_OPENDAL: Final = _Known("opendals:open_opendal", "opendal", "opendal")
 
 async def open_store(url: str, settings: Mapping[str, str] | None = None) -> ObjectStore:
     """The store at this URL. Invalid for a URL or a setting that means nothing; whoever opens it closes it."""
-    address = Address.parse(url)
+    address = StoreAddress.parse(url)
     known = _THROUGH_OPENDAL if address.scheme.startswith(OPENDAL) else _STORES.get(address.scheme)
     if known is None:
         return await _open_foreign(address, settings or {})
@@ -57,7 +57,7 @@ async def open_store(url: str, settings: Mapping[str, str] | None = None) -> Obj
 
 def check_url(url: str) -> str:
     """A URL that some store has, as it came; nothing is opened. Raises Invalid."""
-    address = Address.parse(url)
+    address = StoreAddress.parse(url)
     if not address.scheme.startswith(OPENDAL) and address.scheme not in _STORES:
         _foreign(address)
     return url
@@ -75,12 +75,12 @@ def _opener(known: _Known, scheme: str) -> _Opener:
         raise
 
 
-async def _open_foreign(address: Address, settings: Mapping[str, str]) -> ObjectStore:
+async def _open_foreign(address: StoreAddress, settings: Mapping[str, str]) -> ObjectStore:
     factory = cast(Factory, _foreign(address).load())
     return await factory(address.shown, settings)
 
 
-def _foreign(address: Address) -> EntryPoint:
+def _foreign(address: StoreAddress) -> EntryPoint:
     found = [point for point in entry_points(group=GROUP) if point.name == address.scheme]
     if not found:
         known = ", ".join([*_STORES, f"{OPENDAL}SCHEME", *(point.name for point in entry_points(group=GROUP))])

@@ -11,7 +11,7 @@ import grpc.aio
 
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 
-from .address import Address, Options, Secrets
+from .address import Secrets, StoreAddress, StoreOptions
 from .plugin_messages import ERROR_KEY, MESSAGES, METHODS, chunks, error_of, info_of, value_of
 from .prefixed import Prefixed
 from .store import Buffer, Capabilities, ObjectInfo, ObjectStore, check_key, check_range
@@ -146,12 +146,12 @@ class PluginStore:
         return error_of(error.code(), number, f"{self._url}: {self._secrets.scrub(error.details())}")
 
 
-async def open_plugin(address: Address, settings: Mapping[str, str]) -> ObjectStore:
+async def open_plugin(address: StoreAddress, settings: Mapping[str, str]) -> ObjectStore:
     """`grpcs` is encrypted. A path in the URL is a prefix of keys."""
     address.expect()
     if not address.host or address.port is None:
         raise Invalid(f"a {address.scheme} URL names a host and a port: {address.scheme}://127.0.0.1:6680")
-    options = Options(address.scheme, settings)
+    options = StoreOptions(address.scheme, settings)
     token = options.secret("token")
     timeout = options.seconds("timeout_s", 60)
     connect_timeout = options.seconds("connect_timeout_s", 5)

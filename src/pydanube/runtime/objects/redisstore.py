@@ -33,7 +33,7 @@ from pydanube.model.errors import (
 )
 from pydanube.runtime.randomness import identity
 
-from .address import Address, Options, Secrets
+from .address import Secrets, StoreAddress, StoreOptions
 from .store import Buffer, Capabilities, ObjectInfo, check_key, check_range, joined
 
 T = TypeVar("T")
@@ -202,14 +202,14 @@ def _info(key: str, text: bytes) -> ObjectInfo:
     return ObjectInfo(key, int(size), etag, int(modified))
 
 
-async def open_redis(address: Address, settings: Mapping[str, str]) -> RedisStore:
+async def open_redis(address: StoreAddress, settings: Mapping[str, str]) -> RedisStore:
     """`redis://HOST:PORT/DATABASE?prefix=NAME`; `rediss` is encrypted."""
     address.expect(["prefix"])
     if not address.host:
         raise Invalid(f"a {address.scheme} URL names a host: {address.scheme}://127.0.0.1:6379/0")
     if address.path and not address.path.isdecimal():
         raise Invalid(f"the path of a {address.scheme} URL is the number of a database; a prefix is ?prefix=NAME")
-    options = Options(address.scheme, settings)
+    options = StoreOptions(address.scheme, settings)
     connection: dict[str, Any] = {
         "host": address.host,
         "port": address.port or 6379,

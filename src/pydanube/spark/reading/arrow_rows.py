@@ -36,7 +36,7 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 ATTRIBUTES_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 
-class Piece(NamedTuple):
+class RowSlice(NamedTuple):
     """Rows [start, end) of a batch."""
 
     batch: Batch
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     end: int
 
 
-Pieces: TypeAlias = Sequence[Piece]
+Pieces: TypeAlias = Sequence[RowSlice]
 
 
 class RowForm:
@@ -61,9 +61,9 @@ class RowForm:
         assert count > 0
         return pa.RecordBatch.from_arrays([column(pieces, count) for column in self._columns], schema=self.schema)
 
-    def batches(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+    def batches(self, pieces: Iterable[RowSlice]) -> Iterator[pa.RecordBatch]:
         """Record batches of about ROWS_AIM rows or BYTES_AIM bytes; more only where a single piece has more."""
-        together: list[Piece] = []
+        together: list[RowSlice] = []
         rows = size = 0
         for piece in pieces:
             more_rows, more_bytes = piece.end - piece.start, piece.batch.header.plain_length

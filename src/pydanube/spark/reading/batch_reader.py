@@ -17,7 +17,7 @@ from pydanube.spark.options import ReadOptions
 
 from . import pushdown
 from .bounds import Bound, Bounds
-from .broker_queries import Cluster
+from .broker_queries import BrokerQueries
 from .data_loss import judge
 from .direct_reads import located
 from .offsets import Offsets, View
@@ -39,7 +39,7 @@ class DanubeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with Cluster(options.servers, options.timeout_s) as cluster:
+        with BrokerQueries(options.servers, options.timeout_s) as cluster:
             ranges = located(self._ranges(cluster), options, cluster.blocking)
         return tasks(ranges, options.min_partitions, options.max_records or BATCH_SPLIT_ROWS)
 
@@ -48,7 +48,7 @@ class DanubeReader(DataSourceReader):
 
     # -- what lies between ---------------------------------------------------------------------------------------------
 
-    def _ranges(self, cluster: Cluster) -> list[OffsetRange]:
+    def _ranges(self, cluster: BrokerQueries) -> list[OffsetRange]:
         options = self._options
         topics = {*options.topics, *cluster.matching(options.patterns)}
         if not topics:
@@ -63,7 +63,7 @@ class DanubeReader(DataSourceReader):
             judge(losses, options.fail_on_data_loss, cluster.retention(one.topic for one in losses))
         return self._narrowed(cluster, ranges)
 
-    def _narrowed(self, cluster: Cluster, ranges: list[OffsetRange]) -> list[OffsetRange]:
+    def _narrowed(self, cluster: BrokerQueries, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """What the filters leave of them."""
         wanted = self._pushed
         ranges = [one for one in ranges if wanted.admits(one.topic, one.partition)]
@@ -81,7 +81,7 @@ class DanubePushingReader(DanubeReader):
         return left
 
 
-def _found(cluster: Cluster, bounds: Bounds, view: View, now_us: int) -> Offsets:
+def _found(cluster: BrokerQueries, bounds: Bounds, view: View, now_us: int) -> Offsets:
     check_named(bounds, view)
     return placed(bounds, view, now_us, cluster.answers(questions(bounds, view, now_us)))
 
@@ -101,7 +101,7 @@ def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
             )
 
 
-def _appended_within(span: pushdown.Span, cluster: Cluster, ranges: list[OffsetRange]) -> list[OffsetRange]:
+def _appended_within(span: pushdown.OffsetSpan, cluster: BrokerQueries, ranges: list[OffsetRange]) -> list[OffsetRange]:
     """What of them was appended in a span of time. An end of it that rules nothing out is not asked about."""
     if span.low >= span.high:
         return []

@@ -33,7 +33,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Cluster:
+class BrokerQueries:
     """Opened by `with`, or by `open` and `close`."""
 
     def __init__(self, servers: str, timeout_s: float) -> None:

@@ -23,13 +23,13 @@ from pydanube.client.segments import BlockingSegments, Segments
 from pydanube.model.errors import DanubeError, Refused, Unavailable
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import SystemClock
-from pydanube.runtime.objects.address import Address
+from pydanube.runtime.objects.address import StoreAddress
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 
-from .arrow_rows import Piece
+from .arrow_rows import RowSlice
 from .ranges import OffsetRange
 
 log = get_logger(__name__)
@@ -111,7 +111,7 @@ def stretches(wanted: OffsetRange) -> Iterator[tuple[int, int, list[SegmentInfo]
         yield place, wanted.end, []
 
 
-class Store:
+class SegmentStore:
     """The object store as a task sees it: one that can be read, or that is to be left alone."""
 
     def __init__(self, options: ReadOptions, url: str) -> None:
@@ -125,11 +125,11 @@ class Store:
         """False while it is known that it cannot be reached, and nobody insists."""
         return self._always or _clock.monotonic() >= _avoided.get(self._name, 0.0)
 
-    def pieces(self, segments: Sequence[SegmentInfo], start: int, end: int) -> Iterator[Piece]:
+    def pieces(self, segments: Sequence[SegmentInfo], start: int, end: int) -> Iterator[RowSlice]:
         """Offsets [start, end), which these segments hold."""
         with connections.segments(self._url, self._settings, self._reader) as reader:
             for rows in reader.rows(segments, start=start, end=end):
-                yield Piece(*rows)
+                yield RowSlice(*rows)
 
     def failed(self, what: OffsetRange, error: DanubeError) -> None:
         """It could not be read. Raises where somebody insists; otherwise that is told, and it is left alone."""
@@ -143,7 +143,7 @@ class Store:
     def _reader(self) -> BlockingSegments:
         """A directory is only looked at: an executor has no business making one, or locking it."""
         given: LocalStore | str = self._url
-        address = Address.parse(self._url)
+        address = StoreAddress.parse(self._url)
         if address.scheme == "file" and not self._settings.keys() - {"shared"}:
             address.expect(host=False)
             directory = Path("/", address.path)

@@ -20,7 +20,7 @@ from contextlib import closing
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pydanube.client.history.range_fetch import Span
+from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.history.reader import split_batches
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError, Invalid, NotFound
@@ -29,7 +29,7 @@ from pydanube.spark.options import ReadOptions
 from pydanube.spark.schema import arrow_schema
 
 from . import direct_reads as direct
-from .arrow_rows import Piece, RowForm
+from .arrow_rows import RowForm, RowSlice
 from .data_loss import Lost, judge, trimmed
 from .ranges import OffsetRange
 
@@ -70,7 +70,7 @@ def _like(glob: str) -> str:
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _pieces(wanted: OffsetRange, options: ReadOptions) -> Iterator[Piece]:
+def _pieces(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
     for start, end, segments in direct.stretches(wanted):
         part = wanted.part(start, end)
         if not part.size:
@@ -78,9 +78,9 @@ def _pieces(wanted: OffsetRange, options: ReadOptions) -> Iterator[Piece]:
         yield from _from_store(part, options) if segments else _from_broker(part, options)
 
 
-def _from_store(wanted: OffsetRange, options: ReadOptions) -> Iterator[Piece]:
+def _from_store(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
     """A range that lies in segments. What cannot be had there is read from the broker."""
-    store = direct.Store(options, wanted.store)
+    store = direct.SegmentStore(options, wanted.store)
     place = wanted.start
     if store.is_open_to_us:
         try:
@@ -99,8 +99,8 @@ def _from_store(wanted: OffsetRange, options: ReadOptions) -> Iterator[Piece]:
     yield from _from_broker(wanted.part(place, wanted.end), options)
 
 
-def _from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Piece]:
-    span = Span(wanted.topic, wanted.partition, wanted.start, wanted.end, wanted.topic_id)
+def _from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
+    span = RangeFetch(wanted.topic, wanted.partition, wanted.start, wanted.end, wanted.topic_id)
     place, behind = wanted.start, f"{wanted.topic}[{wanted.partition}] has no such offsets"
     try:
         with connections.client(options.servers, options.timeout_s) as client, closing(client.fetches(span)) as answers:
@@ -110,7 +110,7 @@ def _from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Piece]:
                 for batch in split_batches(answer.body):
                     start, end = _rows_between(batch, place, wanted.end)
                     if start < end:
-                        yield Piece(batch, start, end)
+                        yield RowSlice(batch, start, end)
                 place = max(place, answer.next_offset)
                 behind = f"the partition ends at {answer.end_offset} now: its log came back shorter after a crash"
     except (NotFound, Invalid) as error:  # the topic is gone, or its log ends before the range begins

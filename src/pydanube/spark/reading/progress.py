@@ -20,7 +20,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Final
 
-from pydanube.client.connection.backoff import Backoff
+from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.routing import worth_retrying
 from pydanube.model.errors import AlreadyExists, DanubeError, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import SystemClock
@@ -28,7 +28,7 @@ from pydanube.runtime.randomness import seeded
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .broker_queries import Cluster
+from .broker_queries import BrokerQueries
 from .offsets import Offsets, TopicOffsets, TopicView
 
 log = get_logger(__name__)
@@ -36,10 +36,10 @@ log = get_logger(__name__)
 SETTLE_SECONDS: Final = 5.0
 
 
-class Progress:
+class ProgressSubscription:
     """The subscription of one stream, on each of its topics."""
 
-    def __init__(self, cluster: Cluster, subscription: str) -> None:
+    def __init__(self, cluster: BrokerQueries, subscription: str) -> None:
         self.subscription = subscription
         self._cluster = cluster
         self._stands: dict[str, list[int]] = {}
@@ -112,7 +112,7 @@ class Progress:
 
     async def _move(self) -> None:
         """Move every partition to the newest goal. Cancelled, some have been moved."""
-        backoff = Backoff(self._random)
+        backoff = RetryBackoff(self._random)
         done: Offsets | None = None
         while done != (goal := self._goal):
             assert goal is not None

@@ -137,29 +137,29 @@ class RowFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetSpan:
     """[low, high) of whole numbers."""
 
     low: int = 0
     high: int = OFFSET_END
 
-    def cut(self, one: Filter, number: int) -> Span | None:
+    def cut(self, one: Filter, number: int) -> OffsetSpan | None:
         """What of it a comparison with a number leaves; None: that cannot be said by two ends."""
         match one:
             case EqualTo() | EqualNullSafe():
-                return Span(max(self.low, number), min(self.high, number + 1))
+                return OffsetSpan(max(self.low, number), min(self.high, number + 1))
             case GreaterThan():
-                return Span(max(self.low, number + 1), self.high)
+                return OffsetSpan(max(self.low, number + 1), self.high)
             case GreaterThanOrEqual():
-                return Span(max(self.low, number), self.high)
+                return OffsetSpan(max(self.low, number), self.high)
             case LessThan():
-                return Span(self.low, min(self.high, number))
+                return OffsetSpan(self.low, min(self.high, number))
             case LessThanOrEqual():
-                return Span(self.low, min(self.high, number + 1))
+                return OffsetSpan(self.low, min(self.high, number + 1))
         return None
 
 
-ANY_TIME: Final = Span(0, micros_from_datetime(datetime.max.replace(tzinfo=UTC)) + 1)
+ANY_TIME: Final = OffsetSpan(0, micros_from_datetime(datetime.max.replace(tzinfo=UTC)) + 1)
 """From 1970 to the end of the year 9999: nothing was appended outside, and no broker can be asked about it."""
 
 
@@ -169,8 +169,8 @@ class Pushed:
 
     places: tuple[Filter, ...] = ()
     """On topics and partitions."""
-    offsets: Span = Span()
-    append_times: Span = ANY_TIME
+    offsets: OffsetSpan = OffsetSpan()
+    append_times: OffsetSpan = ANY_TIME
     """Microseconds since 1970."""
     rows: RowFilter = RowFilter()
 
@@ -205,7 +205,7 @@ def _taken(now: Pushed, one: Filter) -> tuple[Pushed, bool]:
             return replace(now, offsets=span), True
         case "offset" if isinstance(one, In) and one.value and all(map(_whole, one.value)):
             low, high = max(now.offsets.low, min(one.value)), min(now.offsets.high, max(one.value) + 1)
-            return replace(now, offsets=Span(low, high)), False
+            return replace(now, offsets=OffsetSpan(low, high)), False
         case "append_time" if isinstance(value, datetime):
             span = now.append_times.cut(one, micros_from_datetime(value))
             return (now if span is None else replace(now, append_times=span)), False

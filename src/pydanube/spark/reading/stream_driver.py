@@ -24,12 +24,12 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.spark.options import ReadOptions
 
 from .bounds import Bound, Bounds
-from .broker_queries import Cluster
+from .broker_queries import BrokerQueries
 from .data_loss import Lost, judge, trimmed, vanished
 from .direct_reads import located
 from .offsets import Offsets, TopicOffsets, TopicView, View
 from .planning import between, check_named, limited, placed, questions, tasks
-from .progress import Progress
+from .progress import ProgressSubscription
 
 log = get_logger(__name__)
 
@@ -62,8 +62,8 @@ class StreamDriver:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._clock = SystemClock()
-        self._cluster: Cluster | None = None
-        self._progress: Progress | None = None
+        self._cluster: BrokerQueries | None = None
+        self._progress: ProgressSubscription | None = None
         self._view: View = {}
         self._viewed_at = float("-inf")
         self._matching: list[str] = []
@@ -236,12 +236,12 @@ class StreamDriver:
 
     # -- patience ------------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> Cluster:
+    def _connected(self) -> BrokerQueries:
         if self._cluster is None:
             options = self._options
-            self._cluster = Cluster(options.servers, min(ATTEMPT_SECONDS, options.timeout_s)).open()
+            self._cluster = BrokerQueries(options.servers, min(ATTEMPT_SECONDS, options.timeout_s)).open()
             if options.subscription:
-                self._progress = Progress(self._cluster, options.subscription)
+                self._progress = ProgressSubscription(self._cluster, options.subscription)
         return self._cluster
 
     def _patiently(self, attempt: Callable[[], T]) -> T:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from pydanube.client.producing.partitioning import fnv1a_64_each
 from pydanube.codec.batch import Codec
-from pydanube.codec.batch.pack import AttributeColumns, Columns, Texts, pack
+from pydanube.codec.batch.pack import ArrowColumns, ArrowText, AttributeColumns, pack
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MIB
 from pydanube.model.names import TopicName
@@ -61,7 +61,7 @@ class Packed(NamedTuple):
     batch: bytearray
 
 
-class _Place(NamedTuple):
+class _PartitionBuffer(NamedTuple):
     topic: str
     partitions: int
 
@@ -76,7 +76,7 @@ class Packer:
         self._partitions_of = partitions_of
         self._now_us = now_us
         self._first_turn = first_turn
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _PartitionBuffer] = {}
         self._turns: dict[str, int] = {}
         """For each topic, the weight of what took turns so far."""
         self._row_weight = -(-packing.batch_bytes // packing.batch_messages)
@@ -130,20 +130,20 @@ class Packer:
         narrow = np.uint16 if len(names) < 2**16 else np.int64  # numpy sorts short numbers by their digits
         return groups.astype(narrow), names
 
-    def _topics(self, rows: pa.RecordBatch) -> tuple[IntArray, list[_Place]]:
+    def _topics(self, rows: pa.RecordBatch) -> tuple[IntArray, list[_PartitionBuffer]]:
         """Which of the topics each row is for."""
         if self._packing.topic:
             return np.zeros(rows.num_rows, np.int64), [self._place(self._packing.topic)]
         encoded = rows.column("topic").dictionary_encode()
         return encoded.indices.to_numpy(), [self._place(name) for name in encoded.dictionary.to_pylist()]
 
-    def _place(self, name: str) -> _Place:
+    def _place(self, name: str) -> _PartitionBuffer:
         place = self._places.get(name)
         if place is None:
             if len(self._places) >= TOPICS_MAX:
                 raise Invalid(f"column topic names more than {TOPICS_MAX} topics in one task: is it the right column?")
             topic = _topic_name(name)
-            place = self._places[name] = _Place(topic, self._partitions_of(topic))
+            place = self._places[name] = _PartitionBuffer(topic, self._partitions_of(topic))
         return place
 
     def _chosen(self, rows: pa.RecordBatch, codes: IntArray, counts: IntArray) -> IntArray:
@@ -165,7 +165,7 @@ class Packer:
             chosen[~_valid(keys)] = -1
         return chosen
 
-    def _in_turn(self, place: _Place, weights: IntArray) -> IntArray:
+    def _in_turn(self, place: _PartitionBuffer, weights: IntArray) -> IntArray:
         """A batch for one partition, the next one for the next."""
         before = self._turns.get(place.topic, 0)
         behind = before + np.cumsum(weights)
@@ -215,12 +215,12 @@ def _cut(weights: IntArray, most: int) -> list[tuple[int, int]]:
 # -- columns of Arrow -------------------------------------------------------------------------------------------------
 
 
-def _columns(rows: pa.RecordBatch, now_us: int) -> Columns:
+def _columns(rows: pa.RecordBatch, now_us: int) -> ArrowColumns:
     """The columns of one batch, over the memory they lie in."""
     present = rows.schema.names
     keys = rows.column("key") if "key" in present else None
     valid = _valid(keys) if keys is not None and keys.null_count else None
-    return Columns(
+    return ArrowColumns(
         _texts(rows.column("payload")),
         _times(rows.column("publish_time"), now_us) if "publish_time" in present else now_us,
         None if keys is None else _texts(keys),
@@ -229,11 +229,11 @@ def _columns(rows: pa.RecordBatch, now_us: int) -> Columns:
     )
 
 
-def _texts(values: pa.Array) -> Texts:
+def _texts(values: pa.Array) -> ArrowText:
     """A column of text or bytes. Rows that are null have no bytes in it."""
     if values.type in (pa.large_binary(), pa.large_string()):
         values = values.cast(pa.binary())
-    texts = Texts(_offsets(values), values.buffers()[2] or b"")
+    texts = ArrowText(_offsets(values), values.buffers()[2] or b"")
     if values.null_count and np.count_nonzero(texts.lengths()[~_valid(values)]):
         return _texts(values.fill_null(b"" if values.type == pa.binary() else ""))
     return texts

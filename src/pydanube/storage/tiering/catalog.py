@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from pydanube.metadata.store import Compare, Delete, KeyValue, Put, Store
+from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 
@@ -62,7 +62,7 @@ class GarbageRecord(msgspec.Struct):
     since: int
 
 
-class Segment(msgspec.Struct, frozen=True):
+class CatalogSegment(msgspec.Struct, frozen=True):
     """A segment of a known partition."""
 
     topic_id: int
@@ -79,7 +79,7 @@ class Segment(msgspec.Struct, frozen=True):
         return self.record.end - self.record.start
 
 
-def is_lost_between(before: Segment | None, after: Segment, start: int) -> bool:
+def is_lost_between(before: CatalogSegment | None, after: CatalogSegment, start: int) -> bool:
     """Tell whether segments that lay between these two left the catalog: the bytes of both sides do not add up.
     Before the first one nothing may be missing, unless retention moved the `start` of the partition."""
     if not after.record.total or (before is None and start):
@@ -108,7 +108,7 @@ def garbage_key(object_key: str) -> str:
     return f"{GARBAGE}{object_key}"
 
 
-def entries(segment: Segment) -> list[Put | Delete]:
+def entries(segment: CatalogSegment) -> list[Put | Delete]:
     """What makes a segment part of the catalog; to be written with a comparison of the owner's epoch."""
     place = (segment.topic_id, segment.index, segment.end_offset)
     return [
@@ -125,23 +125,23 @@ def garbage(object_key: str, now_us: int) -> Put:
 class Catalog:
     """Reads the catalog, and takes segments out of it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
-    async def find(self, topic_id: int, index: int, offset: int) -> Segment | None:
+    async def find(self, topic_id: int, index: int, offset: int) -> CatalogSegment | None:
         """The segment that holds `offset`, or the first one behind it."""
         found = await self.after(topic_id, index, offset, 1)
         return found[0] if found else None
 
-    async def after(self, topic_id: int, index: int, offset: int, limit: int) -> list[Segment]:
+    async def after(self, topic_id: int, index: int, offset: int, limit: int) -> list[CatalogSegment]:
         """The first `limit` segments that end behind `offset`, in order."""
         prefix = segments_of(topic_id, index)
         pairs = await self._store.list(prefix, start_after=f"{prefix}{max(0, offset):016x}", limit=limit)
         return [parse(one) for one in pairs]
 
-    async def before(self, topic_id: int, index: int, offset: int) -> Segment | None:
+    async def before(self, topic_id: int, index: int, offset: int) -> CatalogSegment | None:
         """The last segment that ends at `offset` or before it; by halving."""
-        best: Segment | None = None
+        best: CatalogSegment | None = None
         start, middle, end = 0, offset - 1, offset
         while start < end:
             segment = await self.find(topic_id, index, middle)
@@ -152,9 +152,9 @@ class Catalog:
             middle = (start + end) // 2
         return best
 
-    async def find_time(self, topic_id: int, index: int, time_us: int, start: int, end: int) -> Segment | None:
+    async def find_time(self, topic_id: int, index: int, time_us: int, start: int, end: int) -> CatalogSegment | None:
         """The first segment within [start, end) that was still appended to at `time_us`; by halving."""
-        best: Segment | None = None
+        best: CatalogSegment | None = None
         while start < end:
             segment = await self.find(topic_id, index, (start + end) // 2)
             if segment is None or segment.first_offset >= end:
@@ -185,7 +185,7 @@ class Catalog:
         or a restore left them out. Where a segment is missing in the catalog, offsets are missing too, but are not
         told. Reads all entries of the partition in that range, a page at a time."""
         found: list[tuple[int, int]] = []
-        before: Segment | None = None
+        before: CatalogSegment | None = None
         async for page in self.pages(topic_id, index, start):
             for one in page:
                 if one.first_offset >= end:
@@ -196,13 +196,15 @@ class Catalog:
                 before = one
         return found
 
-    async def pages(self, topic_id: int, index: int, offset: int = 0, size: int = 1000) -> AsyncIterator[list[Segment]]:
+    async def pages(
+        self, topic_id: int, index: int, offset: int = 0, size: int = 1000
+    ) -> AsyncIterator[list[CatalogSegment]]:
         """The segments of a partition from the one that holds `offset` on, oldest first."""
         while page := await self.after(topic_id, index, offset, size):
             yield page
             offset = page[-1].end_offset
 
-    async def remove(self, segments: Sequence[Segment], now_us: int, compare: Compare | None = None) -> bool:
+    async def remove(self, segments: Sequence[CatalogSegment], now_us: int, compare: Compare | None = None) -> bool:
         """Take segments out; objects that nobody needs any more are garbage from now on. False when `compare` fails.
 
         Cancelled: some are out, each of them whole.
@@ -256,11 +258,11 @@ class Catalog:
         await self._store.transact([], [Delete(garbage_key(object_key))])
 
 
-def parse(pair: KeyValue) -> Segment:
+def parse(pair: KeyValue) -> CatalogSegment:
     try:
         topic_id, index, end_offset = pair.key.removeprefix(SEGMENTS).split("/")
         record = msgspec.msgpack.decode(pair.value, type=SegmentRecord)
-        return Segment(int(topic_id, 16), int(index, 16), int(end_offset, 16), record)
+        return CatalogSegment(int(topic_id, 16), int(index, 16), int(end_offset, 16), record)
     except (ValueError, msgspec.MsgspecError) as error:
         raise Corrupt(
             f"catalog entry {pair.key} cannot be read ({error}); restore the metadata from a backup"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple, Self
 
-from pydanube.metadata.store import Put, Store
+from pydanube.metadata.store import MetadataStore, Put
 from pydanube.model.errors import AlreadyExists, Corrupt, NotFound, Refused, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
@@ -85,7 +85,7 @@ def next_restore(owner: Owner) -> tuple[int, Put]:
 class Claim:
     """One broker's claim to its store."""
 
-    def __init__(self, objects: ObjectStore, store: Store, cluster: str, clock: Clock) -> None:
+    def __init__(self, objects: ObjectStore, store: MetadataStore, cluster: str, clock: Clock) -> None:
         self._objects = objects
         self._store = store
         self._cluster = cluster

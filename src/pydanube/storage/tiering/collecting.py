@@ -29,7 +29,7 @@ ORPHAN_US_MIN: Final = 600 * MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CollectionStep:
     """How far to go. `after` is an object's key, where the step before it ended."""
 
     after: str = ""
@@ -68,9 +68,9 @@ class Collector:
         self._clock = clock
         self._grace_us = grace_us
 
-    async def collect_garbage(self, step: Step | None = None) -> Collected:
+    async def collect_garbage(self, step: CollectionStep | None = None) -> Collected:
         """Objects whose last segment left the catalog. Cancelled: some are deleted, the rest are still known."""
-        step, result = step or Step(), Collected()
+        step, result = step or CollectionStep(), Collected()
         async for key, since_us in self._catalog.garbage(step.after):
             result.looked_at += 1
             if self._is_being_made(key):  # others of its segments may be on their way into the catalog
@@ -92,9 +92,9 @@ class Collector:
             log.info("objects.deleted", count=result.deleted)
         return result
 
-    async def collect_orphans(self, step: Step | None = None) -> Collected:
+    async def collect_orphans(self, step: CollectionStep | None = None) -> Collected:
         """Objects that no segment refers to and none will: their upload was cut short. Reads the whole listing."""
-        step, result = step or Step(), Collected()
+        step, result = step or CollectionStep(), Collected()
         found: list[str] = []
         async for info in self._objects.list(OBJECTS_PREFIX, step.after):
             result.looked_at += 1
@@ -121,6 +121,6 @@ class Collector:
         garbage has a grace period of its own, which began when it left the catalog."""
         return self._is_being_made(key) or await self._catalog.is_used(key) or await self._catalog.is_garbage(key)
 
-    async def _delete(self, keys: list[str], step: Step) -> None:
+    async def _delete(self, keys: list[str], step: CollectionStep) -> None:
         if keys and not step.dry_run:
             await self._objects.delete(keys)

@@ -27,13 +27,13 @@ import msgspec
 
 from pydanube.codec.batch import read_header
 from pydanube.codec.batch.peek import offsets_of
-from pydanube.codec.segment import Section, SegmentFooter, decode_footer, read_trailer
+from pydanube.codec.segment import SegmentFooter, SegmentSection, decode_footer, read_trailer
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 
-from .catalog import Catalog, Segment, is_lost_between
+from .catalog import Catalog, CatalogSegment, is_lost_between
 
 STRETCH_BYTES: Final = 2 * 1024 * 1024
 """What is read at a time; a batch that is larger is read whole. Half of it takes twice as many turns of threads."""
@@ -57,7 +57,7 @@ class Stretch(NamedTuple):
     end: int
 
 
-class Shared(Generic[T]):
+class SharedRead(Generic[T]):
     """Values that are loaded once for everybody who asks, and kept up to a size, the least recently used leaving."""
 
     def __init__(self, tasks: Tasks, size_max: int, size_of: Callable[[T], int]) -> None:
@@ -118,26 +118,26 @@ class Shared(Generic[T]):
 class Footer(NamedTuple):
     """What is kept of an object's footer: producer tables, which can be large, are not."""
 
-    sections: list[Section]
+    sections: list[SegmentSection]
     stretches: list[list[Stretch]]
     """Of each section."""
 
 
-class History:
+class SegmentReader:
     """The segments of all partitions. One for each broker."""
 
     def __init__(self, objects: ObjectStore, catalog: Catalog, tasks: Tasks, cache_bytes: int) -> None:
         self.objects = objects
         self.catalog = catalog
         self._tasks = tasks
-        self._footers: Shared[Footer] = Shared(tasks, FOOTERS_MAX, lambda _: 1)
-        self._blocks: Shared[list[memoryview]] = Shared(tasks, cache_bytes, lambda views: sum(map(len, views)))
+        self._footers: SharedRead[Footer] = SharedRead(tasks, FOOTERS_MAX, lambda _: 1)
+        self._blocks: SharedRead[list[memoryview]] = SharedRead(tasks, cache_bytes, lambda views: sum(map(len, views)))
         self._loading_max = max(1, cache_bytes // STRETCH_BYTES // 2)
         """What is read ahead must not push out what was read ahead for others."""
         self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
         """Sections behind which was read ahead already."""
 
-    async def read(self, segment: Segment, offset: int, bytes_max: int) -> list[memoryview]:
+    async def read(self, segment: CatalogSegment, offset: int, bytes_max: int) -> list[memoryview]:
         """Batches of a segment from the first one that ends after `offset`."""
         stretches = await self._stretches(segment)
         place = max(0, bisect_right(stretches, offset, key=lambda one: one.first_offset) - 1)
@@ -170,42 +170,42 @@ class History:
                     return max(start, header.base_offset)
         return max(start, segment.end_offset)
 
-    async def producers(self, segment: Segment) -> list[ProducerEntry]:
+    async def producers(self, segment: CatalogSegment) -> list[ProducerEntry]:
         """What the partition knew of its producers where the segment ends."""
         return (await self._read_footer(segment)).sections[segment.record.section].producers
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
-    async def _section(self, segment: Segment) -> Section:
+    async def _section(self, segment: CatalogSegment) -> SegmentSection:
         footer = await self._footer(segment)
         check_section(footer.sections, segment)
         return footer.sections[segment.record.section]
 
-    async def _stretches(self, segment: Segment) -> list[Stretch]:
+    async def _stretches(self, segment: CatalogSegment) -> list[Stretch]:
         footer = await self._footer(segment)
         check_section(footer.sections, segment)
         return footer.stretches[segment.record.section]
 
-    async def _footer(self, segment: Segment) -> Footer:
+    async def _footer(self, segment: CatalogSegment) -> Footer:
         return await self._footers.get(segment.record.object, partial(self._load_footer, segment))
 
-    async def _load_footer(self, segment: Segment) -> Footer:
+    async def _load_footer(self, segment: CatalogSegment) -> Footer:
         sections = (await self._read_footer(segment)).sections
         lean = [msgspec.structs.replace(one, producers=[]) for one in sections]
         return Footer(lean, [stretches_of(one) for one in lean])
 
-    async def _read_footer(self, segment: Segment) -> SegmentFooter:
+    async def _read_footer(self, segment: CatalogSegment) -> SegmentFooter:
         record = segment.record
         tail = await self._get(segment, record.footer_start, record.object_bytes)
         footer = read_footer(tail, record.object_bytes, record.object)
         check_section(footer.sections, segment)
         return footer
 
-    async def _block(self, segment: Segment, stretch: Stretch) -> list[memoryview]:
+    async def _block(self, segment: CatalogSegment, stretch: Stretch) -> list[memoryview]:
         key = (segment.record.object, stretch.start)
         return await self._blocks.get(key, partial(self._load_block, segment, stretch))
 
-    def _read_ahead(self, segment: Segment, stretches: list[Stretch], place: int) -> None:
+    def _read_ahead(self, segment: CatalogSegment, stretches: list[Stretch], place: int) -> None:
         """This stretch and those after it, side by side."""
         for stretch in stretches[place : place + 1 + AHEAD]:
             key = (segment.record.object, stretch.start)
@@ -218,19 +218,19 @@ class History:
         while len(self._followed) > FOOTERS_MAX:
             self._followed.popitem(last=False)
 
-    async def _read_on(self, segment: Segment) -> None:
+    async def _read_on(self, segment: CatalogSegment) -> None:
         """The beginning of the next segment. What fails is tried again by whoever needs it."""
         with suppress(DanubeError):
             following = await self.catalog.find(segment.topic_id, segment.index, segment.end_offset)
             if following is not None:
                 await self._block(following, (await self._stretches(following))[0])
 
-    async def _load_block(self, segment: Segment, stretch: Stretch) -> list[memoryview]:
+    async def _load_block(self, segment: CatalogSegment, stretch: Stretch) -> list[memoryview]:
         section = await self._section(segment)
         block = await self._get(segment, stretch.start, stretch.end)
         return await asyncio.to_thread(section.split, block, stretch.start, f"object {segment.record.object}")
 
-    async def _get(self, segment: Segment, start: int, end: int) -> memoryview:
+    async def _get(self, segment: CatalogSegment, start: int, end: int) -> memoryview:
         key = segment.record.object
         try:
             data = await self.objects.get(key, start, end)
@@ -241,7 +241,7 @@ class History:
         return data
 
 
-def check_section(sections: list[Section], segment: Segment) -> None:
+def check_section(sections: list[SegmentSection], segment: CatalogSegment) -> None:
     """Corrupt unless the object holds what the catalog says."""
     record = segment.record
     section = sections[record.section] if record.section < len(sections) else None
@@ -266,7 +266,7 @@ def read_footer(tail: memoryview, object_bytes: int, key: str) -> SegmentFooter:
     return decode_footer(footer, trailer)
 
 
-def stretches_of(section: Section) -> list[Stretch]:
+def stretches_of(section: SegmentSection) -> list[Stretch]:
     """The section's blocks, put together to about STRETCH_BYTES each."""
     found: list[Stretch] = []
     starts = [(offset, position) for offset, _, position in section.index]
@@ -283,7 +283,7 @@ class PartitionHistory:
     """One partition's part of it."""
 
     def __init__(
-        self, history: History, topic_id: int, index: int, start: int, end: int, is_dense: bool = False
+        self, history: SegmentReader, topic_id: int, index: int, start: int, end: int, is_dense: bool = False
     ) -> None:
         """`is_dense`: every offset was given to a message, so that none can be missing."""
         self._is_dense = is_dense
@@ -294,7 +294,7 @@ class PartitionHistory:
         self.end = end
         self.sizes: list[tuple[int, int, int]] = []
         """About how much lay where when it was opened: offsets [first, end) and their bytes."""
-        self._latest: Segment | None = None
+        self._latest: CatalogSegment | None = None
         """The one that was read last: most readers go on in it."""
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
@@ -354,5 +354,5 @@ class PartitionHistory:
     async def load_sizes(self) -> None:
         self.sizes = await self._history.catalog.sizes(self._topic_id, self._index, self.start, self.end)
 
-    async def _last(self) -> Segment | None:
+    async def _last(self) -> CatalogSegment | None:
         return await self._history.catalog.find(self._topic_id, self._index, self.end - 1) if self.end else None

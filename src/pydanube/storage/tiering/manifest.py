@@ -25,8 +25,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from pydanube.codec.manifest import PAGE_BYTES, Manifest, ManifestBuilder, Pair, Place
-from pydanube.metadata.store import Store
+from pydanube.codec.manifest import PAGE_BYTES, ClusterManifest, ManifestBuilder, ManifestPlace, Pair
+from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
@@ -68,7 +68,7 @@ LEFT_OUT: Final = (
 class Living(Protocol):
     """The broker, as far as it knows more than the metadata says."""
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ManifestPlace]:
         """Of the partitions that are open."""
 
     def topic_ids(self) -> set[int]:
@@ -79,7 +79,13 @@ class Manifests:
     """One for each broker."""
 
     def __init__(
-        self, objects: ObjectStore, store: Store, clock: Clock, cluster: str, writer: str, living: Living | None = None
+        self,
+        objects: ObjectStore,
+        store: MetadataStore,
+        clock: Clock,
+        cluster: str,
+        writer: str,
+        living: Living | None = None,
     ) -> None:
         self._objects = objects
         self._store = store
@@ -92,7 +98,7 @@ class Manifests:
         self._positions = b""
         self._written_at = float("-inf")
         self._took_s = 0.0
-        self._former: dict[tuple[int, int], Place] | None = None
+        self._former: dict[tuple[int, int], ManifestPlace] | None = None
         self.failure: DanubeError | None = None
         """Why the last one could not be written; None while they can."""
 
@@ -118,7 +124,7 @@ class Manifests:
         self.failure = None
         return True
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[ManifestPlace]:
         return self.living.places() if self.living is not None else []
 
     async def write(self) -> str:
@@ -150,7 +156,7 @@ class Manifests:
         log.debug("manifest.written", object=key, bytes=sum(map(len, pieces)))
         return key
 
-    def _all_places(self, open_ones: list[Place]) -> list[Place]:
+    def _all_places(self, open_ones: list[ManifestPlace]) -> list[ManifestPlace]:
         """Of open partitions as they are, of the others as they were."""
         assert self._former is not None
         self._former.update({(one.topic_id, one.index): one for one in open_ones})
@@ -158,12 +164,12 @@ class Manifests:
         self._former = {key: one for key, one in self._former.items() if key[0] in topics}
         return list(self._former.values())
 
-    async def _read_former(self) -> dict[tuple[int, int], Place]:
+    async def _read_former(self) -> dict[tuple[int, int], ManifestPlace]:
         async for manifest in newest_first(self._objects, self._cluster):
             return places_of(manifest)
         return {}
 
-    def _fingerprint(self, places: list[Place]) -> bytes:
+    def _fingerprint(self, places: list[ManifestPlace]) -> bytes:
         """Changes when positions do; what came in and was not consumed is no reason for a manifest."""
         return msgspec.msgpack.encode([[(one[0], one[1], len(one[2])) for one in place.cursors] for place in places])
 
@@ -173,13 +179,13 @@ class Manifests:
             await self._objects.delete(older)
 
 
-async def number_at(store: Store, revision: int) -> int:
+async def number_at(store: MetadataStore, revision: int) -> int:
     """What a manifest of this revision is called."""
     base = await store.get(BASE_KEY)
     return revision + (int(base.value) if base is not None else 0)
 
 
-async def _pages_of(store: Store) -> AsyncIterator[list[Pair]]:
+async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
     """The metadata, about PAGE_BYTES at a time."""
     page: list[Pair] = []
     size, after = 0, ""
@@ -200,9 +206,9 @@ async def _pages_of(store: Store) -> AsyncIterator[list[Pair]]:
         yield page
 
 
-def _paged(places: Iterable[Place]) -> Iterator[list[Place]]:
+def _paged(places: Iterable[ManifestPlace]) -> Iterator[list[ManifestPlace]]:
     """About PAGE_BYTES at a time; the cursors of one partition may be spread over several pages."""
-    page: list[Place] = []
+    page: list[ManifestPlace] = []
     size = 0
     for place in places:
         page.append(msgspec.structs.replace(place, cursors=[]))
@@ -217,9 +223,9 @@ def _paged(places: Iterable[Place]) -> Iterator[list[Place]]:
         yield page
 
 
-def places_of(manifest: Manifest) -> dict[tuple[int, int], Place]:
+def places_of(manifest: ClusterManifest) -> dict[tuple[int, int], ManifestPlace]:
     """By topic id and partition."""
-    found: dict[tuple[int, int], Place] = {}
+    found: dict[tuple[int, int], ManifestPlace] = {}
     for place in manifest.all_places():
         former = found.setdefault((place.topic_id, place.index), place)
         if former is not place:
@@ -244,13 +250,13 @@ async def candidates(objects: ObjectStore) -> list[Candidate]:
 
 async def newest_first(
     objects: ObjectStore, cluster: str, damaged: Callable[[str, DanubeError], None] | None = None
-) -> AsyncIterator[Manifest]:
+) -> AsyncIterator[ClusterManifest]:
     """Manifests that are whole and of this cluster. `damaged` hears of those that are not."""
     found = await candidates(objects)
     while found:
         alike = [one for one in found if one.number == found[0].number]
         found = found[len(alike) :]
-        opened: list[Manifest] = []
+        opened: list[ClusterManifest] = []
         for key, _ in alike:
             try:
                 opened.append(await _open(objects, key, cluster))
@@ -263,9 +269,9 @@ async def newest_first(
             yield manifest
 
 
-async def _open(objects: ObjectStore, key: str, cluster: str) -> Manifest:
+async def _open(objects: ObjectStore, key: str, cluster: str) -> ClusterManifest:
     data = await objects.get(key)
-    manifest = await asyncio.to_thread(Manifest.open, data, f"object {key}")
+    manifest = await asyncio.to_thread(ClusterManifest.open, data, f"object {key}")
     if manifest.cluster != cluster:
         raise Corrupt(f"object {key} is of cluster {manifest.cluster}, not of {cluster}")
     return manifest

@@ -22,16 +22,16 @@ from itertools import count
 from typing import Final, Protocol
 
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter, split
-from pydanube.core.tiering import Piece, merge_plan
+from pydanube.core.tiering import UploadPiece, merge_plan
 from pydanube.metadata.store import Delete, Put
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, StaleEpoch
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .catalog import Segment, entries, garbage, segment_key, user_key
+from .catalog import CatalogSegment, entries, garbage, segment_key, user_key
 from .collecting import OBJECTS_PREFIX
-from .history import History
+from .history import SegmentReader
 from .uploader import segment_of
 
 log = get_logger(__name__)
@@ -67,7 +67,7 @@ class Merger:
 
     def __init__(
         self,
-        history: History,
+        history: SegmentReader,
         partitions: Mapping[Key, Mergeable],
         writer: str,
         clock: Clock,
@@ -111,13 +111,15 @@ class Merger:
             self._move_on(key, page)
         return False
 
-    def _run(self, page: list[Segment], segment_bytes: int) -> list[Segment]:
+    def _run(self, page: list[CatalogSegment], segment_bytes: int) -> list[CatalogSegment]:
         """Neighbours that should be one object."""
         groups = _by_object(page)
-        found = merge_plan([Piece(sum(one.bytes for one in group), len(group)) for group in groups], segment_bytes)
+        found = merge_plan(
+            [UploadPiece(sum(one.bytes for one in group), len(group)) for group in groups], segment_bytes
+        )
         return [one for group in groups[slice(*found)] for one in group] if found is not None else []
 
-    def _move_on(self, key: Key, page: list[Segment]) -> None:
+    def _move_on(self, key: Key, page: list[CatalogSegment]) -> None:
         """Behind this page; a half of it is looked at again, since a run may lie over its end."""
         topic_id, index = key
         if len(page) < PAGE:
@@ -128,7 +130,7 @@ class Merger:
     def _is_readable(self, key: Key) -> bool:
         return self._unreadable.get(key, 0.0) <= self._clock.monotonic()
 
-    async def _try(self, partition: Mergeable, run: list[Segment]) -> bool:
+    async def _try(self, partition: Mergeable, run: list[CatalogSegment]) -> bool:
         key = (partition.topic_id, partition.index)
         try:
             await self._merge(partition, run)
@@ -142,7 +144,7 @@ class Merger:
             return False
         return True
 
-    async def _merge(self, partition: Mergeable, run: list[Segment]) -> None:
+    async def _merge(self, partition: Mergeable, run: list[CatalogSegment]) -> None:
         builder = SegmentBuilder(self._writer, self._clock.now_us())
         for group in _by_section(run):
             first = group[0]
@@ -167,7 +169,7 @@ class Merger:
             spent = self._clock.monotonic() - started
             await self._clock.sleep(max(0.0, size / self._bytes_per_s - spent))
 
-    async def _copy(self, builder: SegmentBuilder, segment: Segment) -> None:
+    async def _copy(self, builder: SegmentBuilder, segment: CatalogSegment) -> None:
         record = segment.record
         data = await self._objects.get(record.object, record.start, record.end)
         if len(data) != record.end - record.start:
@@ -186,7 +188,7 @@ class Merger:
         origin = f"{first.ledger_id:016x}-{first.owner_epoch:08x}-{self._writer}-m{next(self._numbers):08x}"
         return f"{place}/{first.first_offset:020d}-{origin}.seg"
 
-    async def _replace(self, partition: Mergeable, old: list[Segment], new: list[Segment]) -> None:
+    async def _replace(self, partition: Mergeable, old: list[CatalogSegment], new: list[CatalogSegment]) -> None:
         totals = {one.end_offset: one.record.total for one in old}
         writes: dict[str, Put | Delete] = {}
         for one in old:
@@ -208,14 +210,14 @@ class Merger:
             log.warning("merge.garbage_unnoted", error=error.message)  # orphans, which are collected too
 
 
-def _is_own(segment: Segment) -> bool:
+def _is_own(segment: CatalogSegment) -> bool:
     """Whether its object is its partition's alone."""
     return segment.record.object.startswith(f"{OBJECTS_PREFIX}{segment.topic_id:016x}/")
 
 
-def _by_object(segments: Sequence[Segment]) -> list[list[Segment]]:
+def _by_object(segments: Sequence[CatalogSegment]) -> list[list[CatalogSegment]]:
     """Neighbours that lie in one object of their partition are one piece; what is in a shared object is one each."""
-    groups: list[list[Segment]] = []
+    groups: list[list[CatalogSegment]] = []
     for one in segments:
         if _is_own(one) and groups and groups[-1][0].record.object == one.record.object:
             groups[-1].append(one)
@@ -224,9 +226,9 @@ def _by_object(segments: Sequence[Segment]) -> list[list[Segment]]:
     return groups
 
 
-def _by_section(run: Sequence[Segment]) -> list[list[Segment]]:
+def _by_section(run: Sequence[CatalogSegment]) -> list[list[CatalogSegment]]:
     """What continues a ledger without a gap becomes one section."""
-    groups: list[list[Segment]] = []
+    groups: list[list[CatalogSegment]] = []
     for one in run:
         last = groups[-1][-1] if groups else None
         if (

@@ -20,7 +20,7 @@ SLOWEST_BYTES_PER_S: Final = 256 * 1024
 """A store that is slower than this is taken for one that hangs."""
 
 
-class PatientStore:
+class TimeLimitedStore:
     """One store, seen with limits. It is closed by whoever opened it."""
 
     def __init__(

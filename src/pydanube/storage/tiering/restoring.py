@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydanube.codec.manifest import Manifest
+from pydanube.codec.manifest import ClusterManifest
 from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 
-from .catalog import Segment
+from .catalog import CatalogSegment
 from .collecting import OBJECTS_PREFIX
 from .manifest import newest_first
 from .uploader import segment_of
@@ -53,7 +53,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RestoreProgress:
     """A step of it. `total` is 0 where nobody knows."""
 
     step: str
@@ -61,11 +61,11 @@ class Progress:
     total: int
 
 
-ProgressDone = Callable[[Progress], None]
+ProgressDone = Callable[[RestoreProgress], None]
 
 
 @dataclass(slots=True)
-class Tail:
+class UploadedTail:
     """Where the uploaded part of a partition ends."""
 
     end: int = 0
@@ -74,18 +74,18 @@ class Tail:
     ledger_id: int = 0
     epoch: int = 0
 
-    def continues(self, one: Segment) -> bool:
+    def continues(self, one: CatalogSegment) -> bool:
         record = one.record
         begins = record.first_offset in self.starts and record.first_offset >= self.end
         return begins and record.ledger_id >= self.ledger_id and record.epoch >= self.epoch
 
-    def advance(self, one: Segment) -> None:
+    def advance(self, one: CatalogSegment) -> None:
         self.end = one.end_offset
         self.starts = frozenset({one.end_offset})
         self.ledger_id, self.epoch = one.record.ledger_id, one.record.epoch
 
 
-async def newest_manifest(objects: ObjectStore, cluster: str, report: Restored) -> Manifest:
+async def newest_manifest(objects: ObjectStore, cluster: str, report: Restored) -> ClusterManifest:
     """Raises NotFound where there is none that is whole."""
     async for manifest in newest_first(objects, cluster, lambda key, _: report.damaged_manifests.append(key)):
         report.manifest = manifest.name.removeprefix("object ")
@@ -103,12 +103,12 @@ async def listed(objects: ObjectStore, progress: ProgressDone) -> AsyncIterator[
     async for info in objects.list(OBJECTS_PREFIX):
         count += 1
         if count % 1000 == 0:
-            progress(Progress("objects looked at", count, 0))
+            progress(RestoreProgress("objects looked at", count, 0))
         yield info
-    progress(Progress("objects looked at", count, count))
+    progress(RestoreProgress("objects looked at", count, count))
 
 
-async def sections_in(objects: ObjectStore, info: ObjectInfo) -> list[Segment]:
+async def sections_in(objects: ObjectStore, info: ObjectInfo) -> list[CatalogSegment]:
     """What an object says it holds. Raises Corrupt, or NotFound when it has gone."""
     footer = await read_whole_footer(objects, info.key, info.size)
     return [segment_of(info.key, info.size, footer, number) for number in range(len(footer.sections))]
@@ -124,15 +124,15 @@ async def read_whole_footer(objects: ObjectStore, key: str, size: int) -> Segmen
     return decode_footer(footer, trailer)
 
 
-def continue_with(tails: dict[Key, Tail], found: Iterable[Segment]) -> list[Segment]:
+def continue_with(tails: dict[Key, UploadedTail], found: Iterable[CatalogSegment]) -> list[CatalogSegment]:
     """Those of `found` that continue their partitions exactly, in order; the tails move on.
 
     Where several do, the one of the latest owner counts, and of these the longest.
     """
-    waiting: dict[Key, dict[int, list[Segment]]] = {}
+    waiting: dict[Key, dict[int, list[CatalogSegment]]] = {}
     for one in found:
         waiting.setdefault((one.topic_id, one.index), {}).setdefault(one.first_offset, []).append(one)
-    chosen: list[Segment] = []
+    chosen: list[CatalogSegment] = []
     for key, by_start in waiting.items():
         tail = tails.get(key)
         while tail is not None:
@@ -147,9 +147,9 @@ def continue_with(tails: dict[Key, Tail], found: Iterable[Segment]) -> list[Segm
 
 async def gather_unlisted(
     objects: ObjectStore, infos: Iterable[ObjectInfo], report: Restored, progress: ProgressDone
-) -> list[Segment]:
+) -> list[CatalogSegment]:
     """The sections of objects that the catalog does not know; what cannot be read is left out."""
-    found: list[Segment] = []
+    found: list[CatalogSegment] = []
     unlisted = list(infos)
     for count, info in enumerate(unlisted, 1):
         try:
@@ -161,7 +161,7 @@ async def gather_unlisted(
                 f"{objects.url} has more than {SECTIONS_KEPT_MAX} segments that its manifest does not list: "
                 f"it is not this cluster's, or its manifests are very old"
             )
-        progress(Progress("later objects read", count, len(unlisted)))
+        progress(RestoreProgress("later objects read", count, len(unlisted)))
     return found
 
 

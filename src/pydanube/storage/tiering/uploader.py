@@ -25,14 +25,14 @@ from typing import Final, NamedTuple, Protocol
 
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter
-from pydanube.core.tiering import Job, TieringPolicy, Waiting, plan
+from pydanube.core.tiering import TieringPolicy, UploadJob, WaitingUpload, plan
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoch, Unavailable
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import Buffer, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 
-from .catalog import Segment, SegmentRecord
+from .catalog import CatalogSegment, SegmentRecord
 
 log = get_logger(__name__)
 
@@ -49,7 +49,7 @@ class Sealed(Protocol):
     topic_id: int
     index: int
 
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> WaitingUpload | None:
         """What there is to upload; None when there is nothing."""
 
     async def producers(self) -> ProducerHistory:
@@ -61,7 +61,7 @@ class Sealed(Protocol):
     def ledger_of(self, offset: int) -> tuple[int, int]:
         """The ledger that holds `offset`, and its epoch."""
 
-    async def commit(self, segments: list[Segment], producers: list[ProducerEntry]) -> None:
+    async def commit(self, segments: list[CatalogSegment], producers: list[ProducerEntry]) -> None:
         """Into the catalog, by comparison; then the log may let go of it. `producers`: as of their end.
         Raises StaleEpoch."""
 
@@ -156,7 +156,7 @@ class Uploader:
         waiting, usual = self._waiting(self._partitions()), self._settings.policy.segment_bytes
         return sum(one.bytes for one in waiting if one.bytes >= (one.segment_bytes or usual))
 
-    def _waiting(self, tiers: Iterable[Sealed]) -> list[Waiting]:
+    def _waiting(self, tiers: Iterable[Sealed]) -> list[WaitingUpload]:
         now = self._clock.monotonic()
         aside = {key for key, one in self.unreadable.items() if one.again_at > now}
         readable = [one for one in tiers if (one.topic_id, one.index) not in aside]
@@ -171,7 +171,7 @@ class Uploader:
             self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
         self.failure = error
 
-    async def _upload(self, job: Job, tiers: dict[tuple[int, int], Sealed]) -> bool:
+    async def _upload(self, job: UploadJob, tiers: dict[tuple[int, int], Sealed]) -> bool:
         builder = SegmentBuilder(self._writer, self._clock.now_us())
         histories: list[tuple[Sealed, int]] = []
         for part in job.parts:
@@ -180,7 +180,7 @@ class Uploader:
                 sections = await self._gather(builder, tier, part)
             except Corrupt as error:
                 self._set_aside(part, error)
-                rest = Job(tuple(one for one in job.parts if one is not part))
+                rest = UploadJob(tuple(one for one in job.parts if one is not part))
                 return await self._upload(rest, tiers)  # without what was gathered of it
             self.unreadable.pop((part.topic_id, part.index), None)
             if sections:
@@ -201,11 +201,11 @@ class Uploader:
         log.info("segment.uploaded", object=key, bytes=size, sections=len(footer.sections))
         return True
 
-    def _set_aside(self, part: Waiting, error: Corrupt) -> None:
+    def _set_aside(self, part: WaitingUpload, error: Corrupt) -> None:
         log.error("upload.unreadable", topic=part.topic_id, partition=part.index, error=error.message)
         self.unreadable[part.topic_id, part.index] = Unreadable(error, self._clock.monotonic() + UNREADABLE_S)
 
-    async def _gather(self, builder: SegmentBuilder, tier: Sealed, part: Waiting) -> int:
+    async def _gather(self, builder: SegmentBuilder, tier: Sealed, part: WaitingUpload) -> int:
         """Add a partition's batches, a section for each ledger. Returns how many sections."""
         gathering = Gathering(builder, tier, await tier.producers(), part)
         limit = builder.size + (part.segment_bytes or self._settings.policy.segment_bytes)
@@ -217,7 +217,7 @@ class Uploader:
         gathering.end()
         return gathering.sections
 
-    def _key(self, job: Job, footer: SegmentFooter) -> str:
+    def _key(self, job: UploadJob, footer: SegmentFooter) -> str:
         number, first = next(self._numbers), footer.sections[0]
         if len(job.parts) > 1:
             return f"segments/shared/{footer.created_at_us >> 32:08x}/{self._writer}-{number:08x}.seg"
@@ -256,7 +256,7 @@ def elapsed_us(clock: Clock) -> int:
 class Gathering:
     """One partition's batches on their way into an object."""
 
-    def __init__(self, builder: SegmentBuilder, tier: Sealed, producers: ProducerHistory, part: Waiting) -> None:
+    def __init__(self, builder: SegmentBuilder, tier: Sealed, producers: ProducerHistory, part: WaitingUpload) -> None:
         self._builder = builder
         self._tier = tier
         self._producers = producers
@@ -291,7 +291,7 @@ class Gathering:
             self._ledger_id = -1
 
 
-def segment_of(key: str, size: int, footer: SegmentFooter, number: int) -> Segment:
+def segment_of(key: str, size: int, footer: SegmentFooter, number: int) -> CatalogSegment:
     section = footer.sections[number]
     record = SegmentRecord(
         object=key,
@@ -307,4 +307,4 @@ def segment_of(key: str, size: int, footer: SegmentFooter, number: int) -> Segme
         first_time=section.append_time_min,
         last_time=section.append_time_max,
     )
-    return Segment(section.topic_id, section.partition, section.end_offset, record)
+    return CatalogSegment(section.topic_id, section.partition, section.end_offset, record)

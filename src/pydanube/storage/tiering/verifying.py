@@ -23,20 +23,20 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from pydanube.codec.segment import HEADER_BYTES, TRAILER_BYTES, Section, check_header, read_trailer
+from pydanube.codec.segment import HEADER_BYTES, TRAILER_BYTES, SegmentSection, check_header, read_trailer
 from pydanube.model.errors import Corrupt, NotFound, Unavailable
 from pydanube.model.storage import StorageDamage, StoragePlace, StorageVerified
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 
-from .catalog import Catalog, Segment
+from .catalog import Catalog, CatalogSegment
 from .history import Stretch, read_footer, stretches_of
 
 DAMAGES_MAX: Final = 1000
 """So many are told in one step: an answer has its limits."""
 
 
-class Bounds(NamedTuple):
+class CatalogBounds(NamedTuple):
     """What the metadata says of a partition's segments: they hold everything in [start, uploaded_end)."""
 
     start: int
@@ -50,11 +50,11 @@ class Sought:
     topic: str
     topic_id: int
     index: int
-    bounds: Callable[[], Awaitable[Bounds]]
+    bounds: Callable[[], Awaitable[CatalogBounds]]
 
 
 @dataclass(slots=True)
-class Step:
+class VerificationStep:
     """One step: what it may still read, and what it found."""
 
     bytes_left: int
@@ -81,7 +81,7 @@ class Step:
         return StorageVerified(self.segments, self.messages, self.bytes, self.damages)
 
 
-class Verifier:
+class SegmentVerifier:
     """One for each broker."""
 
     def __init__(self, objects: ObjectStore, catalog: Catalog, clock: Clock) -> None:
@@ -89,7 +89,7 @@ class Verifier:
         self._catalog = catalog
         self._clock = clock
 
-    async def partition(self, sought: Sought, place: StoragePlace, step: Step) -> StoragePlace | None:
+    async def partition(self, sought: Sought, place: StoragePlace, step: VerificationStep) -> StoragePlace | None:
         """Go on at `place`. Returns where the next step goes on; None when the partition is done."""
         offset = place.offset
         before = await self._ending_at(sought, offset)
@@ -114,12 +114,14 @@ class Verifier:
             if step.is_over(self._clock.monotonic()):
                 return StoragePlace(sought.topic, sought.index, offset)
 
-    async def _ending_at(self, sought: Sought, offset: int) -> Segment | None:
+    async def _ending_at(self, sought: Sought, offset: int) -> CatalogSegment | None:
         """The segment before, where the last step ended."""
         found = await self._catalog.find(sought.topic_id, sought.index, offset - 1) if offset else None
         return found if found is not None and found.end_offset == offset else None
 
-    async def _check_gap(self, sought: Sought, before: Segment | None, segment: Segment, step: Step) -> None:
+    async def _check_gap(
+        self, sought: Sought, before: CatalogSegment | None, segment: CatalogSegment, step: VerificationStep
+    ) -> None:
         """Offsets may have gaps, which a crash or a restore left; the bytes of the segments add up all the same."""
         first, so_far = (before.end_offset, before.record.total) if before is not None else (0, 0)
         missing = segment.record.total - segment.bytes - so_far
@@ -128,10 +130,10 @@ class Verifier:
             damage = StorageDamage(sought.topic, sought.index, first, segment.first_offset, "missing", detail)
             step.damages.append(damage)
 
-    async def _are_listed(self, *segments: Segment | None) -> bool:
+    async def _are_listed(self, *segments: CatalogSegment | None) -> bool:
         return all([one is None or await self._is_listed(one) for one in segments])
 
-    async def _check_end(self, sought: Sought, offset: int, bounds: Bounds, step: Step) -> None:
+    async def _check_end(self, sought: Sought, offset: int, bounds: CatalogBounds, step: VerificationStep) -> None:
         """Behind the last segment there is nothing that was uploaded."""
         if bounds.uploaded_end <= offset:
             return
@@ -141,7 +143,7 @@ class Verifier:
             step.damages.append(StorageDamage(sought.topic, sought.index, first, end, "missing", detail))
 
     async def _segment(
-        self, sought: Sought, segment: Segment, place: StoragePlace, step: Step
+        self, sought: Sought, segment: CatalogSegment, place: StoragePlace, step: VerificationStep
     ) -> tuple[int, int] | None:
         """Where in the object the step ended, and the checksum so far; None when the segment is done."""
         kind = "damaged"
@@ -169,12 +171,12 @@ class Verifier:
         step.messages += segment.record.messages
         return None
 
-    async def _is_listed(self, segment: Segment) -> bool:
+    async def _is_listed(self, segment: CatalogSegment) -> bool:
         """Whether the catalog still says so: what was merged or deleted meanwhile is not missed."""
         found = await self._catalog.find(segment.topic_id, segment.index, segment.end_offset - 1)
         return found == segment
 
-    async def _section(self, segment: Segment, step: Step) -> Section:
+    async def _section(self, segment: CatalogSegment, step: VerificationStep) -> SegmentSection:
         """From the object's own footer, once everything around the batches was checked."""
         record, name = segment.record, f"object {segment.record.object}"
         info = await self._objects.head(record.object)
@@ -196,7 +198,7 @@ class Verifier:
         return section
 
     async def _content(
-        self, segment: Segment, section: Section, place: StoragePlace, step: Step
+        self, segment: CatalogSegment, section: SegmentSection, place: StoragePlace, step: VerificationStep
     ) -> tuple[int, int] | None:
         crc = place.crc if place.byte else 0
         for stretch in stretches_of(section):
@@ -217,7 +219,9 @@ class Verifier:
             )
         return None
 
-    async def _stretch(self, segment: Segment, section: Section, stretch: Stretch, crc: int, step: Step) -> int:
+    async def _stretch(
+        self, segment: CatalogSegment, section: SegmentSection, stretch: Stretch, crc: int, step: VerificationStep
+    ) -> int:
         block = await self._get(segment, stretch.start, stretch.end, step)
 
         def check() -> int:
@@ -226,7 +230,7 @@ class Verifier:
 
         return await asyncio.to_thread(check)
 
-    async def _get(self, segment: Segment, start: int, end: int, step: Step) -> memoryview:
+    async def _get(self, segment: CatalogSegment, start: int, end: int, step: VerificationStep) -> memoryview:
         data = await self._objects.get(segment.record.object, start, end)
         step.take(len(data))
         if len(data) != end - start:
@@ -234,7 +238,7 @@ class Verifier:
         return data
 
 
-def _facts(section: Section, segment: Segment) -> list[tuple[str, int, int]]:
+def _facts(section: SegmentSection, segment: CatalogSegment) -> list[tuple[str, int, int]]:
     """What footer and catalog both know."""
     record = segment.record
     return [

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from pydanube.codec.wal import Identity, MetadataStamp
+from pydanube.codec.wal import MetadataStamp, NodeIdentity
 
-from .recovery import Recovered
-from .settings import Level, WalSettings
+from .recovery import RecoveredLog
+from .settings import DurabilityLevel, WalSettings
 from .table import LedgerSummary
 from .writer import LogWriter
 
-__all__ = ["Identity", "LedgerSummary", "Level", "LogWriter", "MetadataStamp", "Recovered", "WalSettings"]
+__all__ = [
+    "DurabilityLevel",
+    "LedgerSummary",
+    "LogWriter",
+    "MetadataStamp",
+    "NodeIdentity",
+    "RecoveredLog",
+    "WalSettings",
+]

@@ -18,7 +18,7 @@ Invariants
 from __future__ import annotations
 
 
-class Baton:
+class EngineGuard:
     """The first half is for the loop, the second for the thread."""
 
     __slots__ = ("_done", "_heard", "_offer", "_put", "_told")

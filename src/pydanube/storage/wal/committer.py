@@ -15,9 +15,9 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .baton import Baton
+from .baton import EngineGuard
 from .engine import Engine, Record
-from .settings import Level, WalSettings
+from .settings import DurabilityLevel, WalSettings
 from .table import WalFile
 
 Done: TypeAlias = Callable[[DanubeError | None], None]
@@ -55,7 +55,7 @@ class Committer:
         settings: WalSettings,
         clock: Clock,
         mail: SimpleQueue[Mail],
-        baton: Baton,
+        baton: EngineGuard,
         listener: Listener,
     ) -> None:
         self._engine = engine
@@ -144,14 +144,14 @@ class Committer:
             group = self._without_abandoned(group)
         records = [append[0] for append in group if append[0] is not None and not append[3]]
         written = [append[0] for append in group if append[0] is not None and append[3]]
-        waiting = [append for append in group if append[1] == Level.SYNC]
+        waiting = [append for append in group if append[1] == DurabilityLevel.SYNC]
         self._untold = group
         try:
             if records:
                 self._engine.write(records, written)
             if len(waiting) < len(group):
                 self._untold = waiting
-                self._listener.finished([append for append in group if append[1] < Level.SYNC], None)
+                self._listener.finished([append for append in group if append[1] < DurabilityLevel.SYNC], None)
             if waiting:
                 self._engine.sync([append[0] for append in waiting if append[0] is not None])
         except Unavailable as error:

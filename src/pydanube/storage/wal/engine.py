@@ -26,8 +26,8 @@ from pydanube.codec.wal import (
     PEEK,
     VERSION,
     ByteBuffer,
-    Identity,
     MetadataStamp,
+    NodeIdentity,
     RecordKind,
     encode_file_body,
     encode_record,
@@ -40,7 +40,7 @@ from pydanube.runtime.disk import Disk, DiskFile, write_all
 from .layout import index_path, log_path, spare_path, write_manifest
 from .mark import DurableMark
 from .settings import WalSettings
-from .table import DATA, UNIT_SHIFT, Table, WalFile
+from .table import DATA, UNIT_SHIFT, LogTable, WalFile
 
 Record: TypeAlias = tuple[int, int, int, int, ByteBuffer, int]
 """kind, ledger id, entry id, owner epoch, body, CRC of the body"""
@@ -55,7 +55,9 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 class Engine:
     """The writing end of one log directory. One thread at a time."""
 
-    def __init__(self, disk: Disk, directory: Path, identity: Identity, settings: WalSettings, table: Table) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, identity: NodeIdentity, settings: WalSettings, table: LogTable
+    ) -> None:
         self.table = table
         self.directory = directory
         self.failure: Unavailable | None = None

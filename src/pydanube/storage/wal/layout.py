@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from pydanube.codec.wal import Identity, Manifest, decode_manifest, encode_manifest
+from pydanube.codec.wal import LogManifest, NodeIdentity, decode_manifest, encode_manifest
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import Disk, read_whole, replace_whole
 
@@ -45,7 +45,7 @@ def generations(names: list[str], kind: str, suffix: str) -> list[int]:
     return sorted(int(match[2]) for match in matches if match and match[1] == kind and match[3] == suffix)
 
 
-def read_manifest(disk: Disk, directory: Path) -> Manifest | None:
+def read_manifest(disk: Disk, directory: Path) -> LogManifest | None:
     path = directory / MANIFEST
     if not disk.exists(path):
         return None
@@ -57,5 +57,5 @@ def read_manifest(disk: Disk, directory: Path) -> Manifest | None:
         raise Refused(f"{path}: {error.message}: start the release that wrote it") from None
 
 
-def write_manifest(disk: Disk, directory: Path, identity: Identity, oldest: int, newest: int) -> None:
+def write_manifest(disk: Disk, directory: Path, identity: NodeIdentity, oldest: int, newest: int) -> None:
     replace_whole(disk, directory / MANIFEST, encode_manifest(identity, oldest, newest))

@@ -33,7 +33,7 @@ from .layout import index_path, log_path
 from .scan import REMEDY, Scanner
 from .settings import WalSettings
 from .sidecar import load_rows
-from .table import DATA, SNAPSHOT, UNIT_SHIFT, Index, Span, Table, WalFile
+from .table import DATA, SNAPSHOT, UNIT_SHIFT, LedgerSpan, LogTable, SpanIndex, WalFile
 
 Row: TypeAlias = tuple[int, int, int, int]
 """Where one wanted record lies: entry, place in the file in units of 64 bytes, length of its body, kind."""
@@ -43,13 +43,13 @@ _EVERYTHING: Final = 1 << 62
 
 
 class LogReader:
-    def __init__(self, disk: Disk, directory: Path, settings: WalSettings, table: Table, handles: Handles) -> None:
+    def __init__(self, disk: Disk, directory: Path, settings: WalSettings, table: LogTable, handles: Handles) -> None:
         self._disk = disk
         self._directory = directory
         self._settings = settings
         self._table = table
         self._handles = handles
-        self._cached: OrderedDict[tuple[int, int], Index] = OrderedDict()
+        self._cached: OrderedDict[tuple[int, int], SpanIndex] = OrderedDict()
         self._cached_bytes = 0
         self._lock = Lock()
 
@@ -70,7 +70,7 @@ class LogReader:
                 break  # going on in the next file would leave out what did not fit
         return batches
 
-    def _end_of(self, span: Span, row: Row) -> int:
+    def _end_of(self, span: LedgerSpan, row: Row) -> int:
         """The offset after this batch."""
         index, number = self._index(span), row[0] - span.first_entry
         return index.offsets[number] + index.counts[number]
@@ -123,13 +123,13 @@ class LogReader:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def _spans(self, ledger_id: int) -> list[Span]:
+    def _spans(self, ledger_id: int) -> list[LedgerSpan]:
         ledger = self._table.ledgers.get(ledger_id)
         spans = ledger.spans if ledger is not None else []
         return [span for span in spans if not self._handles.is_released(span.generation)]
 
     def _rows_of_batches(
-        self, span: Span, offset: int, bytes_max: int, written: int, before: int | None
+        self, span: LedgerSpan, offset: int, bytes_max: int, written: int, before: int | None
     ) -> tuple[list[Row], int]:
         """At least one batch if there is any, then as many as fit; and how much that is."""
         index = self._index(span)
@@ -153,7 +153,7 @@ class LogReader:
             size += row[2]
         return rows, size
 
-    def _index(self, span: Span) -> Index:
+    def _index(self, span: LedgerSpan) -> SpanIndex:
         """The rows of a span: in memory while its file is open, else from the cache, the sidecar, or the file."""
         index = span.index
         if index is not None:
@@ -174,7 +174,7 @@ class LogReader:
                 self._cached_bytes -= dropped.memory_bytes
         return index
 
-    def _load_rows(self, span: Span) -> Index | None:
+    def _load_rows(self, span: LedgerSpan) -> SpanIndex | None:
         try:
             handle = self._disk.open(index_path(self._directory, span.generation))
         except FileNotFoundError:
@@ -184,7 +184,7 @@ class LogReader:
         finally:
             handle.close()
 
-    def _scan_rows(self, span: Span) -> Index:
+    def _scan_rows(self, span: LedgerSpan) -> SpanIndex:
         """The sidecar is gone or damaged: make the rows again."""
         path = log_path(self._directory, span.generation)
         with self._handles.reading(span.generation) as handle:
@@ -198,7 +198,7 @@ class LogReader:
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
-    def _bodies(self, span: Span, rows: list[Row]) -> list[memoryview]:
+    def _bodies(self, span: LedgerSpan, rows: list[Row]) -> list[memoryview]:
         """The checked bodies of these rows, neighbours read together."""
         bodies: list[memoryview] = []
         with self._handles.reading(span.generation) as handle:
@@ -210,7 +210,9 @@ class LogReader:
                 self._add_bodies(span, base, run, view, bodies)
         return bodies
 
-    def _add_bodies(self, span: Span, base: int, run: list[Row], view: memoryview, bodies: list[memoryview]) -> None:
+    def _add_bodies(
+        self, span: LedgerSpan, base: int, run: list[Row], view: memoryview, bodies: list[memoryview]
+    ) -> None:
         """Batches in one pass over all their headers and one over the body; everything else by every rule."""
         start, have = run[0][1], len(view)
         unpack, checksum, generation, ledger_id = HEADERS.unpack_from, crc32c, span.generation, span.ledger_id
@@ -248,7 +250,7 @@ class LogReader:
         if rows:
             yield rows[first:]
 
-    def _checked(self, span: Span, row: Row, record: memoryview) -> memoryview:
+    def _checked(self, span: LedgerSpan, row: Row, record: memoryview) -> memoryview:
         """The body of the record that begins here, if it is the one that was looked for and is whole."""
         entry, place, length, kind = row
         position = self._table.files[span.generation].base + (place << UNIT_SHIFT)
@@ -268,7 +270,7 @@ class LogReader:
             raise Corrupt(self._place(span, row, "it does not match its checksum"))
         return body
 
-    def _headers(self, span: Span, rows: list[Row]) -> Iterator[BatchHeader]:
+    def _headers(self, span: LedgerSpan, rows: list[Row]) -> Iterator[BatchHeader]:
         """Batch headers only. Where records are small they are read in runs, else header by header."""
         with self._handles.reading(span.generation) as handle:
             for run in self._runs([(entry, place, BATCH_HEADER_BYTES, kind) for entry, place, _, kind in rows]):
@@ -279,24 +281,24 @@ class LogReader:
                     at = (row[1] << UNIT_SHIFT) - start + RECORD_HEADER_BYTES
                     yield self._header(span, row, view[at : at + BATCH_HEADER_BYTES])
 
-    def _append_time(self, handle: DiskFile, span: Span, row: Row) -> int:
+    def _append_time(self, handle: DiskFile, span: LedgerSpan, row: Row) -> int:
         at = (row[1] << UNIT_SHIFT) + RECORD_HEADER_BYTES
         return self._header(span, row, memoryview(handle.pread(BATCH_HEADER_BYTES, at))).append_time
 
-    def _header(self, span: Span, row: Row, batch: memoryview) -> BatchHeader:
+    def _header(self, span: LedgerSpan, row: Row, batch: memoryview) -> BatchHeader:
         try:
             return read_header(batch, stamped=True)
         except Corrupt as error:
             raise Corrupt(self._place(span, row, error.message)) from None
 
-    def _place(self, span: Span, row: Row, what: str) -> str:
+    def _place(self, span: LedgerSpan, row: Row, what: str) -> str:
         path = log_path(self._directory, span.generation)
         file = self._table.files.get(span.generation)
         position = (file.base if file else 0) + (row[1] << UNIT_SHIFT)
         return f"ledger {span.ledger_id}, entry {row[0]} in {path} at position {position}: {what}: {REMEDY}"
 
 
-def _rows(span: Span, index: Index, start: int, end: int) -> Iterator[Row]:
+def _rows(span: LedgerSpan, index: SpanIndex, start: int, end: int) -> Iterator[Row]:
     """Rows by number; only a few are copied at a time, since most readers stop early."""
     for first in range(start, end, _ROWS_AT_ONCE):
         last = min(first + _ROWS_AT_ONCE, end)

@@ -20,9 +20,9 @@ from pathlib import Path
 from pydanube.codec.wal import (
     RECORD_HEADER_BYTES,
     FileBody,
-    Identity,
-    Manifest,
+    LogManifest,
     MetadataStamp,
+    NodeIdentity,
     RecordKind,
     body_is_intact,
     decode_file_body,
@@ -37,13 +37,13 @@ from .mark import Mark, read_mark
 from .scan import REMEDY, Scanned, Scanner
 from .settings import WalSettings
 from .sidecar import load_rows, load_sidecar
-from .table import UNIT_SHIFT, Index, Ledger, LedgerSummary, Span, Table, WalFile, summarize
+from .table import UNIT_SHIFT, Ledger, LedgerSpan, LedgerSummary, LogTable, SpanIndex, WalFile, summarize
 
 _FIRST_READ_BYTES = 4096
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredLog:
     """What a start found."""
 
     ledgers: dict[int, LedgerSummary] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Recovered:
     seconds: float = 0.0
 
 
-class Recovery:
+class LogRecovery:
     """One start. `run` once."""
 
     engine_class = Engine
@@ -73,10 +73,10 @@ class Recovery:
         self,
         disk: Disk,
         directory: Path,
-        identity: Identity,
+        identity: NodeIdentity,
         settings: WalSettings,
         is_needed: Callable[[int], bool] | None = None,
-        on_progress: Callable[[Recovered], None] | None = None,
+        on_progress: Callable[[RecoveredLog], None] | None = None,
         metadata: MetadataStamp | None = None,
     ) -> None:
         """`metadata` is what the first file of this run says about it."""
@@ -87,21 +87,21 @@ class Recovery:
         self._settings = settings
         self._is_needed = is_needed or (lambda _: True)
         self._on_progress = on_progress or (lambda _: None)
-        self._table = Table()
+        self._table = LogTable()
         self._bodies: dict[int, FileBody] = {}
         self._files: list[WalFile] = []
         self._seals: dict[int, int] = {}
         self._unindexed: list[WalFile] = []
         self._spares: list[int] = []
         self._mark: Mark | None = None
-        self.recovered = Recovered()
+        self.recovered = RecoveredLog()
 
     def run(self, *, must_exist: bool = False) -> Engine:
         """Recover, and open the first file of this run."""
         self.read(must_exist=must_exist)
         return self.begin()
 
-    def read(self, *, must_exist: bool = False) -> Recovered:
+    def read(self, *, must_exist: bool = False) -> RecoveredLog:
         """Find out what counts and make it durable. Nothing is given back, and no file is begun."""
         manifest = self._read_manifest(must_exist)
         self._read_mark(manifest)
@@ -125,7 +125,7 @@ class Recovery:
 
     # -- which files -----------------------------------------------------------------------------------------------
 
-    def _read_manifest(self, must_exist: bool) -> Manifest:
+    def _read_manifest(self, must_exist: bool) -> LogManifest:
         self._disk.make_directory(self._directory)
         manifest = read_manifest(self._disk, self._directory)
         if manifest is None:
@@ -139,7 +139,7 @@ class Recovery:
             if self._disk.exists(self._directory / DURABLE):
                 self._disk.unlink(self._directory / DURABLE)  # of a log that was taken away
             write_manifest(self._disk, self._directory, self._identity, 1, 0)
-            return Manifest(1, 1, 0, self._identity.cluster, self._identity.node, self._identity.incarnation)
+            return LogManifest(1, 1, 0, self._identity.cluster, self._identity.node, self._identity.incarnation)
         if manifest.identity != self._identity:
             raise Refused(
                 f"{self._directory} belongs to {_named(manifest.identity)}, not to {_named(self._identity)}: "
@@ -147,7 +147,7 @@ class Recovery:
             )
         return manifest
 
-    def _read_mark(self, manifest: Manifest) -> None:
+    def _read_mark(self, manifest: LogManifest) -> None:
         if not manifest.newest:
             return
         self._mark = read_mark(self._disk, self._directory)
@@ -158,7 +158,7 @@ class Recovery:
                 f"whole log is an older copy; put back the newest one (see docs/log.md, 'Damage')"
             )
 
-    def _tidy(self, manifest: Manifest) -> None:
+    def _tidy(self, manifest: LogManifest) -> None:
         """Remove what a crash left over, and check that nothing is missing."""
         names = self._disk.list(self._directory)
         present = generations(names, "wal", "log")
@@ -183,7 +183,7 @@ class Recovery:
                 self._disk.unlink(path)
         self._disk.sync_directory(self._directory)
 
-    def _read_first_records(self, manifest: Manifest) -> None:
+    def _read_first_records(self, manifest: LogManifest) -> None:
         """Every file says whose it is and where in the log it begins; each ends where the next one begins."""
         self._table.oldest, self._table.newest = manifest.oldest, manifest.oldest - 1
         previous = -1
@@ -297,7 +297,7 @@ class Recovery:
         for ledger_id in self._seals:
             self._table.seal(ledger_id)
 
-    def _merge_span(self, file: WalFile, span: Span) -> None:
+    def _merge_span(self, file: WalFile, span: LedgerSpan) -> None:
         """Add a span to its ledger, without what lies behind the ledger's seal."""
         ledger_id, path = span.ledger_id, log_path(self._directory, file.generation)
         end = self._seals.get(ledger_id, span.end_entry) + 1
@@ -314,7 +314,7 @@ class Recovery:
             self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what} in {path}: {REMEDY}"))
         ledger.spans.append(span)
 
-    def _rows(self, file: WalFile, span: Span) -> Index:
+    def _rows(self, file: WalFile, span: LedgerSpan) -> SpanIndex:
         """The rows of an indexed span."""
         sidecar = self._disk.open(index_path(self._directory, file.generation))
         try:
@@ -348,5 +348,5 @@ def _agrees(loaded: WalFile, end: int | None, marked: int) -> bool:
     return loaded.end == end if end is not None else loaded.end >= marked
 
 
-def _named(identity: Identity) -> str:
+def _named(identity: NodeIdentity) -> str:
     return f"node {identity.node!r} of cluster {identity.cluster!r} (incarnation {identity.incarnation})"

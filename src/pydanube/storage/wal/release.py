@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .table import STATE_KINDS, UNIT_SHIFT, Ledger, Span, Table, WalFile
+from .table import STATE_KINDS, UNIT_SHIFT, Ledger, LedgerSpan, LogTable, WalFile
 
 
 def releasable_files(
-    table: Table,
+    table: LogTable,
     durable: int,
     take_out: Callable[[int], bool],
     held_from: int | None = None,
@@ -36,7 +36,7 @@ def releasable_files(
     return files
 
 
-def _pins(table: Table, durable: int, span: Span) -> bool:
+def _pins(table: LogTable, durable: int, span: LedgerSpan) -> bool:
     ledger = table.ledgers[span.ledger_id]
     if ledger.forgotten:
         return False
@@ -54,7 +54,7 @@ def _pins(table: Table, durable: int, span: Span) -> bool:
     return ledger.released_below < span.end_offset
 
 
-def has_newer_snapshot(table: Table, ledger: Ledger, generation: int, durable: int) -> bool:
+def has_newer_snapshot(table: LogTable, ledger: Ledger, generation: int, durable: int) -> bool:
     """True when a snapshot of this ledger lies in a file after `generation` and is synced."""
     for span in reversed(ledger.spans):
         if span.generation <= generation:
@@ -64,7 +64,7 @@ def has_newer_snapshot(table: Table, ledger: Ledger, generation: int, durable: i
     return False
 
 
-def _position(table: Table, span: Span, entry: int) -> int:
+def _position(table: LogTable, span: LedgerSpan, entry: int) -> int:
     """Where an entry lies; in a closed file everything is durable, so that its beginning will do."""
     file = table.files[span.generation]
     if file.end is not None or span.index is None:

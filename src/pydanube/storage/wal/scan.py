@@ -37,7 +37,7 @@ from pydanube.codec.wal import (
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import DiskFile
 
-from .table import DATA, UNIT_SHIFT, Span, WalFile
+from .table import DATA, UNIT_SHIFT, LedgerSpan, WalFile
 
 REMEDY: Final = "put back a copy of the file, or see docs/log.md, 'Damage'"
 _FILE: Final = int(RecordKind.FILE)
@@ -46,7 +46,7 @@ _PLAIN: Final = frozenset({int(RecordKind.LEDGER_START), int(RecordKind.STATE_DE
 
 
 _Add: TypeAlias = Callable[[int], None]
-_Rows: TypeAlias = tuple[Span, bytearray, _Add, _Add, _Add, _Add]
+_Rows: TypeAlias = tuple[LedgerSpan, bytearray, _Add, _Add, _Add, _Add]
 """A span and how its rows grow: kinds, then places, lengths, counts, offsets."""
 
 
@@ -189,11 +189,11 @@ class Scanner:
         found.end += size
         return True
 
-    def _span(self, header: RecordHeader) -> Span:
+    def _span(self, header: RecordHeader) -> LedgerSpan:
         """The span of a record's ledger; begun when this is its first record here."""
         rows = self._rows.get(header.ledger_id)
         if rows is None:
-            span = Span(header.ledger_id, self._file.generation, header.entry_id)
+            span = LedgerSpan(header.ledger_id, self._file.generation, header.entry_id)
             self._file.spans[header.ledger_id] = span
             index = span.index
             assert index is not None

@@ -8,7 +8,7 @@ from enum import IntEnum
 from pydanube.model.limits import ALIGNMENT, KIB, MIB
 
 
-class Level(IntEnum):
+class DurabilityLevel(IntEnum):
     """When an append is done. Everything is synced sooner or later; the level says who waits for it."""
 
     WRITE = 0

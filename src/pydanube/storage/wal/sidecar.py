@@ -26,7 +26,7 @@ from crc32c import crc32c
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
 from .layout import index_path
-from .table import Index, Span, WalFile
+from .table import LedgerSpan, SpanIndex, WalFile
 
 _HEADER: Final = struct.Struct("<4sIqqqIIqIIII")
 _ROW: Final = struct.Struct("<qqqqqqqqqIII12x")
@@ -81,7 +81,7 @@ def encode_sidecar(file: WalFile) -> list[bytes]:
     return [head, directory, b"".join(sections)]
 
 
-def _encode_row(span: Span) -> bytes:
+def _encode_row(span: LedgerSpan) -> bytes:
     # fmt: off
     return _ROW.pack(span.ledger_id, span.first_entry, span.first_offset, span.end_offset, span.first_time,
                      span.last_time, span.bytes, span.snapshot_entry, span.section_at, span.count, span.kinds,
@@ -89,7 +89,7 @@ def _encode_row(span: Span) -> bytes:
     # fmt: on
 
 
-def _encode_section(index: Index) -> bytes:
+def _encode_section(index: SpanIndex) -> bytes:
     columns = [index.places, index.lengths, index.counts, index.offsets, index.kinds]
     return b"".join(_padded(bytes(column)) for column in columns)
 
@@ -129,8 +129,8 @@ def _decode_directory(handle: DiskFile, generation: int) -> WalFile | None:
     return file
 
 
-def _decode_row(fields: tuple[int, ...], generation: int) -> Span:
-    span = Span(fields[0], generation, fields[1])
+def _decode_row(fields: tuple[int, ...], generation: int) -> LedgerSpan:
+    span = LedgerSpan(fields[0], generation, fields[1])
     # fmt: off
     (span.first_offset, span.end_offset, span.first_time, span.last_time, span.bytes, span.snapshot_entry,
      span.section_at, span.count, span.kinds, span.section_crc) = fields[2:12]
@@ -139,14 +139,14 @@ def _decode_row(fields: tuple[int, ...], generation: int) -> Span:
     return span
 
 
-def load_rows(handle: DiskFile, span: Span) -> Index | None:
+def load_rows(handle: DiskFile, span: LedgerSpan) -> SpanIndex | None:
     """The rows of one span from its open sidecar; None when they cannot be trusted."""
     count = span.count
     wide, narrow = _padded_length(4 * count), _padded_length(count)
     section = handle.pread(3 * wide + 8 * count + narrow, span.section_at)
     if crc32c(section) != span.section_crc:
         return None
-    index = Index()
+    index = SpanIndex()
     index.places = array("I", section[: 4 * count])
     index.lengths = array("I", section[wide : wide + 4 * count])
     index.counts = array("I", section[2 * wide : 2 * wide + 4 * count])

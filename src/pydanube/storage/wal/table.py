@@ -32,7 +32,7 @@ UNIT_SHIFT: Final = 6
 assert array("I").itemsize == 4
 
 
-class Index:
+class SpanIndex:
     """One row per record of a span."""
 
     __slots__ = ("counts", "kinds", "lengths", "offsets", "places")
@@ -53,7 +53,7 @@ class Index:
         return len(self.places) * 21 + 500
 
 
-class Span:
+class LedgerSpan:
     """One ledger's records in one file."""
 
     __slots__ = (
@@ -88,7 +88,7 @@ class Span:
         self.last_time = 0
         self.bytes = 0
         self.snapshot_entry = -1
-        self.index: Index | None = Index()
+        self.index: SpanIndex | None = SpanIndex()
         self.section_at = 0
         self.section_crc = 0
 
@@ -163,7 +163,7 @@ class WalFile:
         self.generation = generation
         self.base = base
         self.end = end
-        self.spans: dict[int, Span] = {}
+        self.spans: dict[int, LedgerSpan] = {}
         self.seals: dict[int, int] = {}
         """Ledgers sealed by records of this file, with the last entry that counts."""
 
@@ -172,7 +172,7 @@ class Ledger:
     __slots__ = ("forgotten", "released_below", "sealed", "spans", "state_ledger")
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[LedgerSpan] = []
         self.sealed = False
         self.forgotten = False
         self.released_below = -1
@@ -207,7 +207,7 @@ class LedgerSummary:
     """It holds state records: a state ledger."""
 
 
-def summarize(ledger_id: int, spans: list[Span], sealed: bool) -> LedgerSummary:
+def summarize(ledger_id: int, spans: list[LedgerSpan], sealed: bool) -> LedgerSummary:
     spans = [span for span in spans if span.end_entry > span.first_entry]
     data = [span for span in spans if span.first_offset >= 0]
     end_offset = data[-1].end_offset if data else 0
@@ -226,7 +226,7 @@ def summarize(ledger_id: int, spans: list[Span], sealed: bool) -> LedgerSummary:
     )
 
 
-class Table:
+class LogTable:
     """All files and ledgers of the log."""
 
     def __init__(self) -> None:
@@ -241,7 +241,7 @@ class Table:
         self.files[file.generation] = file
         self.newest = file.generation
 
-    def open_span(self, file: WalFile, ledger_id: int, entry_id: int) -> Span:
+    def open_span(self, file: WalFile, ledger_id: int, entry_id: int) -> LedgerSpan:
         """The first record of a ledger in the open file."""
         ledger = self.ledgers.get(ledger_id)
         if ledger is None:
@@ -249,7 +249,7 @@ class Table:
         assert not ledger.sealed, f"ledger {ledger_id} is sealed: entry {entry_id} belongs into a new one"
         assert not ledger.spans or entry_id == ledger.end_entry, f"ledger {ledger_id}: entry {entry_id} out of order"
         end_offset = ledger.spans[-1].end_offset if ledger.spans else 0
-        span = file.spans[ledger_id] = Span(ledger_id, file.generation, entry_id, end_offset)
+        span = file.spans[ledger_id] = LedgerSpan(ledger_id, file.generation, entry_id, end_offset)
         ledger.spans.append(span)
         return span
 

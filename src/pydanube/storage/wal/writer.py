@@ -28,22 +28,22 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from pydanube.codec.batch import BatchHeader
-from pydanube.codec.wal import ByteBuffer, Identity, MetadataStamp
+from pydanube.codec.wal import ByteBuffer, MetadataStamp, NodeIdentity
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
-from .baton import Baton
+from .baton import EngineGuard
 from .committer import Append, Committer, Done, Mail
 from .engine import Engine, Record
 from .handles import Handles, Released
 from .layout import LOCK
 from .reader import LogReader
-from .recovery import Recovered, Recovery
+from .recovery import LogRecovery, RecoveredLog
 from .release import releasable_files
-from .settings import Level, WalSettings
+from .settings import DurabilityLevel, WalSettings
 from .sidecar import write_sidecar
 from .table import LedgerSummary, WalFile, summarize
 
@@ -64,7 +64,7 @@ class LogWriter:
     """One log directory, open. Everything but `open` is for the loop's thread."""
 
     def __init__(
-        self, disk: Disk, engine: Engine, recovered: Recovered, settings: WalSettings, clock: Clock, lock: DiskLock
+        self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: WalSettings, clock: Clock, lock: DiskLock
     ) -> None:
         self.recovered = recovered
         self.pending_bytes = 0
@@ -87,7 +87,7 @@ class LogWriter:
         """For the thread, and not in its mail yet."""
         self._abandoned: set[int] = set()
         self._closing: asyncio.Future[None] | None = None
-        self._baton = Baton()
+        self._baton = EngineGuard()
         self._mail: SimpleQueue[Mail] = SimpleQueue()
         self._pool = ThreadPoolExecutor(settings.reader_threads, "danube-log-read")
         self._handles = Handles(disk, engine.directory, settings.open_files_max)
@@ -100,13 +100,13 @@ class LogWriter:
         cls,
         disk: Disk,
         directory: Path,
-        identity: Identity,
+        identity: NodeIdentity,
         settings: WalSettings,
         clock: Clock,
         *,
         must_exist: bool = False,
         is_needed: Callable[[int], bool] | None = None,
-        check: Callable[[Recovered], Awaitable[None]] | None = None,
+        check: Callable[[RecoveredLog], Awaitable[None]] | None = None,
         metadata: MetadataStamp | None = None,
     ) -> LogWriter:
         """Recover the log and go on writing in a new file.
@@ -121,7 +121,7 @@ class LogWriter:
         disk.make_directory(directory)
         lock = disk.lock(directory / LOCK)
         started = clock.monotonic()
-        recovery = Recovery(disk, directory, identity, settings, is_needed, _Progress(clock), metadata)
+        recovery = LogRecovery(disk, directory, identity, settings, is_needed, _RecoveryProgress(clock), metadata)
         loop = asyncio.get_running_loop()
         running: asyncio.Future[Any] = loop.run_in_executor(None, lambda: recovery.read(must_exist=must_exist))
         try:
@@ -168,7 +168,7 @@ class LogWriter:
         owner_epoch: int,
         body: ByteBuffer,
         body_crc: int,
-        level: Level,
+        level: DurabilityLevel,
         done: Done,
     ) -> None:
         """Hand a record over. `body` must not change until `done` was called, which may be before this returns."""
@@ -177,7 +177,7 @@ class LogWriter:
         assert self.read_only is not None or ledger_id not in self._abandoned, f"ledger {ledger_id} was abandoned"
         record = (kind, ledger_id, entry_id, owner_epoch, body, body_crc)
         is_written = self._may_write_here(len(body)) and self._write_here(record)
-        if level < Level.SYNC:
+        if level < DurabilityLevel.SYNC:
             if level not in self._sync_timers:
                 self._plan_sync(level)
             if is_written:
@@ -191,7 +191,7 @@ class LogWriter:
 
     def sync(self, done: Done) -> None:
         """`done` once everything appended so far is synced, or has failed."""
-        self._send((None, Level.SYNC, done, False))
+        self._send((None, DurabilityLevel.SYNC, done, False))
 
     def _send(self, mail: Mail) -> None:
         self._baton.hand_over()
@@ -235,11 +235,11 @@ class LogWriter:
         self._thread_only_until = ended + (AFTER_SLOW_SECONDS if is_slow else CLOSE_SECONDS)
         return True
 
-    def _plan_sync(self, level: Level) -> None:
-        delay_ms = self._settings.lazy_sync_ms if level is Level.LAZY else self._settings.written_sync_ms
+    def _plan_sync(self, level: DurabilityLevel) -> None:
+        delay_ms = self._settings.lazy_sync_ms if level is DurabilityLevel.LAZY else self._settings.written_sync_ms
         self._sync_timers[level] = self._loop.call_later(delay_ms / 1000, self._sync_due, level)
 
-    def _sync_due(self, level: Level) -> None:
+    def _sync_due(self, level: DurabilityLevel) -> None:
         del self._sync_timers[level]
         if not (self._baton.is_with_loop and self._engine.durable == self._engine.position):
             self.sync(_nobody_waits)
@@ -502,20 +502,20 @@ def _discard(finished: asyncio.Future[Any], lock: DiskLock) -> None:
     lock.release()
 
 
-class _Progress:
+class _RecoveryProgress:
     """Says once a second how far recovery is."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._next = clock.monotonic() + 1.0
 
-    def __call__(self, recovered: Recovered) -> None:
+    def __call__(self, recovered: RecoveredLog) -> None:
         if self._clock.monotonic() >= self._next:
             self._next = self._clock.monotonic() + 1.0
             log.info("wal.recovering", files=recovered.files, bytes=recovered.bytes_scanned)
 
 
-def _log_recovered(recovered: Recovered) -> None:
+def _log_recovered(recovered: RecoveredLog) -> None:
     log.info(
         "wal.recovered",
         files=recovered.files,
