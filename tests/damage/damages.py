@@ -21,6 +21,9 @@ from oracle import Judgement, judge, judge_restore
 from stored_files import BY_NAME, Kind, classify
 from world import HANG_S
 
+from pydanube.client.message import ReceivedBatch
+from pydanube.codec.batch import Batch
+from pydanube.codec.wal import RECORD_HEADER_BYTES
 from pydanube.runtime.disk import OsDisk
 from pydanube.storage.wal.inspect import records
 
@@ -147,9 +150,8 @@ async def run_case(world: Path, scratch: Path, case: Case, *, with_command: bool
     shutil.copytree(original, scratch)
     if not case.apply(scratch):
         return None
-    expected.tail_lost = (
-        kind.name == "open log file" and expected.ended == "kill" and _is_unsynced(original, scratch, case)
-    )
+    if kind.name == "open log file" and expected.ended == "kill":
+        expected.unsynced, expected.unsynced_acks = _lost_with_the_tail(original, scratch, case)
     restored = await _restore(scratch, expected, _newest_manifest(kinds)) if kind.history else Judgement()
     outcome = Outcome(case, kind, await judge(scratch, expected))
     first = outcome.first
@@ -173,24 +175,34 @@ async def run_case(world: Path, scratch: Path, case: Case, *, with_command: bool
     return outcome
 
 
-def _is_unsynced(original: Path, damaged: Path, case: Case) -> bool:
-    """Whether nothing of the open log file is damaged that was synced when the broker was killed.
+def _lost_with_the_tail(original: Path, damaged: Path, case: Case) -> tuple[set[str], bool]:
+    """What of the open log file was written and not yet synced when the broker was killed, where the damage reaches so
+    far: payloads, and whether acks are among it.
 
-    What lies behind was written and not yet synced. A power cut may take it: messages of `written` topics of the last
-    second, acks of the last 100 ms. That is what the ack levels promise, so a start cannot call it damage.
+    A power cut may take that: messages of `written` topics of the last second, acks of the last 100 ms. It is what the
+    levels promise, so a start cannot call it damage.
     """
-    written = list(records(OsDisk(), original / "wal"))
-    begin = min(one.position for one in written if one.file == Path(case.file).name)
-    synced = max(one.durable for one in written if one.state == "ok")
-    mark = original / "wal" / "DURABLE"
-    if mark.exists():
-        content = mark.read_bytes()
-        slots = [SLOT.unpack_from(content, at) for at in (0, 4096) if at + SLOT.size <= len(content)]
+    log, name = original / "wal", Path(case.file).name
+    written = [one for one in records(OsDisk(), log) if one.state == "ok"]
+    synced = max(one.durable for one in written)
+    if (log / "DURABLE").exists():
+        content = (log / "DURABLE").read_bytes()
+        slots = [SLOT.unpack_from(content, at) for at in (0, BLOCK) if at + SLOT.size <= len(content)]
         synced = max(synced, max(slots)[2])
+    begin = min(one.position for one in written if one.file == name)
     before = (original / case.file).read_bytes()
-    after = (damaged / case.file).read_bytes() if (damaged / case.file).exists() else b""
-    same = next((n for n, (one, two) in enumerate(zip(before, after, strict=False)) if one != two), len(after))
-    return begin + same >= synced
+    after = (damaged / case.file).read_bytes().ljust(len(before), b"\0") if case.damage != "remove" else b""
+    payloads: set[str] = set()
+    has_acks = False
+    if before[synced - begin :] != after[synced - begin :]:
+        for one in written:
+            if one.file == name and one.position >= synced:
+                at = one.position - begin + RECORD_HEADER_BYTES
+                has_acks |= one.kind.startswith("STATE")
+                if one.batch is not None:
+                    batch = Batch.open(memoryview(before)[at : at + one.body_length], stamped=True)
+                    payloads.update(bytes(payload).decode() for payload in ReceivedBatch(batch, "", 0).payloads)
+    return payloads, has_acks
 
 
 def _newest_manifest(kinds: dict[str, Kind]) -> str:

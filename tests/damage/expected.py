@@ -79,8 +79,10 @@ class Expected(msgspec.Struct):
     """What the broker ran with."""
     ended: str = ""
     """How it ended: "stop" or "kill"."""
-    tail_lost: bool = False
-    """What was written and not yet synced may be gone, as after a power cut."""
+    unsynced: set[str] = set()
+    """Payloads that may be gone, as after a power cut: they were written and not yet synced."""
+    unsynced_acks: bool = False
+    """The same of acks."""
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))
