@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -19,7 +20,7 @@ from crc32c import crc32c
 
 from pydanube.codec.state import CursorChange, PackedChange, StateSnapshot, encode, encode_delta
 from pydanube.codec.wal import RecordKind
-from pydanube.model.errors import DanubeError, Full
+from pydanube.model.errors import DanubeError, Full, Unavailable
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -159,7 +160,9 @@ class StateLedger:
         def synced(error: DanubeError | None) -> None:
             _tell(waiters, error)
             if error is None and former:
-                self._tasks.spawn(self._drop(former), "superseded state ledgers dropping")
+                # While the broker closes they stay listed: the next owner supersedes them again.
+                with contextlib.suppress(Unavailable):
+                    self._tasks.spawn(self._drop(former), "superseded state ledgers dropping")
             elif error is not None:
                 self._former = former + self._former
 
