@@ -21,7 +21,7 @@ from oracle import Judgement, judge, judge_restore
 from stored_files import BY_NAME, Kind, classify
 from world import HANG_S
 
-from pydanube.client.message import ReceivedBatch
+from pydanube.client.consuming.messages import ReceivedBatch
 from pydanube.codec.batch import Batch
 from pydanube.codec.wal import RECORD_HEADER_BYTES
 from pydanube.runtime.disk import OsDisk
