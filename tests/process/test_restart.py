@@ -145,7 +145,7 @@ async def test_an_older_copy_of_the_metadata_is_refused(tmp_path):
         broker.stop()
         for name, content in older.items():
             (data / name).write_bytes(content)
-        with pytest.raises(AssertionError, match="it is an older copy"):
+        with pytest.raises(AssertionError, match="put back the newest copy of the metadata"):
             broker.start()
 
 
