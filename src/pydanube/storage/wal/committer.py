@@ -1,7 +1,7 @@
 """The log's thread: takes everything that waits, writes it in one go, syncs once, tells the loop once, and again.
 
-It never waits for the loop: what arrives during one sync shares the next. It owns the engine while it holds the baton
-(see `baton`): whoever wants something of the engine sends mail. It wakes up for mail and, while the disk fails, to try
+It never waits for the loop: what arrives during one sync shares the next. It owns the engine while the guard says so
+(see `engine_guard`): whoever wants something of the engine sends mail. It wakes up for mail and, while the disk fails, to try
 again; for nothing else.
 """
 
@@ -15,8 +15,8 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .baton import EngineGuard
 from .engine import Engine, Record
+from .engine_guard import EngineGuard
 from .settings import DurabilityLevel, WalSettings
 from .table import WalFile
 
@@ -55,14 +55,14 @@ class Committer:
         settings: WalSettings,
         clock: Clock,
         mail: SimpleQueue[Mail],
-        baton: EngineGuard,
+        guard: EngineGuard,
         listener: Listener,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
         self._mail = mail
-        self._baton = baton
+        self._guard = guard
         self._listener = listener
         self._kept: list[Mail] = []
         """Taken from the queue and not yet looked at: at most one."""
@@ -78,20 +78,20 @@ class Committer:
     def run(self) -> None:
         """Until None comes. Everything taken before that is done by then."""
         try:
-            self._pass_baton()
+            self._offer_engine()
             while self._step():
-                self._pass_baton()
+                self._offer_engine()
             self._is_ending = True
             self._end()
         except BaseException as error:
             log.exception("wal.stopped", error=repr(error))
             self._refuse_everything(Unavailable(f"the log stopped: {error!r}; start the broker again"))
 
-    def _pass_baton(self) -> None:
+    def _offer_engine(self) -> None:
         if self._is_failing:
-            self._baton.keep()
+            self._guard.withhold()
         else:
-            self._baton.offer()
+            self._guard.offer()
 
     def _step(self) -> bool:
         """One group, one command, or a try to cure the disk. False at the end."""
@@ -102,11 +102,11 @@ class Committer:
         if mail is None:
             return False
         if callable(mail):
-            self._baton.did(1)
+            self._guard.count_done(1)
             mail()
         else:
             group = self._group(mail)
-            self._baton.did(len(group))
+            self._guard.count_done(len(group))
             self._commit(group)
         return True
 
@@ -238,7 +238,7 @@ class Committer:
 
     def _refuse_everything(self, failure: Unavailable) -> None:
         """A mistake of ours: nothing is written any more, and everybody is told."""
-        self._baton.keep()
+        self._guard.withhold()
         self._engine.failure = failure
         self._listener.failed(failure, set(self._engine.abandoned))
         self._tell_failed(failure)

@@ -6,7 +6,7 @@ each time it wakes up the two of them fight for the interpreter. The loop never 
 is left to the thread for a while.
 
 Invariants
-    one of the two uses the engine at a time: whoever holds the baton (see `baton`)
+    one of the two uses the engine at a time: its owner by `engine_guard`
     records reach the log in the order in which `append` was called: what is written here finds all before it written
     `done` is called on the loop exactly once per append, in that order for appends of one level; levels below SYNC may
     be done before an earlier SYNC is, and before `append` returns
@@ -35,9 +35,9 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
-from .baton import EngineGuard
 from .committer import Append, Committer, Done, Mail
 from .engine import Engine, Record
+from .engine_guard import EngineGuard
 from .handles import Handles, Released
 from .layout import LOCK
 from .reader import LogReader
@@ -87,12 +87,12 @@ class LogWriter:
         """For the thread, and not in its mail yet."""
         self._abandoned: set[int] = set()
         self._closing: asyncio.Future[None] | None = None
-        self._baton = EngineGuard()
+        self._guard = EngineGuard()
         self._mail: SimpleQueue[Mail] = SimpleQueue()
         self._pool = ThreadPoolExecutor(settings.reader_threads, "danube-log-read")
         self._handles = Handles(disk, engine.directory, settings.open_files_max)
         self._reader = LogReader(disk, engine.directory, settings, engine.table, self._handles)
-        committer = Committer(engine, settings, clock, self._mail, self._baton, _Listener(self))
+        committer = Committer(engine, settings, clock, self._mail, self._guard, _Listener(self))
         self._thread = threading.Thread(target=committer.run, name="danube-log", daemon=True)
 
     @classmethod
@@ -194,12 +194,12 @@ class LogWriter:
         self._send((None, DurabilityLevel.SYNC, done, False))
 
     def _send(self, mail: Mail) -> None:
-        self._baton.hand_over()
+        self._guard.count_put()
         self._end_turn()
         self._mail.put(mail)
 
     def _send_with_this_turn(self, append: Append) -> None:
-        self._baton.hand_over()
+        self._guard.count_put()
         if not self._of_this_turn:
             self._loop.call_soon(self._end_turn)
         self._of_this_turn.append(append)
@@ -212,7 +212,7 @@ class LogWriter:
     def _may_write_here(self, length: int) -> bool:
         return (
             length <= self._settings.loop_write_bytes_max
-            and self._baton.is_with_loop
+            and self._guard.loop_owns_engine
             and self._engine.has_room(length)
             and self._monotonic() >= self._thread_only_until
         )
@@ -241,7 +241,7 @@ class LogWriter:
 
     def _sync_due(self, level: DurabilityLevel) -> None:
         del self._sync_timers[level]
-        if not (self._baton.is_with_loop and self._engine.durable == self._engine.position):
+        if not (self._guard.loop_owns_engine and self._engine.durable == self._engine.position):
             self.sync(_nobody_waits)
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class LogWriter:
     # -- called by the log's thread --------------------------------------------------------------------------------
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
-        self._baton.telling()
+        self._guard.count_posted()
         try:
             self._loop.call_soon_threadsafe(self._hear, callback, arguments)
         except RuntimeError:  # the loop was closed under us: nobody is left to be told
@@ -412,7 +412,7 @@ class LogWriter:
         try:
             callback(*arguments)
         finally:
-            self._baton.heard()
+            self._guard.count_handled()
 
     def _finished(self, appends: list[Append], error: DanubeError | None) -> None:
         for record, _, done, _ in appends:
