@@ -1,8 +1,8 @@
-"""The log's thread: takes everything that waits, writes it in one go, syncs once, tells the loop once, and again.
+"""The log thread: takes all mail that waits, writes it in one go, syncs once, informs the loop once, and repeats.
 
-It never waits for the loop: what arrives during one sync shares the next. It owns the engine while the guard says so
-(see `engine_guard`): whoever wants something of the engine sends mail. It wakes up for mail and, while the disk fails, to try
-again; for nothing else.
+The thread never waits for the loop: what arrives during one sync shares the next. Only the owner of the engine uses it
+(see `engine_guard`); everything else that concerns the engine is sent to this thread as mail. The thread wakes up for
+mail and, while the disk fails, to try the disk again; for nothing else.
 """
 
 from __future__ import annotations
@@ -11,23 +11,40 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .engine import Engine, Record
+from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .settings import DurabilityLevel, WalSettings
 from .table import WalFile
 
 Done: TypeAlias = Callable[[DanubeError | None], None]
-Append: TypeAlias = tuple[Record | None, int, Done, bool]
-"""The record, its level, whom to tell, whether it is written already. No record: only the sync is wanted."""
+"""Called once an append is done, with the error if it failed."""
+
+
+class WalAppend(msgspec.Struct, frozen=True):
+    """One record on its way through the log thread, or only a request to sync what was appended before it."""
+
+    record: WalRecord | None
+    """None: nothing is to be written, only the sync is wanted."""
+    level: int
+    done: Done
+    is_written: bool = False
+    """The loop has written the record already; the log thread only syncs it."""
+
+    @property
+    def size(self) -> int:
+        return len(self.record.body) if self.record is not None else 0
+
 
 Command: TypeAlias = Callable[[], None]
 """Something to do between two groups; it must not raise."""
 
-Mail: TypeAlias = Append | Command | None
+Mail: TypeAlias = WalAppend | Command | None
 """None is the end."""
 
 log: Final = get_logger("storage.wal")
@@ -39,7 +56,7 @@ MARK_SYNC_SECONDS: Final = 5.0
 class Listener(Protocol):
     """Whom the thread tells; every call is made in the log's thread and must only pass the word on."""
 
-    def finished(self, appends: list[Append], error: DanubeError | None) -> None: ...
+    def finished(self, appends: list[WalAppend], error: DanubeError | None) -> None: ...
 
     def failed(self, error: DanubeError, ledgers: set[int]) -> None: ...
 
@@ -66,7 +83,7 @@ class Committer:
         self._listener = listener
         self._kept: list[Mail] = []
         """Taken from the queue and not yet looked at: at most one."""
-        self._untold: list[Append] = []
+        self._untold: list[WalAppend] = []
         """Of the group at hand, those whose end nobody has heard of yet."""
         self._cure_due = clock.monotonic() + settings.cure_ms / 1000
         self._mark_due = clock.monotonic() + MARK_SYNC_SECONDS
@@ -123,10 +140,10 @@ class Committer:
             pass
         return bool(self._kept)
 
-    def _group(self, first: Append) -> list[Append]:
+    def _group(self, first: WalAppend) -> list[WalAppend]:
         """Everything that waits, up to the limit or to mail of another sort."""
         group = [first]
-        size = _size(first)
+        size = first.size
         limit, take = self._settings.group_bytes_max, self._mail.get_nowait
         for _ in range(self._mail.qsize()):
             mail = take()
@@ -134,26 +151,26 @@ class Committer:
                 self._kept.append(mail)
                 break
             group.append(mail)
-            size += _size(mail)
+            size += mail.size
         return group
 
     # -- committing ------------------------------------------------------------------------------------------------
 
-    def _commit(self, group: list[Append]) -> None:
+    def _commit(self, group: list[WalAppend]) -> None:
         if self._abandoned:
             group = self._without_abandoned(group)
-        records = [append[0] for append in group if append[0] is not None and not append[3]]
-        written = [append[0] for append in group if append[0] is not None and append[3]]
-        waiting = [append for append in group if append[1] == DurabilityLevel.SYNC]
+        records = [append.record for append in group if append.record is not None and not append.is_written]
+        written = [append.record for append in group if append.record is not None and append.is_written]
+        waiting = [append for append in group if append.level == DurabilityLevel.SYNC]
         self._untold = group
         try:
             if records:
                 self._engine.write(records, written)
             if len(waiting) < len(group):
                 self._untold = waiting
-                self._listener.finished([append for append in group if append[1] < DurabilityLevel.SYNC], None)
+                self._listener.finished([append for append in group if append.level < DurabilityLevel.SYNC], None)
             if waiting:
-                self._engine.sync([append[0] for append in waiting if append[0] is not None])
+                self._engine.sync([append.record for append in waiting if append.record is not None])
         except Unavailable as error:
             self._fail(error)
             return
@@ -165,9 +182,9 @@ class Committer:
             self._fill_ahead(group)
             self._sync_mark()
 
-    def _fill_ahead(self, group: list[Append]) -> None:
+    def _fill_ahead(self, group: list[WalAppend]) -> None:
         """Nothing waits: prepare for the next small groups."""
-        if sum(map(_size, group)) < self._settings.fill_below_bytes:
+        if sum(append.size for append in group) < self._settings.fill_below_bytes:
             try:
                 self._engine.fill_ahead()
             except Unavailable as error:
@@ -180,14 +197,17 @@ class Committer:
             self._mark_due = now + MARK_SYNC_SECONDS
             self._engine.mark.sync()
 
-    def _without_abandoned(self, group: list[Append]) -> list[Append]:
+    def _without_abandoned(self, group: list[WalAppend]) -> list[WalAppend]:
         """Appends that were on their way when their ledger was given up fail, however healthy the disk is now."""
-        late = [append for append in group if append[0] is not None and append[0][1] in self._abandoned]
+        late = [append for append in group if self._is_abandoned(append)]
         if not late:
             return group
         error = self._engine.failure or Unavailable("the disk failed while this was on its way; send it again")
         self._listener.finished(late, error)
-        return [append for append in group if append[0] is None or append[0][1] not in self._abandoned]
+        return [append for append in group if not self._is_abandoned(append)]
+
+    def _is_abandoned(self, append: WalAppend) -> bool:
+        return append.record is not None and append.record.ledger_id in self._abandoned
 
     def _pass_on_closed(self) -> None:
         for file in self._engine.closed:
@@ -250,7 +270,3 @@ class Committer:
                 mail()
             else:
                 self._listener.finished([mail], failure)
-
-
-def _size(append: Append) -> int:
-    return len(append[0][4]) if append[0] is not None else 0

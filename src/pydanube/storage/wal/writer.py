@@ -35,8 +35,8 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
-from .committer import Append, Committer, Done, Mail
-from .engine import Engine, Record
+from .committer import Committer, Done, Mail, WalAppend
+from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .handles import Handles, Released
 from .layout import LOCK
@@ -83,7 +83,7 @@ class LogWriter:
         self._thread_only_until = 0.0
         self._sync_timers: dict[int, asyncio.TimerHandle] = {}
         """By level: the next sync of what nobody waits for."""
-        self._of_this_turn: list[Append] = []
+        self._of_this_turn: list[WalAppend] = []
         """For the thread, and not in its mail yet."""
         self._abandoned: set[int] = set()
         self._closing: asyncio.Future[None] | None = None
@@ -175,7 +175,7 @@ class LogWriter:
         assert self._closing is None
         assert len(body) <= RECORD_BODY_BYTES_MAX, f"a body of {len(body)} bytes could not be read again"
         assert self.read_only is not None or ledger_id not in self._abandoned, f"ledger {ledger_id} was abandoned"
-        record = (kind, ledger_id, entry_id, owner_epoch, body, body_crc)
+        record = WalRecord(kind, ledger_id, entry_id, owner_epoch, body, body_crc)
         is_written = self._may_write_here(len(body)) and self._write_here(record)
         if level < DurabilityLevel.SYNC:
             if level not in self._sync_timers:
@@ -185,20 +185,20 @@ class LogWriter:
                 return
         self.pending_bytes += len(body)
         if is_written:
-            self._send((record, level, done, True))
+            self._send(WalAppend(record, level, done, is_written=True))
         else:
-            self._send_with_this_turn((record, level, done, False))
+            self._send_with_this_turn(WalAppend(record, level, done))
 
     def sync(self, done: Done) -> None:
         """`done` once everything appended so far is synced, or has failed."""
-        self._send((None, DurabilityLevel.SYNC, done, False))
+        self._send(WalAppend(None, DurabilityLevel.SYNC, done))
 
     def _send(self, mail: Mail) -> None:
         self._guard.count_put()
         self._end_turn()
         self._mail.put(mail)
 
-    def _send_with_this_turn(self, append: Append) -> None:
+    def _send_with_this_turn(self, append: WalAppend) -> None:
         self._guard.count_put()
         if not self._of_this_turn:
             self._loop.call_soon(self._end_turn)
@@ -217,7 +217,7 @@ class LogWriter:
             and self._monotonic() >= self._thread_only_until
         )
 
-    def _write_here(self, record: Record) -> bool:
+    def _write_here(self, record: WalRecord) -> bool:
         """False when it failed. The engine then refuses everything; the thread finds that out with its next mail, which
         is this record again, and does what is to be done about it."""
         started = self._monotonic()
@@ -414,11 +414,10 @@ class LogWriter:
         finally:
             self._guard.count_handled()
 
-    def _finished(self, appends: list[Append], error: DanubeError | None) -> None:
-        for record, _, done, _ in appends:
-            if record is not None:
-                self.pending_bytes -= len(record[4])
-            self._tell(done, error)
+    def _finished(self, appends: list[WalAppend], error: DanubeError | None) -> None:
+        for append in appends:
+            self.pending_bytes -= append.size
+            self._tell(append.done, error)
 
     def _tell(self, done: Done, error: DanubeError | None) -> None:
         try:
@@ -452,7 +451,7 @@ class _Listener:
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
 
-    def finished(self, appends: list[Append], error: DanubeError | None) -> None:
+    def finished(self, appends: list[WalAppend], error: DanubeError | None) -> None:
         self._writer._post(self._writer._finished, appends, error)
 
     def failed(self, error: DanubeError, ledgers: set[int]) -> None:
