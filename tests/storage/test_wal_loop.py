@@ -25,7 +25,7 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
 from pydanube.runtime.simdisk import PowerCut
-from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
 from pydanube.storage.wal.engine_guard import EngineGuard
 from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
 
@@ -227,7 +227,7 @@ async def test_a_write_that_fails_on_the_loop_is_told_like_any_other(level: Dura
     disk = sim_disk()
     async with opened(disk, settings=SETTINGS) as log:
         heard: list[object] = []
-        log.on_failed = heard.append
+        log.subscribe(LogListener(failed=heard.append))
         await append(log, RecordKind.STATE_DELTA, 1, 0, b"0")
         await append(log, RecordKind.STATE_DELTA, 2, 0, b"x")
         await rest(log)

@@ -42,19 +42,19 @@ class WalAppend(msgspec.Struct, frozen=True):
 
 
 Command: TypeAlias = Callable[[], None]
-"""Something to do between two groups; it must not raise."""
+"""A function that the log thread calls between two groups. It must not raise."""
 
 Mail: TypeAlias = WalAppend | Command | None
-"""None is the end."""
+"""None ends the thread."""
 
 log: Final = get_logger("storage.wal")
 
 MARK_SYNC_SECONDS: Final = 5.0
-"""At most so often the durable mark is synced, and only while nothing waits."""
+"""The durable mark is synced at most this often, and only while no mail waits."""
 
 
-class Listener(Protocol):
-    """Whom the thread tells; every call is made in the log's thread and must only pass the word on."""
+class CommitReports(Protocol):
+    """Receives what happened. Every call is made in the log thread and must only pass the report on to the loop."""
 
     def finished(self, appends: list[WalAppend], error: DanubeError | None) -> None: ...
 
@@ -73,27 +73,27 @@ class Committer:
         clock: Clock,
         mail: SimpleQueue[Mail],
         guard: EngineGuard,
-        listener: Listener,
+        reports: CommitReports,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
         self._mail = mail
         self._guard = guard
-        self._listener = listener
+        self._reports = reports
         self._kept: list[Mail] = []
-        """Taken from the queue and not yet looked at: at most one."""
-        self._untold: list[WalAppend] = []
-        """Of the group at hand, those whose end nobody has heard of yet."""
+        """At most one item that was taken from the queue and not handled yet."""
+        self._unreported: list[WalAppend] = []
+        """The appends of the current group that were not reported as finished yet."""
         self._cure_due = clock.monotonic() + settings.cure_ms / 1000
         self._mark_due = clock.monotonic() + MARK_SYNC_SECONDS
         self._is_ending = False
         self._is_failing = engine.failure is not None
         self._abandoned: set[int] = set()
-        """Ledgers that were given up in this run, sealed by now or not: nothing goes into them."""
+        """All ledgers abandoned in this run, sealed by now or not: nothing is written to them."""
 
     def run(self) -> None:
-        """Until None comes. Everything taken before that is done by then."""
+        """Handle mail until None arrives; all mail before it is done by then."""
         try:
             self._offer_engine()
             while self._step():
@@ -111,8 +111,8 @@ class Committer:
             self._guard.offer()
 
     def _step(self) -> bool:
-        """One group, one command, or a try to cure the disk. False at the end."""
-        if not self._wait():
+        """Handle one group or one command, or try the failed disk again. Return False at the end."""
+        if not self._wait_for_mail():
             self._cure()
             return True
         mail = self._kept.pop()
@@ -122,13 +122,13 @@ class Committer:
             self._guard.count_done(1)
             mail()
         else:
-            group = self._group(mail)
+            group = self._take_group(mail)
             self._guard.count_done(len(group))
             self._commit(group)
         return True
 
-    def _wait(self) -> bool:
-        """True when there is mail; False when a cure is due before any came."""
+    def _wait_for_mail(self) -> bool:
+        """Return True when there is mail, False when it is time to try the failed disk again."""
         if self._kept:
             return True
         try:
@@ -140,8 +140,8 @@ class Committer:
             pass
         return bool(self._kept)
 
-    def _group(self, first: WalAppend) -> list[WalAppend]:
-        """Everything that waits, up to the limit or to mail of another sort."""
+    def _take_group(self, first: WalAppend) -> list[WalAppend]:
+        """Take all appends that wait, up to the size limit or to mail that is no append."""
         group = [first]
         size = first.size
         limit, take = self._settings.group_bytes_max, self._mail.get_nowait
@@ -162,28 +162,28 @@ class Committer:
         records = [append.record for append in group if append.record is not None and not append.is_written]
         written = [append.record for append in group if append.record is not None and append.is_written]
         waiting = [append for append in group if append.level == DurabilityLevel.SYNC]
-        self._untold = group
+        self._unreported = group
         try:
             if records:
                 self._engine.write(records, written)
             if len(waiting) < len(group):
-                self._untold = waiting
-                self._listener.finished([append for append in group if append.level < DurabilityLevel.SYNC], None)
+                self._unreported = waiting
+                self._reports.finished([append for append in group if append.level < DurabilityLevel.SYNC], None)
             if waiting:
                 self._engine.sync([append.record for append in waiting if append.record is not None])
         except Unavailable as error:
             self._fail(error)
             return
         if waiting:
-            self._untold = []
-            self._listener.finished(waiting, None)
-        self._pass_on_closed()
+            self._unreported = []
+            self._reports.finished(waiting, None)
+        self._report_closed_files()
         if not self._kept and self._mail.empty():
             self._fill_ahead(group)
             self._sync_mark()
 
     def _fill_ahead(self, group: list[WalAppend]) -> None:
-        """Nothing waits: prepare for the next small groups."""
+        """After a small group, and with no mail waiting: prepare the file for the next small groups."""
         if sum(append.size for append in group) < self._settings.fill_below_bytes:
             try:
                 self._engine.fill_ahead()
@@ -191,58 +191,59 @@ class Committer:
                 self._fail(error)
 
     def _sync_mark(self) -> None:
-        """Nothing waits: let the mark survive a power cut too, once in a while."""
+        """With no mail waiting: sync the durable mark once in a while, so that it survives a power cut too."""
         now = self._clock.monotonic()
         if now >= self._mark_due:
             self._mark_due = now + MARK_SYNC_SECONDS
             self._engine.mark.sync()
 
     def _without_abandoned(self, group: list[WalAppend]) -> list[WalAppend]:
-        """Appends that were on their way when their ledger was given up fail, however healthy the disk is now."""
+        """Fail the appends that were sent before their ledger was abandoned, even if the disk works again; return the
+        others."""
         late = [append for append in group if self._is_abandoned(append)]
         if not late:
             return group
         error = self._engine.failure or Unavailable("the disk failed while this was on its way; send it again")
-        self._listener.finished(late, error)
+        self._reports.finished(late, error)
         return [append for append in group if not self._is_abandoned(append)]
 
     def _is_abandoned(self, append: WalAppend) -> bool:
         return append.record is not None and append.record.ledger_id in self._abandoned
 
-    def _pass_on_closed(self) -> None:
+    def _report_closed_files(self) -> None:
         for file in self._engine.closed:
             log.info("wal.rotated", generation=file.generation, ledgers=len(file.spans))
-            self._listener.rotated(file)
+            self._reports.rotated(file)
         self._engine.closed.clear()
 
     # -- failing ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: Unavailable) -> None:
-        """Say which ledgers are given up, then tell everybody who waited; a cure is tried a while later."""
+        """Report which ledgers are abandoned, then fail the appends of the group. The disk is tried again later."""
         if not self._is_failing:
             log.error("wal.failed", error=error.message, ledgers=len(self._engine.abandoned))
             self._is_failing = True
             self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
         fresh = self._engine.abandoned - self._abandoned
         self._abandoned |= fresh
-        self._listener.failed(error, fresh)
-        self._tell_failed(error)
+        self._reports.failed(error, fresh)
+        self._fail_unreported(error)
 
-    def _tell_failed(self, error: Unavailable) -> None:
-        untold, self._untold = self._untold, []
-        self._listener.finished(untold, error)
+    def _fail_unreported(self, error: Unavailable) -> None:
+        unreported, self._unreported = self._unreported, []
+        self._reports.finished(unreported, error)
 
     def _cure(self) -> None:
         if self._engine.cure():
             self._is_failing = False
             log.info("wal.cured", generation=self._engine.table.newest)
-            self._listener.cured()
-            self._pass_on_closed()
+            self._reports.cured()
+            self._report_closed_files()
         else:
             self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
             failure = self._engine.failure
             assert failure is not None
-            self._listener.failed(failure, set())
+            self._reports.failed(failure, set())
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -254,14 +255,14 @@ class Committer:
                 self._engine.close()
         except Unavailable as error:
             self._fail(error)
-        self._pass_on_closed()
+        self._report_closed_files()
 
     def _refuse_everything(self, failure: Unavailable) -> None:
-        """A mistake of ours: nothing is written any more, and everybody is told."""
+        """After a bug: write nothing any more, and fail every append."""
         self._guard.withhold()
         self._engine.failure = failure
-        self._listener.failed(failure, set(self._engine.abandoned))
-        self._tell_failed(failure)
+        self._reports.failed(failure, set(self._engine.abandoned))
+        self._fail_unreported(failure)
         while not self._is_ending:
             mail = self._kept.pop() if self._kept else self._mail.get()
             if mail is None:
@@ -269,4 +270,4 @@ class Committer:
             if callable(mail):
                 mail()
             else:
-                self._listener.finished([mail], failure)
+                self._reports.finished([mail], failure)
