@@ -240,8 +240,8 @@ class AppendToARecoveredFile(Simulation):
 class _ForgivingRecovery(LogRecovery):
     """Reads every file to its last valid record, whatever the next file says."""
 
-    def _take_file(self, generation: int, last: bool) -> None:
-        super()._take_file(generation, last=True)
+    def _load_file(self, generation: int, last: bool) -> None:
+        super()._load_file(generation, last=True)
 
     def _merge(self) -> None:
         for file in self._files:

@@ -321,7 +321,7 @@ class Simulation:
     def write_together(self, records: list[WalRecord]) -> None:
         """In one go, or as a loop does that writes the first alone and leaves the rest to a thread, or what failed."""
         alone: list[WalRecord] = []
-        if records and self.engine.has_room(len(records[0].body)) and self.random.random() < 0.5:
+        if records and self.engine.fits_open_file(len(records[0].body)) and self.random.random() < 0.5:
             with suppress(Unavailable):
                 self.engine.write(records[:1])
                 alone = records[:1]

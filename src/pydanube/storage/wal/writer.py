@@ -240,7 +240,7 @@ class LogWriter:
         return (
             length <= self._settings.loop_write_bytes_max
             and self._guard.loop_owns_engine
-            and self._engine.has_room(length)
+            and self._engine.fits_open_file(length)
             and self._monotonic() >= self._thread_only_until
         )
 
