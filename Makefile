@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock check format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
+.PHONY: help setup lock check protos check-protos format test test-pythons test-spark test-stores soak soak-damage soak-delivery soak-spark demo bench bench-spark serve clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,11 +31,27 @@ lock: setup ## choose the newest versions that pyproject.toml allows for the dev
 	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra test --extra dev \
 	  --no-annotate --no-header pyproject.toml -o requirements-dev.lock
 
-check: setup ## lint, types and the borders between rooms
+check: setup check-protos ## lint, types, the borders between packages, and descriptor sets that match their .proto
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A descriptor set is a parsed .proto file, which pydanube.runtime.protobuf loads.
+PROTOS := $(shell find src -name '*.proto')
+PROTOC := $(BIN)/python -m grpc_tools.protoc -I src --include_imports
+
+protos: setup ## write the descriptor set (.binpb) of every .proto file
+	@for proto in $(PROTOS); do \
+	  $(PROTOC) --descriptor_set_out=$${proto%.proto}.binpb $$proto || exit 1; \
+	done
+
+check-protos: setup
+	@for proto in $(PROTOS); do \
+	  $(PROTOC) --descriptor_set_out=$(VENV)/check.binpb $$proto || exit 1; \
+	  cmp -s $(VENV)/check.binpb $${proto%.proto}.binpb || { \
+	    echo "$${proto%.proto}.binpb does not match $$proto: run make protos" >&2; exit 1; }; \
+	done
 
 format: setup ## format the code as `make check` wants it
 	$(BIN)/ruff check --fix .

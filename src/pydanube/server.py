@@ -30,8 +30,8 @@ from .metadata.embedded import EmbeddedStore
 from .metadata.store import Compare, MetadataStore, Put
 from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
-from .runtime.descriptors import KEPT, log_files, make_descriptors
 from .runtime.disk import Disk, OsDisk
+from .runtime.file_descriptors import KEPT, log_files, raise_descriptor_limit
 from .runtime.objects.opening import open_store
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
@@ -264,7 +264,7 @@ def _wal_settings(settings: Settings) -> WalSettings:
         file_bytes=settings.log.file_bytes,
         group_bytes_max=settings.log.group_bytes_max,
         lazy_sync_ms=settings.log.lazy_sync_ms,
-        open_files_max=log_files(make_descriptors(settings.limits.connections_max + KEPT)),
+        open_files_max=log_files(raise_descriptor_limit(settings.limits.connections_max + KEPT)),
     )
 
 

@@ -17,7 +17,7 @@ from pydanube.gateway.native.server import _counted_address
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 from pydanube.runtime.clock import ManualClock
-from pydanube.runtime.descriptors import connection_places, log_files
+from pydanube.runtime.file_descriptors import log_files, plan_connections
 
 HELLO = frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(requests.Hello()))
 
@@ -327,7 +327,7 @@ async def test_connections_over_the_limit_are_refused_and_places_come_free_again
 
 
 async def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pydanube.gateway.native.server.make_descriptors", lambda _wanted: 64)
+    monkeypatch.setattr("pydanube.gateway.native.server.raise_descriptor_limit", lambda _wanted: 64)
     monkeypatch.setattr("pydanube.gateway.native.server.open_descriptors", lambda: 16)
     async with door() as there:
         outcomes = [await come_in(there) for _ in range(12)]
@@ -339,7 +339,7 @@ async def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.Mon
     ("limit", "in_use", "places"), [(64, 13, 11), (256, 20, 164), (1024, 20, 704), (20_000, 20, 19_680), (40, 30, 1)]
 )
 def test_connections_get_what_files_do_not_need(limit: int, in_use: int, places: int) -> None:
-    assert connection_places(limit, in_use).connections == places
+    assert plan_connections(limit, in_use).connections == places
     assert in_use + log_files(limit) < limit
 
 

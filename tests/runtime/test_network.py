@@ -383,9 +383,9 @@ async def test_what_a_peer_does_not_take_for_long_is_copied_and_keeps_nothing_el
             count += 1
             await asyncio.sleep(0)
         kept, queued = list(connection._outgoing), connection.queued_bytes
-        connection.own_what_waits(connection.last_sent + 0.9)
+        connection.copy_stalled_output(connection.last_sent + 0.9)
         assert list(connection._outgoing) == kept, "it may have been a moment"
-        connection.own_what_waits(connection.last_sent + 1.1)
+        connection.copy_stalled_output(connection.last_sent + 1.1)
         assert connection.queued_bytes == queued
         assert list(connection._outgoing) == [b"".join(kept)]
         del kept
@@ -394,7 +394,7 @@ async def test_what_a_peer_does_not_take_for_long_is_copied_and_keeps_nothing_el
             received += await both.read(MIB)
         expected = b"".join(bytes(chunk[at * KIB % len(chunk) :][: 16 * KIB]) for at in range(count))
         assert received == expected
-        connection.own_what_waits(connection.last_sent + 9)
+        connection.copy_stalled_output(connection.last_sent + 9)
 
 
 async def test_a_peer_that_does_not_read_stops_the_sender_and_costs_references_only() -> None:

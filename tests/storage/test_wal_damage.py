@@ -23,7 +23,7 @@ from pydanube.codec.wal import (
 )
 from pydanube.model.errors import Corrupt, DanubeError, Refused
 from pydanube.runtime.simdisk import SimDisk
-from pydanube.storage.wal.engine import Record
+from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles
 from pydanube.storage.wal.reader import LogReader
 from pydanube.storage.wal.recovery import LogRecovery
@@ -34,10 +34,10 @@ FIRST = DIRECTORY / "wal-0000000001.log"
 LARGE = WalSettings(file_bytes=1 << 20, fill_bytes=0)
 
 
-def record(ledger_id: int, entry: int) -> Record:
+def record(ledger_id: int, entry: int) -> WalRecord:
     """Entry n of a ledger is the batch with offset n."""
     body, crc = make_batch(payload(ledger_id, entry), entry)
-    return (RecordKind.DATA, ledger_id, entry, 1, body, crc)
+    return WalRecord(RecordKind.DATA, ledger_id, entry, 1, body, crc)
 
 
 def payload(ledger_id: int, entry: int) -> bytes:
@@ -324,23 +324,27 @@ def put(disk: SimDisk, path: Path, content: bytes) -> None:
 # -- old records -------------------------------------------------------------------------------------------------------
 
 
+def put_record(disk: SimDisk, generation: int, position: int, at: int) -> None:
+    """Write entry 10 of ledger 1 at place `at` of the first file, with this generation and position in its header."""
+    made = record(1, 10)
+    body = made.body
+    head = encode_header(made.kind, generation, position, 1, 10, at, made.owner_epoch, len(body), made.body_crc)
+    disk.open(FIRST).pwritev([head, body, bytes(-len(body) % 64)], at)
+
+
 @pytest.mark.parametrize(("generation", "shift"), [(7, 0), (1, 4096)])
 async def test_a_whole_record_of_another_generation_or_position_does_not_count(generation: int, shift: int) -> None:
     """In a recycled file old records are whole too."""
     disk = crashed_log()
     end = disk.open(FIRST).size()
-    kind, ledger_id, entry, epoch, body, crc = record(1, 10)
-    head = encode_header(kind, generation, end + shift, ledger_id, entry, end, epoch, len(body), crc)
-    disk.open(FIRST).pwritev([head, body, bytes(-len(body) % 64)], end)
+    put_record(disk, generation, end + shift, end)
     assert await entries_left(disk) == {1: 10, 2: 10, 3: 10}
 
 
 async def test_the_same_record_of_the_right_generation_and_position_counts() -> None:
     disk = crashed_log()
     end = disk.open(FIRST).size()
-    kind, ledger_id, entry, epoch, body, crc = record(1, 10)
-    head = encode_header(kind, 1, end, ledger_id, entry, end, epoch, len(body), crc)
-    disk.open(FIRST).pwritev([head, body, bytes(-len(body) % 64)], end)
+    put_record(disk, 1, end, end)
     assert await entries_left(disk) == {1: 11, 2: 10, 3: 10}
 
 
@@ -365,6 +369,6 @@ def test_no_flipped_bit_makes_a_log_tell_anything_but_the_truth(data: st.DataObj
         if ledger_id in recovery.recovered.damaged:
             continue
         found = [bytes(view) for view in reader.read(ledger_id, 0, 1 << 30, engine.position, None)]
-        wanted = [record(ledger_id, entry)[4] for entry in range(4)]
+        wanted = [record(ledger_id, entry).body for entry in range(4)]
         assert found == wanted[: len(found)]
         assert len(found) >= 3, "only the last group, of which no later record speaks, can be taken for a torn tail"

@@ -15,7 +15,7 @@ from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloa
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
-from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
 from pydanube.storage.wal.recovery import LogRecovery
 
 PATIENT = WalSettings(file_bytes=8192, cure_ms=60_000, fill_bytes=0)
@@ -28,8 +28,7 @@ class Watch:
     def __init__(self, log: LogWriter) -> None:
         self.failed: set[int] = set()
         self.cured = 0
-        log.on_failed = self.failed.update
-        log.on_cured = self._count
+        log.subscribe(LogListener(failed=self.failed.update, cured=self._count))
 
     def _count(self) -> None:
         self.cured += 1

@@ -15,6 +15,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.runtime.disk import OsDisk
 from pydanube.runtime.simdisk import SimDisk
 from pydanube.storage.wal import DurabilityLevel, WalSettings
+from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles, Released
 from pydanube.storage.wal.inspect import records
 from pydanube.storage.wal.layout import index_path, log_path
@@ -167,9 +168,12 @@ def test_a_sidecar_tells_what_the_file_holds() -> None:
     engine = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL).run()
     body, crc = make_batch(b"x", 5)
     engine.commit(
-        [(RecordKind.LEDGER_START, 1, 0, 1, b"start", crc32c(b"start")), (RecordKind.DATA, 1, 1, 1, body, crc)]
+        [
+            WalRecord(RecordKind.LEDGER_START, 1, 0, 1, b"start", crc32c(b"start")),
+            WalRecord(RecordKind.DATA, 1, 1, 1, body, crc),
+        ]
     )
-    engine.commit([(RecordKind.STATE_SNAPSHOT, 2, 0, 1, b"S", crc32c(b"S"))])
+    engine.commit([WalRecord(RecordKind.STATE_SNAPSHOT, 2, 0, 1, b"S", crc32c(b"S"))])
     engine.close()
     (file,) = engine.closed
     file.seals[77] = 3
@@ -212,7 +216,7 @@ def test_a_sidecar_cut_anywhere_is_not_believed() -> None:
     disk = sim_disk()
     engine = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL).run()
     body, crc = make_batch(b"x", 0)
-    engine.commit([(RecordKind.DATA, 1, 0, 1, body, crc)])
+    engine.commit([WalRecord(RecordKind.DATA, 1, 0, 1, body, crc)])
     engine.close()
     write_sidecar(disk, DIRECTORY, engine.closed[0])
     path = index_path(DIRECTORY, 1)
@@ -247,7 +251,7 @@ def inspected_log() -> SimDisk:
     engine = LogRecovery(disk, DIRECTORY, IDENTITY, WalSettings(fill_bytes=0)).run()
     for number in range(6):
         body, crc = make_batch(b"%d" % number, number)
-        engine.write([(RecordKind.DATA, 1, number, 1, body, crc)])
+        engine.write([WalRecord(RecordKind.DATA, 1, number, 1, body, crc)])
         if number < 5:
             engine.sync()
     disk.crash()
@@ -291,12 +295,12 @@ def test_inspection_shows_what_lies_behind_a_seal_as_stale() -> None:
     """A rotation synced the beginning of a group that then failed: it was refused, and does not count."""
     disk = sim_disk()
     engine = LogRecovery(disk, DIRECTORY, IDENTITY, SMALL).run()
-    group = [(RecordKind.DATA, 1, number, 1, *make_batch(bytes(3000), number)) for number in range(4)]
+    group = [WalRecord(RecordKind.DATA, 1, number, 1, *make_batch(bytes(3000), number)) for number in range(4)]
     disk.fail("pwritev", after=3)
     with pytest.raises(Unavailable):
         engine.commit(group)
     assert engine.cure()
-    engine.commit([(RecordKind.DATA, 2, 0, 1, *make_batch(b"goes on", 0))])
+    engine.commit([WalRecord(RecordKind.DATA, 2, 0, 1, *make_batch(b"goes on", 0))])
     shown = list(records(disk, DIRECTORY))
     assert [(record.kind, record.state) for record in shown if record.ledger_id == 1] == [
         ("DATA", "stale"),

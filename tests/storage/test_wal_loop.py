@@ -25,8 +25,8 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
 from pydanube.runtime.simdisk import PowerCut
-from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
-from pydanube.storage.wal.baton import EngineGuard
+from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
+from pydanube.storage.wal.engine_guard import EngineGuard
 from pydanube.storage.wal.writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
 
 SETTINGS = WalSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
@@ -79,7 +79,7 @@ THREAD = "danube-log"
 
 async def rest(log: LogWriter) -> None:
     """Until the loop would write the next record: the thread rests, and the last write is long enough ago."""
-    await until(lambda: log._baton.is_with_loop and log._monotonic() >= log._thread_only_until)
+    await until(lambda: log._guard.loop_owns_engine and log._monotonic() >= log._thread_only_until)
 
 
 def put(log: LogWriter, entry: int, level: DurabilityLevel, done: Callable[[DanubeError | None], None]) -> None:
@@ -227,7 +227,7 @@ async def test_a_write_that_fails_on_the_loop_is_told_like_any_other(level: Dura
     disk = sim_disk()
     async with opened(disk, settings=SETTINGS) as log:
         heard: list[object] = []
-        log.on_failed = heard.append
+        log.subscribe(LogListener(failed=heard.append))
         await append(log, RecordKind.STATE_DELTA, 1, 0, b"0")
         await append(log, RecordKind.STATE_DELTA, 2, 0, b"x")
         await rest(log)
@@ -268,7 +268,7 @@ async def test_after_a_cure_the_loop_writes_again(tmp_path: Path) -> None:
         disk.fail("sync_data", errno.EIO)
         with pytest.raises(Unavailable):
             await append(log, RecordKind.STATE_DELTA, 1, 1, b"1")
-        assert not log._baton.is_with_loop, "the thread will wake up by itself"
+        assert not log._guard.loop_owns_engine, "the thread will wake up by itself"
         await until(lambda: log.read_only is None)
         await rest(log)
         results: list[DanubeError | None] = []
@@ -297,7 +297,7 @@ async def test_a_power_cut_leaves_a_beginning_of_what_loop_and_thread_wrote(seed
 
             put(log, entry, level, note)
             if choose.random() < 0.5:
-                await until(lambda: log.read_only is not None or log._baton.is_with_loop)
+                await until(lambda: log.read_only is not None or log._guard.loop_owns_engine)
                 await asyncio.sleep(CLOSE_SECONDS)
             if log.read_only is not None:
                 break
@@ -311,23 +311,23 @@ async def test_a_power_cut_leaves_a_beginning_of_what_loop_and_thread_wrote(seed
 
 
 @given(st.lists(st.sampled_from(["put", "take", "tell", "hear", "wait", "fail", "cure"]), max_size=60))
-def test_the_loop_holds_the_baton_only_while_the_thread_waits_and_everything_is_heard(steps: list[str]) -> None:
-    baton = EngineGuard()
+def test_the_loop_owns_the_engine_only_while_the_thread_waits_and_all_posts_are_handled(steps: list[str]) -> None:
+    guard = EngineGuard()
     mail = told = 0
     waits, fails = True, False
     for step in steps:
         match step:
             case "put":
-                baton.hand_over()
+                guard.count_put()
                 mail += 1
             case "hear" if told:
                 told -= 1
-                baton.heard()
+                guard.count_handled()
             case "take" if waits and mail:
-                baton.did(mail)
+                guard.count_done(mail)
                 mail, waits = 0, False
             case "tell" if not waits:
-                baton.telling()
+                guard.count_posted()
                 told += 1
             case "fail" if not waits:
                 fails = True
@@ -336,8 +336,8 @@ def test_the_loop_holds_the_baton_only_while_the_thread_waits_and_everything_is_
             case "wait" if not waits:
                 waits = True
                 if fails:
-                    baton.keep()
+                    guard.withhold()
                 else:
-                    baton.offer()
-        if baton.is_with_loop:
+                    guard.offer()
+        if guard.loop_owns_engine:
             assert waits and not mail and not told and not fails

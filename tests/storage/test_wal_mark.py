@@ -14,7 +14,7 @@ from wal_tools import DIRECTORY, SMALL, Ledger, open_log, opened, payloads, sim_
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import Corrupt, Unavailable
 from pydanube.runtime.simdisk import SimDisk
-from pydanube.storage.wal.engine import Engine, Record
+from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.layout import DURABLE, MANIFEST, log_path
 from pydanube.storage.wal.mark import SLOT_BYTES, SLOTS_AT, Mark, decode_slots, encode_slot, read_mark
 from pydanube.storage.wal.recovery import LogRecovery
@@ -25,9 +25,9 @@ MARK = DIRECTORY / DURABLE
 LARGE = WalSettings(file_bytes=1 << 20, fill_bytes=0)
 
 
-def record(entry: int, ledger_id: int = 1) -> Record:
+def record(entry: int, ledger_id: int = 1) -> WalRecord:
     body, crc = make_batch(b"%d:" % entry + b"x" * 100, entry)
-    return (RecordKind.DATA, ledger_id, entry, 1, body, crc)
+    return WalRecord(RecordKind.DATA, ledger_id, entry, 1, body, crc)
 
 
 def started(disk: SimDisk, settings: WalSettings = LARGE) -> Engine:

@@ -18,7 +18,7 @@ from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.runtime.disk import DiskFile, OsDisk
 from pydanube.runtime.simdisk import SimDisk
-from pydanube.storage.wal import DurabilityLevel, LogWriter, WalSettings
+from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSettings
 
 
 class CountingDisk(OsDisk):
@@ -79,7 +79,7 @@ async def test_rotations_are_told_until_the_log_is_closed(tmp_path: Path) -> Non
     async with opened(OsDisk(), tmp_path) as log:
         ledger = Ledger(log, 1)
         told: list[int] = []
-        log.on_rotated = lambda generation, _: told.append(generation)
+        log.subscribe(LogListener(rotated=lambda generation, _: told.append(generation)))
         while not told:
             await ledger.publish(b"message")
     await asyncio.sleep(0)  # what the thread posted last is heard in this turn
@@ -176,7 +176,7 @@ async def test_a_callback_that_fails_harms_no_other(tmp_path: Path) -> None:
 async def test_files_are_rotated_and_whoever_listens_is_told_which_ledgers_were_in_them(tmp_path: Path) -> None:
     async with opened(OsDisk(), tmp_path) as log:
         rotated: list[tuple[int, set[int]]] = []
-        log.on_rotated = lambda generation, ledgers: rotated.append((generation, ledgers))
+        log.subscribe(LogListener(rotated=lambda generation, ledgers: rotated.append((generation, ledgers))))
         await Ledger(log, 1).fill(30)
         await Ledger(log, 2).fill(30)
         await until(lambda: len(rotated) >= 2)

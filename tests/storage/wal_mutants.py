@@ -12,7 +12,7 @@ from wal_simulation import DIRECTORY, Simulation
 from pydanube.codec.wal import CHECKED, CHECKSUM, HEADER, LogManifest, decode_header
 from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.disk import Disk, DiskFile
-from pydanube.storage.wal.engine import Engine, Record
+from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.layout import log_path
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.release import releasable_files
@@ -134,8 +134,8 @@ class _StubbornEngine(Engine):
 
 
 class _KeepingEngine(Engine):
-    def _abandon(self, error: BaseException, failed: Sequence[Record]) -> Unavailable:
-        self.abandoned.update(record[1] for record in failed)
+    def _abandon(self, error: BaseException, failed: Sequence[WalRecord]) -> Unavailable:
+        self.abandoned.update(record.ledger_id for record in failed)
         return super()._abandon(error, ())
 
 
@@ -146,7 +146,7 @@ class WhatFailedCountsWhereItWasDurable(Simulation):
 
 
 class _ForgettingEngine(Engine):
-    def write(self, records: list[Record], written: Sequence[Record] = ()) -> None:
+    def write(self, records: list[WalRecord], written: Sequence[WalRecord] = ()) -> None:
         super().write(records)
 
 
@@ -240,8 +240,8 @@ class AppendToARecoveredFile(Simulation):
 class _ForgivingRecovery(LogRecovery):
     """Reads every file to its last valid record, whatever the next file says."""
 
-    def _take_file(self, generation: int, last: bool) -> None:
-        super()._take_file(generation, last=True)
+    def _load_file(self, generation: int, last: bool) -> None:
+        super()._load_file(generation, last=True)
 
     def _merge(self) -> None:
         for file in self._files:

@@ -24,7 +24,7 @@ from pydanube.codec.wal import NodeIdentity, RecordKind
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.runtime.disk import Disk
 from pydanube.runtime.simdisk import PowerCut, SimDisk
-from pydanube.storage.wal.engine import Engine, Record
+from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.handles import Handles
 from pydanube.storage.wal.layout import log_path
 from pydanube.storage.wal.mark import read_mark
@@ -300,8 +300,8 @@ class Simulation:
         sync = self.random.random() < self.sync_chance
         self.write(records, sync)
 
-    def write(self, records: list[Record], sync: bool) -> None:
-        self.note(f"append {[(record[1], record[2]) for record in records]} sync={sync}")
+    def write(self, records: list[WalRecord], sync: bool) -> None:
+        self.note(f"append {[(record.ledger_id, record.entry_id) for record in records]} sync={sync}")
         try:
             self.write_together(records)
             if sync:
@@ -311,17 +311,17 @@ class Simulation:
             for ledger_id in self.engine.abandoned:
                 self.ledgers[ledger_id].closed = True
             for record in records:
-                ledger = self.ledgers[record[1]]
-                ledger.failed_from = min(ledger.failed_from, record[2])
+                ledger = self.ledgers[record.ledger_id]
+                ledger.failed_from = min(ledger.failed_from, record.entry_id)
             return
         if sync:
             self.note_synced()
             self.fill_ahead()
 
-    def write_together(self, records: list[Record]) -> None:
+    def write_together(self, records: list[WalRecord]) -> None:
         """In one go, or as a loop does that writes the first alone and leaves the rest to a thread, or what failed."""
-        alone: list[Record] = []
-        if records and self.engine.has_room(len(records[0][4])) and self.random.random() < 0.5:
+        alone: list[WalRecord] = []
+        if records and self.engine.fits_open_file(len(records[0].body)) and self.random.random() < 0.5:
             with suppress(Unavailable):
                 self.engine.write(records[:1])
                 alone = records[:1]
@@ -335,7 +335,7 @@ class Simulation:
             for ledger_id in self.engine.abandoned:
                 self.ledgers[ledger_id].closed = True
 
-    def record(self, ledger_id: int, kind: int = 0) -> Record:
+    def record(self, ledger_id: int, kind: int = 0) -> WalRecord:
         ledger = self.ledgers[ledger_id]
         entry_id = len(ledger.entries)
         payload = b"%d:" % self.next_payload + bytes(self.random.randrange(*self.payload_sizes))
@@ -352,7 +352,7 @@ class Simulation:
             end_offset += 1
         ledger.entries.append(Entry(kind, body, end_offset))
         self.unsynced.append(ledger_id)
-        return (kind, ledger_id, entry_id, 1, body, crc)
+        return WalRecord(kind, ledger_id, entry_id, 1, body, crc)
 
     def usable(self) -> list[int]:
         return [known for known, ledger in self.ledgers.items() if not ledger.closed and not ledger.forgotten]

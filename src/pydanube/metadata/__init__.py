@@ -1,9 +1,9 @@
-"""AGREEMENT. The few facts everybody must see alike: namespaces, topics, ledgers, owners, epochs, ids.
+"""The metadata store: the facts on which all brokers must agree, such as namespaces, topics, ledgers, owners and ids.
 
-Lives here      the store interface, its embedded form, and what is built from it alone (counters)
+Lives here      the store interface, its embedded implementation, and what is built on the interface alone (counters)
 May import      model, codec, runtime
-Flows through   small values, written by comparing first, read by key or prefix, watched from a revision
-Never           messages, moving cursors, anything written per message; knowledge of what the values mean
+Flows through   small values, written with compare-and-set, read by key or prefix, watched from a revision
+Never           messages, cursors, anything written per message; knowledge of what the values mean
 """
 
 from .counters import take_ids

@@ -1,4 +1,4 @@
-"""Numbers that are given out once: ids of topics, subscriptions, ledgers, producers.
+"""Counters for ids that are never used twice: of topics, subscriptions, ledgers, producers.
 
 A counter is one key, `/counters/NAME`, whose value is the last number given out, as decimal text.
 """
@@ -12,7 +12,7 @@ from pydanube.model.errors import Corrupt, Invalid, Unavailable
 from .store import Compare, MetadataStore, Put
 
 _ATTEMPTS_MAX: Final = 1_000
-"""A lost comparison means that somebody else got numbers; so many in a row mean that something else is wrong."""
+"""A failed comparison means that another caller took ids meanwhile; this many in a row mean that something is wrong."""
 
 _NUMBER_MAX: Final = 2**63 - 1
 """Ids are stored in 64 bits."""
@@ -23,9 +23,9 @@ def counter_key(name: str) -> str:
 
 
 async def take_ids(store: MetadataStore, name: str, count: int) -> range:
-    """`count` numbers, from 1 upwards, that nobody got before and nobody will get again.
+    """Take `count` ids of the counter `name`. No id is ever given out twice; the first one is 1.
 
-    Cancelled or failed, numbers may have been taken that nobody uses: a gap, and no harm.
+    When cancelled or failed, ids may have been taken that are then never used: a gap does no harm.
     """
     if count < 1:
         raise Invalid(f"{count} ids of {name!r}: take at least one")
@@ -42,7 +42,7 @@ async def take_ids(store: MetadataStore, name: str, count: int) -> range:
 
 
 async def last_id(store: MetadataStore, name: str) -> int:
-    """The highest number that may have been given out; 0 when none was."""
+    """Return the highest id that may have been given out; 0 when none was."""
     entry = await store.get(counter_key(name))
     return 0 if entry is None else _parse(entry.key, entry.value)
 

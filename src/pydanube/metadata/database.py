@@ -1,23 +1,23 @@
-"""The embedded store's tables: synchronous, one connection, one thread, no clock.
+"""The SQLite tables of the embedded store: synchronous, one connection, one thread, no clock.
 
-Everything between `begin` and `commit` shares one SQLite transaction and so one sync, and one record of the journal.
-Each request inside it reads and checks before it writes, so a refused one leaves no trace in what the others commit.
+Everything between `begin` and `commit` is one SQLite transaction, so one sync, and one record of the journal. Each
+request in it reads and checks before it writes, so a refused request does not affect what the others commit.
 
 Tables
     entry   key BLOB (UTF-8, so SQLite orders it by bytes), value, version, create_revision, mod_revision, lease,
             checksum (CRC32C over all of these: SQLite itself would not notice a flipped bit in a value)
     lease   id (never reused), ttl_ms, checksum
-    state   one row: `codec.metadata.State` in MessagePack, and its checksum
+    state   one row: `codec.metadata.StoreState` in MessagePack, and its checksum
 
 The state holds the number of rows and the sum of their checksums, updated in the transaction that changes the rows.
-`verify` compares: a row that vanished or changed by itself is noticed although no query would return it.
+`verify` compares them: a lost or changed row is noticed although no query would return it.
 
-Events are not stored. Whoever watches an embedded store lives in the process that owns it and lists again after a
-restart, so history in memory is enough.
+Events are not stored. A watcher of an embedded store runs in the process that owns the store and lists again after a
+restart, so a history in memory is enough.
 
 Invariants
-    the file belongs to one process at a time (locking_mode=EXCLUSIVE), so what is cached here is what is stored
-    after a failed commit `state` is what the file says, whatever became of the commit
+    the file belongs to one process at a time (locking_mode=EXCLUSIVE), so cached values equal the stored ones
+    after a failed commit `state` is what the file says, whether the commit happened or not
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ _SCAN: Final = """SELECT key, value, version, create_revision, mod_revision, lea
 _PUT: Final = """INSERT OR REPLACE INTO entry (key, value, version, create_revision, mod_revision, lease, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _ROW_ERRORS: Final = (AttributeError, TypeError, ValueError, OverflowError, struct.error)
-"""What a damaged row, whose values have another type or range, makes of its checksum."""
+"""Exceptions of the checksum functions when the values of a damaged row have another type or range."""
 
 
 class Damaged(Exception):
-    """This copy of the metadata is not what was written. The message says what was found."""
+    """This copy of the metadata is damaged. The message says what was found."""
 
 
 class _Stored(NamedTuple):
@@ -107,7 +107,7 @@ class _Stored(NamedTuple):
 
 
 class Database:
-    """The tables. Raises sqlite3.Error where SQLite does: see `translate`. Made by `recovery.open_database`."""
+    """Reads and writes the tables. Created by `recovery.open_database`. Raises sqlite3.Error (see `translate`)."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, state: StoreState, journal: Journal) -> None:
         self._path = path
@@ -130,7 +130,7 @@ class Database:
 
     @property
     def commits(self) -> int:
-        """How many commits changed something; unlike the revision it counts those that only granted a lease."""
+        """How many commits changed something. Unlike the revision, this counts commits that only granted a lease."""
         return self._state.commit
 
     @property
@@ -142,12 +142,12 @@ class Database:
         return self._journal.grown
 
     def begin(self) -> None:
-        self._connection.execute("BEGIN")  # the file is ours alone: a later write finds no other writer
+        self._connection.execute("BEGIN")  # no other process uses the file, so a later write finds no other writer
 
     def commit(self) -> list[tuple[int, list[Event]]]:
         """Make everything since `begin` durable in both copies; return what changed, by revision.
 
-        Raises OSError when the journal could not be written: the database has committed then, and says so.
+        Raises OSError when the journal could not be written; the database has committed then.
         """
         state = self._next_state()
         if state == self._state:
@@ -163,7 +163,7 @@ class Database:
         return events
 
     def rollback(self) -> None:
-        """After a failure: forget everything since `begin`, and ask the file where it stands."""
+        """After a failure: drop everything since `begin`, and read the state from the file."""
         self._events = []
         self._take_changes()
         if self._connection.in_transaction:
@@ -173,13 +173,13 @@ class Database:
         except Damaged as damaged:
             raise Corrupt(f"metadata database {self._path} is damaged: {damaged}: {_RESTART}") from None
         if state.commit > self._state.commit and not self._journal.behind:
-            self._journal.give_up()  # a commit that was reported as failed has happened, and the journal lacks it
+            self._journal.discard()  # a commit that was reported as failed has happened, and the journal lacks it
         self._state, self._succeeds = state, state.succeeds
         self._revision, self._last_lease = state.revision, state.last_lease
         self._rows, self._digest = state.rows, state.digest
 
     def renew_journal(self) -> None:
-        """Write the journal anew. Raises OSError; a journal that was good stays in use then."""
+        """Write the journal anew. If that raises OSError, a good journal stays in use."""
         try:
             self._journal.renew(self._state, self._all_entries(), self._all_leases())
         except Damaged as damaged:
@@ -213,7 +213,7 @@ class Database:
                 events.append(self._put(write, current, revision))
             elif current is not None:
                 events.append(self._delete(current, revision))
-        self._changed(revision, events)
+        self._note_events(revision, events)
         return TransactionResult(succeeded=True, revision=self.revision)
 
     def grant(self, ttl_ms: int) -> int:
@@ -221,7 +221,7 @@ class Database:
         checksum = lease_checksum(lease)
         self._connection.execute("INSERT INTO lease (id, ttl_ms, checksum) VALUES (?, ?, ?)", (*lease, checksum))
         self._last_lease = lease[0]
-        self._count(1, checksum)
+        self._add_to_digest(1, checksum)
         self._leases_changed[lease[0]] = ttl_ms
         return lease[0]
 
@@ -230,13 +230,13 @@ class Database:
         rows = self._connection.execute(_OF_LEASE, (lease,))
         found = [self._checked(row) for row in rows.fetchall()]
         revision = self.revision + 1
-        self._changed(revision, [self._delete(one, revision) for one in found])
+        self._note_events(revision, [self._delete(one, revision) for one in found])
         self._connection.execute("DELETE FROM lease WHERE id = ?", (lease,))
-        self._count(-1, -lease_checksum((lease, ttl_ms)))
+        self._add_to_digest(-1, -lease_checksum((lease, ttl_ms)))
         self._leases_changed[lease] = None
 
     def leases(self) -> list[Lease]:
-        """All leases and their ttl_ms."""
+        """Return all leases with their ttl_ms."""
         return self._all_leases()
 
     def identity(self) -> StoreIdentity:
@@ -255,29 +255,29 @@ class Database:
         entry = MetadataEntry(key_bytes(put.key), put.value, version, create_revision, revision, put.lease)
         checksum = entry_checksum(entry)
         self._connection.execute(_PUT, (*entry, checksum))
-        self._count(0 if current else 1, checksum - (current.checksum if current else 0))
+        self._add_to_digest(0 if current else 1, checksum - (current.checksum if current else 0))
         self._entries_changed[entry.key] = entry
         return Event(revision, put.key, KeyValue(put.key, put.value, version, create_revision, revision, put.lease))
 
     def _delete(self, current: _Stored, revision: int) -> Event:
         key = current.entry.key
         self._connection.execute("DELETE FROM entry WHERE key = ?", (key,))
-        self._count(-1, -current.checksum)
+        self._add_to_digest(-1, -current.checksum)
         self._entries_changed[key] = None
         return Event(revision, key.decode(), None)
 
-    def _changed(self, revision: int, events: list[Event]) -> None:
+    def _note_events(self, revision: int, events: list[Event]) -> None:
         assert revision == self.revision + 1
         if events:
             self._revision = revision
             self._events.append((revision, events))
 
-    def _count(self, rows: int, checksums: int) -> None:
+    def _add_to_digest(self, rows: int, checksums: int) -> None:
         self._rows += rows
         self._digest = (self._digest + checksums) % DIGEST_MODULUS
 
     def _next_state(self) -> StoreState:
-        """The state after this commit; the same as before if nothing changed."""
+        """Return the state after this commit; the same as before if nothing changed."""
         before = self._state
         is_changed = self._entries_changed or self._leases_changed or self._succeeds != before.succeeds
         if not is_changed and not self._is_probe:
@@ -324,7 +324,7 @@ class Database:
         raise Corrupt(f"metadata database {self._path}: the entry of key {row[0]!r} is damaged: {_RESTART}")
 
     def _all_entries(self) -> Iterator[MetadataEntry]:
-        """Yield all entries; raises Damaged, at the latest behind the last one, if they are not all there."""
+        """Yield all entries; raises Damaged, at the latest after the last one, if some are damaged or missing."""
         return checked_entries(self._connection, self._state)
 
     def _all_leases(self) -> list[Lease]:
@@ -332,9 +332,10 @@ class Database:
 
 
 def check_header(path: Path) -> None:
-    """Raise Damaged if a SQLite file says that it needs another SQLite, which would make it read-only or worse.
+    """Raise Damaged if the format versions in the file header are unknown: SQLite would open the file read-only or not
+    at all.
 
-    Its format versions are 1 or, with a write-ahead log, 2; all else is left to SQLite.
+    They are 1 or, with a write-ahead log, 2. SQLite checks everything else itself.
     """
     with path.open("rb") as file:
         header = file.read(20)
@@ -343,7 +344,7 @@ def check_header(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file and take its lock with the first read; nothing is read or written yet."""
+    """Open the file. Nothing is read or written yet; the first read takes the exclusive lock."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection
@@ -361,8 +362,8 @@ def configure(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the schema version, 0 for a database that holds nothing. Raises Refused for one of a newer release,
-    Damaged for one that does not carry our application id."""
+    """Return the schema version, 0 for an empty database. Raises Refused for a database of a newer release, Damaged for
+    one without pydanube's application id."""
     run = connection.execute
     tables = run("SELECT count(*) FROM sqlite_master").fetchone()[0]
     application, version = run("PRAGMA application_id").fetchone()[0], run("PRAGMA user_version").fetchone()[0]
@@ -400,7 +401,7 @@ def _check_pages(connection: sqlite3.Connection) -> None:
 
 
 def stored_state(connection: sqlite3.Connection) -> StoreState:
-    """Return the state in the file. Raises Damaged if it is not what was written."""
+    """Return the state in the file. Raises Damaged if it does not match its checksum."""
     rows = connection.execute("SELECT id, body, checksum FROM state").fetchall()
     try:
         if len(rows) == 1 and rows[0][0] == 1 and crc32c(rows[0][1]) == rows[0][2]:
@@ -411,8 +412,8 @@ def stored_state(connection: sqlite3.Connection) -> StoreState:
 
 
 def checked_entries(connection: sqlite3.Connection, state: StoreState) -> Iterator[MetadataEntry]:
-    """Yield all entries in order. Raises Damaged when a row, of entries or leases, is not what was written, or when
-    they are not exactly those that `state` counts; the latter only at the end."""
+    """Yield all entries in order. Raises Damaged when a row of entries or leases does not match its checksum and, at
+    the end, when the rows are not exactly those that `state` counts."""
     count = digest = 0
     last = b""
     for row in connection.execute(_ALL):
@@ -438,7 +439,7 @@ def checked_entries(connection: sqlite3.Connection, state: StoreState) -> Iterat
 
 
 def read_version_1(connection: sqlite3.Connection, store_id: str) -> Contents:
-    """Check and return what a database of schema version 1 holds, as the content of a new store of that id."""
+    """Check a database of schema version 1 and return its content, as that of a new store with the id `store_id`."""
     run = connection.execute
     _check_pages(connection)
     revision = run("SELECT value FROM number WHERE name = 'revision'").fetchone()
@@ -464,12 +465,13 @@ def read_version_1(connection: sqlite3.Connection, store_id: str) -> Contents:
 
 
 def build(path: Path, contents: Contents) -> None:
-    """Write a database that holds exactly this into a new, private file. The caller syncs it and puts it in place."""
+    """Write a database with exactly these contents into a new file that only its owner can read. The caller syncs
+    it."""
     path.touch(mode=0o600, exist_ok=False)
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         run = connection.execute
-        run("PRAGMA journal_mode = OFF")  # a file that was cut short is thrown away
+        run("PRAGMA journal_mode = OFF")  # an unfinished file is thrown away
         run("PRAGMA synchronous = OFF")
         run("BEGIN IMMEDIATE")
         for statement in _SCHEMA.values():
@@ -491,7 +493,7 @@ _RESTART: Final = "start the broker again, which repairs it from metadata.journa
 
 
 def translate(error: sqlite3.Error, path: Path) -> Exception:
-    """What SQLite's error means to a caller; an error that is our own mistake stays what it is."""
+    """Return the DanubeError for an error of SQLite; return `error` itself if it can only be a bug."""
     code = getattr(error, "sqlite_errorcode", None)
     match None if code is None else code & 0xFF:
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_ERROR | sqlite3.SQLITE_SCHEMA:
@@ -511,5 +513,5 @@ def translate(error: sqlite3.Error, path: Path) -> Exception:
 
 
 def _after_prefix(prefix: bytes) -> bytes:
-    """The first byte string after all that begin with `prefix`. UTF-8 has no 0xFF, so the last byte can always grow."""
+    """Return the first byte string after all that begin with `prefix`. UTF-8 has no 0xFF, so the last byte can grow."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\xff"

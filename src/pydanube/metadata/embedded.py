@@ -1,4 +1,4 @@
-"""The metadata store of a broker that stands alone: one SQLite file and its journal, one thread, any number of callers.
+"""The metadata store of a single broker: one SQLite file and its journal, one thread, any number of callers.
 
     callers (event loop)          thread "danube-metadata"             event loop
     --------------------          ------------------------             ----------
@@ -7,15 +7,14 @@
                                   one record of the journal  ------->  then every caller gets its answer
                                   (two syncs for all of them)
 
-Reads share the commit of the writes before them and are answered after it: nobody sees what might still be lost.
+Reads share the commit of the writes before them and are answered after it: no caller sees what might still be lost.
 
 Invariants
     requests take effect in the order in which they were made
     events reach the history in revision order, before the transaction's own caller is answered
-    a lease that is not kept alive for its time to live ends, on the clock given; after a restart every lease gets
-    its full time again, since nobody could keep it alive in between
-    when `close` has returned the thread is gone, and the file is closed
-"""
+    a lease that is not kept alive for its time to live ends, measured by the given clock; after a restart every lease
+    gets its full time again, since it could not be kept alive in between
+    when `close` has returned the thread has ended, and the file is closed"""
 
 from __future__ import annotations
 
@@ -57,18 +56,17 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 GROUP_REQUESTS_MAX: Final = 256
-"""Requests that share one commit: enough to hide the sync, few enough that the first of them does not wait long."""
+"""How many requests share one commit: enough to hide the sync, few enough that the first does not wait long."""
 
 WAITING_MAX: Final = 10_000
-"""Requests not yet answered. Whoever makes more of them at once should be told, not buffered."""
+"""How many requests may wait for an answer; more are refused with Full instead of being buffered."""
 
 LEASES_MAX: Final = 10_000
 EXPIRE_AGAIN_SECONDS: Final = 1.0
-"""A lease that could not be ended (the disk is full) is ended later."""
-
+"""A lease that could not be ended (the disk is full) is tried again after this time."""
 
 PROBE_SECONDS: Final = 1.0
-"""How often writing is tried while it fails."""
+"""How often a write is tried while writes fail."""
 
 
 @dataclass(slots=True)
@@ -79,7 +77,7 @@ class _Lease:
 
 
 class EmbeddedStore:
-    """`Store` in one SQLite file. Made by `open`, used on one event loop."""
+    """A `MetadataStore` in one SQLite file. Created by `open`, used on one event loop."""
 
     def __init__(
         self, path: Path, clock: Clock, disk: Disk, history_revisions_max: int, history_bytes_max: int
@@ -109,12 +107,12 @@ class EmbeddedStore:
         history_revisions_max: int = HISTORY_REVISIONS_MAX,
         history_bytes_max: int = HISTORY_BYTES_MAX,
     ) -> Self:
-        """Open or create the database and its journal, check both, and repair one from the other where that is needed.
+        """Open or create the database and its journal, check both, and repair one from the other where needed.
 
-        Raises Unavailable (in use, unreadable), Corrupt (neither copy is whole), or Refused (not ours, newer). `disk`
-        is where the journal is written; the database itself is always on the machine's own.
+        Raises Unavailable (in use, unreadable), Corrupt (neither copy is whole), or Refused (no pydanube database, or
+        of a newer release). The journal is written to `disk`; SQLite always writes to the real one.
 
-        Cancelled, it leaves nothing open.
+        When cancelled, nothing stays open.
         """
         store = cls(path, clock, disk or OsDisk(), history_revisions_max, history_bytes_max)
         store._thread.start()
@@ -136,9 +134,9 @@ class EmbeddedStore:
         await self.close()
 
     async def close(self) -> None:
-        """Answer what waits, end the thread, close the file.
+        """Answer the requests that wait, end the thread, close the file.
 
-        May be called again. Cancelled, it goes on by itself: call it again to wait for the end.
+        May be called again. When cancelled, closing continues in the background: call `close` again to wait for it.
         """
         if not self._closing:
             self._closing = True
@@ -164,20 +162,22 @@ class EmbeddedStore:
         return await self._submit(lambda database: database.scan(prefix, start_after, limit))
 
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
-        """Cancelled, it may happen or not, whole."""
+        """When cancelled, all of it may happen or nothing."""
         compares, writes = tuple(compares), tuple(writes)
         check_transaction(compares, writes)
         for write in writes:
             if isinstance(write, Put) and write.lease:
-                self._living(write.lease)
+                self._require_lease(write.lease)
         return await self._submit(lambda database: database.transact(compares, writes), writes=bool(writes))
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
-        """Store.watch; raises Unavailable when the store is closed. After a restart earlier revisions are compacted."""
+        """Implements `MetadataStore.watch`. Raises Unavailable when the store is closed, and Compacted for revisions
+        before the last restart."""
         return self._history.watch(prefix, from_revision)
 
     async def grant_lease(self, ttl_ms: int) -> int:
-        """Cancelled, a lease may have been granted that nobody knows; it ends in its time."""
+        """When cancelled, a lease may have been granted that the caller does not know; it ends after its time to
+        live."""
         check_ttl(ttl_ms)
         if len(self._leases) >= LEASES_MAX:
             raise Full(f"{LEASES_MAX} leases are held already")
@@ -188,12 +188,12 @@ class EmbeddedStore:
         )
 
     async def keep_alive(self, lease: int) -> None:
-        living = self._living(lease)
+        living = self._require_lease(lease)
         living.deadline = self._clock.monotonic() + living.ttl_seconds
 
     async def revoke(self, lease: int) -> None:
-        """Cancelled, the lease may have ended or not; if not, it still ends in its time."""
-        self._living(lease)
+        """When cancelled, the lease may have ended or not; if not, it ends after its time to live."""
+        self._require_lease(lease)
         await self._submit(lambda database: database.revoke(lease), then=lambda _: self._stop_lease(lease), writes=True)
 
     async def compact(self, revision: int) -> None:
@@ -209,7 +209,7 @@ class EmbeddedStore:
         return await self._submit(lambda database: database.identity())
 
     async def record_succession(self, former: Succession) -> None:
-        """Store.record_succession. Cancelled, it may happen or not."""
+        """When cancelled, it may happen or not."""
         await self._submit(lambda database: database.record_succession(former), writes=True)
 
     @property
@@ -223,7 +223,8 @@ class EmbeddedStore:
     async def _submit(
         self, run: Callable[[Database], T], then: Callable[[T], None] | None = None, *, writes: bool = False
     ) -> T:
-        """Have the thread run it; `then` is called with its answer on the loop, also when nobody waits any more."""
+        """Have the thread call `run` and return its answer. `then` is called with the answer on the loop, even if the
+        caller was cancelled meanwhile."""
         self._require_open()
         if self._waiting >= WAITING_MAX:
             raise Full(f"{WAITING_MAX} metadata requests are waiting already: wait for some of them first")
@@ -233,7 +234,7 @@ class EmbeddedStore:
         answer: T = await request.answer
         return answer
 
-    def _living(self, lease: int) -> _Lease:
+    def _require_lease(self, lease: int) -> _Lease:
         self._require_open()
         living = self._leases.get(lease)
         if living is None or living.deadline <= self._clock.monotonic():
@@ -253,7 +254,8 @@ class EmbeddedStore:
             living.expiry.cancel()
 
     async def _expire(self, lease: int, living: _Lease) -> None:
-        """End the lease when its time is over. Cancelled, the lease stays, and gets its time again at the next open."""
+        """End the lease when its time is over. When cancelled, the lease stays, and gets its full time at the next
+        open."""
         while (remaining := living.deadline - self._clock.monotonic()) > 0:
             await self._clock.sleep(remaining)
         outlived = False
@@ -271,17 +273,17 @@ class EmbeddedStore:
                 await self._clock.sleep(EXPIRE_AGAIN_SECONDS)
         self._leases.pop(lease, None)
 
-    def _settle(self, settled: GroupOutcome) -> None:
-        """On the loop, once for each group: history first, then the answers."""
-        for revision, events in settled.changes:
-            if revision != self._history.revision + 1:  # a commit that had failed had happened after all
+    def _finish_group(self, outcome: GroupOutcome) -> None:
+        """Add the changes of a group to the history, then answer its requests. Called on the loop."""
+        for revision, events in outcome.changes:
+            if revision != self._history.revision + 1:  # a commit that was reported as failed has happened
                 self._history.restart(revision - 1)
             self._history.append(revision, events)
-        if settled.revision != self._history.revision:
-            self._history.restart(settled.revision)
-        self._note_failure(settled)
-        self._waiting -= len(settled.answers)
-        for request, answer in settled.answers:
+        if outcome.revision != self._history.revision:
+            self._history.restart(outcome.revision)
+        self._note_failure(outcome)
+        self._waiting -= len(outcome.answers)
+        for request, answer in outcome.answers:
             failed = isinstance(answer, BaseException)
             if request.then is not None and not failed:
                 request.then(answer)
@@ -292,11 +294,11 @@ class EmbeddedStore:
             else:
                 request.answer.set_result(answer)
 
-    def _note_failure(self, settled: GroupOutcome) -> None:
+    def _note_failure(self, outcome: GroupOutcome) -> None:
         """Remember why a write failed, until one succeeds."""
         failures = [
             answer
-            for request, answer in settled.answers
+            for request, answer in outcome.answers
             if request.writes and isinstance(answer, Unavailable | Corrupt)
         ]
         if failures:
@@ -304,11 +306,11 @@ class EmbeddedStore:
             if not self._probing and not self._closing:
                 self._probing = True
                 self._tasks.spawn(self._probe(), "metadata-probe")
-        elif settled.committed:
+        elif outcome.committed:
             self._failure = None
 
     async def _probe(self) -> None:
-        """After a write that failed, write something now and then until that succeeds and `failure` ends."""
+        """After a failed write, try a write now and then until one succeeds and `failure` is None again."""
         try:
             while self._failure is not None:
                 await self._clock.sleep(PROBE_SECONDS)
@@ -318,16 +320,16 @@ class EmbeddedStore:
             self._probing = False
 
     def _serve(self) -> None:
-        """The thread."""
+        """Execute groups of requests until `close`. This is the main function of the thread."""
         worker = StoreWorker(self._path, self._disk)
         while (group := self._take_group()) is not None:
-            if not self._tell(self._settle, worker.execute(group)):
+            if not self._call_on_loop(self._finish_group, worker.execute(group)):
                 break
-            worker.tidy()
-        self._tell(self._ended.set_result, worker.close())
+            worker.maintain()
+        self._call_on_loop(self._ended.set_result, worker.close())
 
     def _take_group(self) -> Group | None:
-        """Wait for a request, then take what else waits. None: the end."""
+        """Wait for a request and take all others that wait. Return None at the end."""
         first = self._requests.get()
         if first is None:
             return None
@@ -343,8 +345,8 @@ class EmbeddedStore:
             group.append(request)
         return group
 
-    def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
-        """Have the loop call it. False: the loop was closed before the store was, and nobody is left to be told."""
+    def _call_on_loop(self, callback: Callable[[T], None], argument: T) -> bool:
+        """Schedule the callback on the loop; return False if the loop was closed before the store."""
         try:
             self._loop.call_soon_threadsafe(callback, argument)
         except RuntimeError:

@@ -1,10 +1,12 @@
-"""What changed lately, for those who watch: a bounded memory of events by revision.
+"""The recent changes of the metadata store, in memory, for `watch`: the events of each revision, up to a limit.
+
+This is not the history of a topic in the object store (`storage/tiering/history.py`): nothing here is stored, and the
+events are of metadata keys.
 
 Invariants
-    it holds the events of every revision in (compacted, revision], and of none before
+    the history holds the events of every revision in (compacted, revision], and of none before
     it never holds more than the given revisions and bytes: the oldest go first, except that the newest always stays
-    a watcher is woken by every new revision, and by a compaction or close that concerns it
-"""
+    a watcher is woken by every new revision, by a compaction, and by close"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from .store import Compacted, Event, prefix_bytes
 
 HISTORY_REVISIONS_MAX: Final = 10_000
 HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A watcher that is further behind than this lists again, which is cheaper than what it missed."""
+"""A watcher that is further behind than this has to list again, which is cheaper than reading all it missed."""
 
 
 class EventHistory:
-    """The events after `compacted`, up to and including `revision`. For the event loop's thread only."""
+    """Holds the events after `compacted`, up to and including `revision`. Used on the event loop only."""
 
     def __init__(self, revision: int, revisions_max: int, bytes_max: int) -> None:
         self._revision = revision
@@ -31,7 +33,7 @@ class EventHistory:
         self._bytes_max = bytes_max
         self._changes: deque[tuple[list[Event], int]] = deque()
         self._bytes = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closed = False
 
     @property
@@ -40,7 +42,7 @@ class EventHistory:
 
     @property
     def compacted(self) -> int:
-        """The last revision whose events are forgotten."""
+        """The last revision whose events are no longer held."""
         return self._revision - len(self._changes)
 
     def append(self, revision: int, events: list[Event]) -> None:
@@ -50,33 +52,33 @@ class EventHistory:
         self._revision = revision
         self._bytes += size
         while len(self._changes) > self._revisions_max or (self._bytes > self._bytes_max and len(self._changes) > 1):
-            self._forget_oldest()
-        self._wake()
+            self._drop_oldest()
+        self._wake_watchers()
 
     def compact(self, revision: int) -> None:
         while self.compacted < min(revision, self._revision):
-            self._forget_oldest()
-        self._wake()
+            self._drop_oldest()
+        self._wake_watchers()
 
     def restart(self, revision: int) -> None:
-        """Go on at `revision`, with no idea how it came about."""
+        """Continue at `revision` without the events that led to it; all events before it are dropped."""
         self.compact(self._revision)
         self._revision = revision
-        self._wake()
+        self._wake_watchers()
 
     def close(self) -> None:
-        """Every watch, waiting or yet to come, raises Unavailable."""
+        """End every watch, also those that begin later, with Unavailable."""
         self._closed = True
-        self._wake()
+        self._wake_watchers()
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
-        """Store.watch. Cancelled or left, it leaves nothing behind."""
+        """Implements `MetadataStore.watch`. When cancelled or closed early, nothing is left behind."""
         prefix_bytes(prefix)
         if from_revision < 0:
             raise Invalid(f"watch from revision {from_revision}: revisions start at 1")
         wanted = max(1, from_revision)
         while True:
-            news = self._news
+            changed = self._changed
             while wanted <= self._revision:
                 for event in self._events_at(wanted):
                     if event.key.startswith(prefix):
@@ -84,8 +86,8 @@ class EventHistory:
                 wanted += 1
             if self._closed:
                 raise Unavailable("the metadata store has been closed")
-            if news is self._news:
-                await news.wait()
+            if changed is self._changed:
+                await changed.wait()
 
     def _events_at(self, revision: int) -> list[Event]:
         if revision <= self.compacted:
@@ -93,10 +95,10 @@ class EventHistory:
         events, _ = self._changes[revision - self.compacted - 1]
         return events
 
-    def _forget_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         _, size = self._changes.popleft()
         self._bytes -= size
 
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _wake_watchers(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -5,8 +5,8 @@ when its record in the journal is synced too.
 
 Invariants
     a journal file holds every commit from its snapshot up to some commit, in order, and zeros behind them
-    the file at `path` is either whole up to the last answered commit, or it is not there (`behind`)
-    a new journal takes the place of the old one at one moment, after it was synced
+    the file at `path` either holds every answered commit, or does not exist (`behind`)
+    a new journal replaces the old one atomically, after it was synced
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ RENEW_FACTOR: Final = 3
 """A journal this many times as large as its snapshot is written anew: a start reads it whole."""
 
 EXTEND_BYTES: Final = 256 * 1024
-"""Zeros that are written ahead. A sync is about twice as fast where it need not record a new length of the file."""
+"""How many zeros are written ahead. A sync that does not make the file longer is about twice as fast."""
 
 PAGE_BYTES: Final = 256 * 1024
-"""Of one ROWS record."""
+"""About the size of one ROWS record of a snapshot."""
 
 
 def journal_path(database: Path) -> Path:
-    """Return where the journal of this database lies: `metadata.journal` beside `metadata.db`."""
+    """Return the path of the journal of a database: `metadata.journal` beside `metadata.db`."""
     if database.suffix == ".journal":
         return database.with_name(database.name + ".journal")
     return database.with_suffix(".journal")
 
 
 class Journal:
-    """The journal of one open store. Methods raise OSError as the disk does."""
+    """The journal of one open store. Methods raise OSError when the disk does."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class Journal:
 
     @property
     def behind(self) -> bool:
-        """True while there is no journal that holds all commits: it must be written anew before the next one."""
+        """True while no journal holds all commits: it must be written anew before the next commit."""
         return self._file is None
 
     @property
@@ -71,7 +71,7 @@ class Journal:
         return self._position > self._renew_at
 
     def resume(self, scan: Scan) -> None:
-        """Append to the file that is there, which `scan` found to be whole."""
+        """Continue the existing file, which `scan` found to be whole."""
         self._use(self._disk.open(self.path), scan.size, scan.snapshot_bytes, scan.last_checksum)
         assert self._file is not None
         self._file.sync_data()  # a process that was killed may have written its last record and not synced it
@@ -89,7 +89,7 @@ class Journal:
             self._file.sync_data()
             self._position = end
         except BaseException:
-            self.give_up()
+            self.discard()
             raise
         self._last_checksum = checksum
 
@@ -119,11 +119,11 @@ class Journal:
         try:
             self._disk.sync_directory(self.path.parent)
         except BaseException:
-            self.give_up()
+            self.discard()
             raise
 
-    def give_up(self) -> None:
-        """Stop using the file and remove it: what is behind the database must not be taken for a copy of it."""
+    def discard(self) -> None:
+        """Close and remove the file: a journal that lacks commits must not be taken for a copy of the database."""
         self.close()
         with contextlib.suppress(OSError):
             self._disk.unlink(self.path)

@@ -16,11 +16,11 @@
  schema 1      missing                the database, built anew with schema 2
 ```
 
-Two good copies of different stores, or with different content for the same commit, are refused: somebody mixed two
-backups. A journal whose last record is torn counts as damaged.
+Two good copies of different stores, or with different content for the same commit, are refused: two backups were
+mixed. A journal whose last record is torn counts as damaged.
 
-A database is never changed in place here. A new one is built beside it, synced, and renamed. Whatever is cut short
-leaves either the old files or a missing database beside a good journal, and the next start does the same again.
+A database is never changed in place here. A new one is built beside it, synced, and renamed. A crash in between leaves
+either the old files or a missing database beside a good journal, and the next start does the same again.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from .journal import Journal, journal_path
 log = get_logger(__name__)
 
 DAMAGED_KEPT_MAX: Final = 3
-"""Damaged databases that are kept beside the good one, for whoever wants to look at them; the oldest is deleted."""
+"""How many damaged databases are kept beside the good one, for examination; the oldest is deleted."""
 
 _DAMAGE_NAMES: Final = frozenset(
     {"SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPTFS", "SQLITE_IOERR_DATA"}
 )
-"""Errors of reading: the bytes are lost, as far as this file is concerned."""
+"""Read errors: the bytes of this file are lost."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What the examination of the database found. At most one of the last three is set; none: there is no database."""
+    """What was found in the database. At most one of the last three is set; if none is, there is no database."""
 
     connection: sqlite3.Connection | None = None
     state: StoreState | None = None
@@ -82,8 +82,8 @@ class _Found:
 def open_database(path: Path, disk: Disk) -> Database:
     """Open or create the store at `path`; the journal lies beside it.
 
-    Raises Corrupt (neither copy is whole), Refused (not ours, of a newer release, two halves of different stores),
-    Unavailable (in use, unreadable, no room to repair) or OSError.
+    Raises Corrupt (neither copy is whole), Refused (no pydanube database, of a newer release, or two copies of
+    different stores), Unavailable (in use, unreadable, no space to repair) or OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     found = _examine(path)
@@ -95,7 +95,7 @@ def open_database(path: Path, disk: Disk) -> Database:
 
 
 class _Opening:
-    """One start, once the database was examined. `found.connection` holds the lock of a database that can be read."""
+    """Opens the store once its database was examined. `found.connection` holds the lock of a readable database."""
 
     def __init__(self, path: Path, disk: Disk, found: _Found) -> None:
         self._path = path
@@ -105,7 +105,7 @@ class _Opening:
         self._scan: Scan | None = None
         self._journal_damage = ""
         self._highest_commit = 0
-        """That a damaged journal still names."""
+        """The highest commit that a damaged journal still names."""
         self._examine_journal()
 
     def run(self) -> Database:
@@ -123,7 +123,7 @@ class _Opening:
             raise self._both_lost()
         if scan is None:
             return self._serve(found.state, "" if found.state.commit == 0 else self._journal_damage or "it was missing")
-        self._refuse_strangers(found.state, scan.state)
+        self._refuse_different_stores(found.state, scan.state)
         if found.state.commit < scan.state.commit:
             return self._repair(
                 f"it is at commit {found.state.commit} (revision {found.state.revision}), and commit"
@@ -135,7 +135,7 @@ class _Opening:
         return self._serve(found.state)
 
     def _examine_journal(self) -> None:
-        """Read all of the journal, if there is one."""
+        """Read the whole journal, if there is one."""
         path = self._journal.path
         if not self._disk.exists(path):
             return
@@ -148,7 +148,7 @@ class _Opening:
             raise Refused(f"metadata journal {path}: {newer.message}") from None
 
     def _serve(self, state: StoreState, journal_lost: str = "") -> Database:
-        """Use the database that was found; write the journal anew if it is not in use yet."""
+        """Use the database that was found; write the journal anew unless it was resumed."""
         connection = self._found.connection
         assert connection is not None
         configure(connection, self._path)
@@ -204,7 +204,7 @@ class _Opening:
         return self._open_anew()
 
     def _open_anew(self) -> Database:
-        """Open what was just put in place, with every check again."""
+        """Open the database that was just put in place, with all checks."""
         self._found = found = _examine(self._path)
         if found.state is None:
             found.close()
@@ -239,7 +239,8 @@ class _Opening:
         return kept
 
     def _set_aside(self) -> Path | None:
-        """Rename the damaged database; its write-ahead log first, which must never meet another database."""
+        """Rename the damaged database, but first SQLite's write-ahead log of it, which must not be applied to
+        another."""
         wal, kept = _wal_path(self._path), None
         if self._disk.exists(wal) or (self._disk.exists(self._path) and self._path.stat().st_size):
             numbers = sorted(_kept_numbers(self._path))
@@ -255,7 +256,7 @@ class _Opening:
                 self._disk.rename(self._path, kept)
         return kept
 
-    def _refuse_strangers(self, database: StoreState, journal: StoreState) -> None:
+    def _refuse_different_stores(self, database: StoreState, journal: StoreState) -> None:
         if database.store_id != journal.store_id:
             raise Refused(
                 f"metadata database {self._path} is of store {database.store_id}, and {self._journal.path} of store"
@@ -269,7 +270,7 @@ class _Opening:
             )
 
     def _both_lost(self) -> DanubeError:
-        """Neither copy can be used."""
+        """Return the error for the case that neither copy can be used."""
         database = self._found.damage or "it is missing"
         journal = self._journal_damage or "it is missing"
         if database == _OF_SOMETHING_ELSE and not self._journal_damage:
@@ -288,7 +289,7 @@ _OF_SOMETHING_ELSE: Final = "it is a SQLite database of something else"
 
 
 def _examine(path: Path) -> _Found:
-    """Read all of the database. Raises Refused or Unavailable for what is no damage."""
+    """Read the whole database. Raises Refused or Unavailable for problems that are no damage."""
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         wal = _wal_path(path)
         return _Found(damage="it is empty beside its write-ahead log") if wal.exists() else _Found()
@@ -297,7 +298,7 @@ def _examine(path: Path) -> _Found:
         check_header(path)
         connection = found.connection = connect(path)
         version = schema_version(connection, path)
-        if version == 0:  # an earlier release was cut short when it made the database
+        if version == 0:  # an earlier release was interrupted when it created the database
             found.close()
         elif version == 1:
             found.version_1 = read_version_1(connection, identity())
@@ -314,7 +315,7 @@ def _examine(path: Path) -> _Found:
 
 
 def _damage(error: BaseException) -> str | None:
-    """What the error says of the bytes of the database; None for an error that says nothing of them."""
+    """Describe the damage that an error reports; return None if the error does not mean that the file is damaged."""
     if isinstance(
         error, Damaged | UnicodeDecodeError | OverflowError
     ):  # the latter two from Python's module for SQLite

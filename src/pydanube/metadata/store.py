@@ -1,17 +1,17 @@
-"""The metadata store as everybody sees it: ordered keys, revisions, transactions, watches, leases.
+"""The interface of the metadata store: ordered keys, revisions, transactions, watches, leases.
 
 Keys are text, ordered by their UTF-8 bytes. A prefix is compared byte by byte and knows nothing of paths: the prefix
-`/topics/default/orders` also finds `/topics/default/orders-dlq`. Whoever means "everything below" passes the trailing
-slash: `/topics/default/orders/`.
+`/topics/default/orders` also finds `/topics/default/orders-dlq`. To find only what is below, pass the trailing slash:
+`/topics/default/orders/`.
 
-Invariants (of every implementation; tests/metadata/conformance.py holds them to it)
+Invariants (of every implementation; tests/metadata/conformance.py checks them)
     the revision counts transactions that changed something: it starts at 0, grows by one for each, and is never reused
     a transaction happens whole or not at all, and is durable when `transact` returns
-    what a reader has seen is durable: nothing read is ever taken back
-    a watch yields the events of all revisions from the one asked for, in order, each once, or raises Compacted
+    what a reader has seen is durable and is never rolled back
+    a watch yields the events of all revisions from the requested one on, in order, each once, or raises Compacted
 
-To follow a prefix: take `revision()`, then `list_all`, then `watch(prefix, revision + 1)`. What happened between the
-first two is seen twice, once in the list and once as an event; `mod_revision` tells.
+To follow a prefix: call `revision()`, then `list_all`, then `watch(prefix, revision + 1)`. A change between the first
+two calls is seen twice, in the list and as an event; its `mod_revision` shows that it is the same change.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, METADATA_VALUE_BYTES_MAX
 
 KEY_BYTES_MAX: Final = 4096
-"""Room for a namespace, a topic and a subscription of the longest names, and then some."""
+"""More than a key with the longest names of a namespace, a topic and a subscription needs."""
 
 LEASE_MS_MAX: Final = 24 * 3600 * 1000
-"""A lease says "I am alive"; one that need not be renewed for a day says nothing."""
+"""A lease proves that its holder is alive; one that is renewed less than once a day proves nothing."""
 
 
 class Compacted(Exception):
-    """The events from that revision on are no longer known: list again, and watch from there.
+    """The events from the requested revision on are no longer known: list again, and watch from there.
 
-    Outside the error tree, because it concerns the watcher alone and never passes a door.
+    This is no DanubeError, because only the watcher sees it; it never reaches a client.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """One key as it is, or was, at `mod_revision`."""
+    """One key with its value, as it was written at `mod_revision`."""
 
     key: str
     value: bytes
@@ -49,7 +49,7 @@ class KeyValue:
     create_revision: int
     mod_revision: int
     lease: int = 0
-    """The lease it goes with; 0: none."""
+    """The lease that the key is bound to; 0: none."""
 
 
 class CompareKind(Enum):
@@ -83,7 +83,7 @@ class Compare:
         return cls.version(key, 0)
 
     def holds(self, current: KeyValue | None) -> bool:
-        """Whether `current` (None: no such key) is what was expected."""
+        """Return whether `current` (None: no such key) is as expected."""
         match self.kind:
             case CompareKind.VALUE:
                 return current is not None and current.value == self.expected
@@ -95,7 +95,8 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Create or replace a key. With a lease, the key goes when the lease ends; a later put without one frees it."""
+    """Create or replace a key. With a lease, the key is deleted when the lease ends, unless a later put has no
+    lease."""
 
     key: str
     value: bytes
@@ -104,7 +105,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key. Where there is none this changes nothing, and is no error: compare first if it matters."""
+    """Remove a key. A missing key is no error and changes nothing: add a Compare if it matters."""
 
     key: str
 
@@ -114,7 +115,7 @@ class TransactionResult:
     succeeded: bool
     """All comparisons held, and all writes were made."""
     revision: int
-    """Of this transaction if it changed something, else the store's own at that moment."""
+    """The revision of this transaction if it changed something, else that of the store at that moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Event:
     revision: int
     key: str
     current: KeyValue | None
-    """What it became; None: it was deleted."""
+    """The new entry; None: the key was deleted."""
 
     @property
     def deleted(self) -> bool:
@@ -133,7 +134,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """A store that this one continues, and the last revision of it that this one knows."""
+    """A former store whose content this store began with, and the last revision of the former store it contains."""
 
     store_id: str
     revision: int
@@ -143,7 +144,7 @@ class Succession:
 class StoreIdentity:
     """Which store this is. Revisions of two stores can be compared only when their ids are equal.
 
-    The id is drawn when a store is made and stays when the store is repaired, because a repair loses no revision. A
+    The id is random, made with the store, and kept when the store is repaired, because a repair loses no revision. A
     copy or a restore is another store: it has an id of its own, counts its revisions anew, and names in `succeeds` the
     store whose content it began with.
     """
@@ -154,36 +155,39 @@ class StoreIdentity:
 
 
 class MetadataStore(Protocol):
-    """Every method raises Unavailable while the store cannot be reached or written, and Invalid for what it refuses."""
+    """Every method raises Unavailable while the store cannot be reached or written, and Invalid for invalid
+    arguments."""
 
     async def get(self, key: str) -> KeyValue | None: ...
 
     async def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[KeyValue]:
-        """The first `limit` keys that begin with `prefix` and come after `start_after`, in order."""
+        """Return the first `limit` keys that begin with `prefix` and come after `start_after`, in order."""
         ...
 
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
         """If all comparisons hold, make all writes, in one revision. No two writes may name the same key.
 
-        Raises NotFound where a put names a lease that has ended. Cancelled or failed with Unavailable, it may have
-        happened or not, whole: write by comparing first, and sending it again does no harm.
+        Raises NotFound when a put names a lease that has ended. When cancelled or failed with Unavailable, all of it
+        may have happened or nothing: with comparisons it can be sent again without harm.
         """
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Event]:
-        """Every change below `prefix` at `from_revision` or later, as it happens; never ends by itself.
+        """Yield every change of keys with `prefix` at `from_revision` or later, as it happens; this never ends by
+        itself.
 
-        Raises Compacted when asked for, or fallen behind to, revisions that are no longer known. The events of one
-        transaction follow each other; whoever stops between them and starts again asks for the same revision again.
+        Raises Compacted when `from_revision`, or the revision up to which the caller has read, is no longer known. The
+        events of one transaction follow each other; a caller that stops between them must resume with that revision.
         """
         ...
 
     async def grant_lease(self, ttl_ms: int) -> int:
-        """A new lease, which ends unless it is kept alive within every `ttl_ms`. Its id is never used again."""
+        """Create a lease, which ends unless `keep_alive` is called within every `ttl_ms`. Its id is never used
+        again."""
         ...
 
     async def keep_alive(self, lease: int) -> None:
-        """Start the lease's time anew. Raises NotFound when it has ended: what was held under it is lost."""
+        """Restart the lease's time to live. Raises NotFound when the lease has ended: its keys are deleted then."""
         ...
 
     async def revoke(self, lease: int) -> None:
@@ -191,7 +195,7 @@ class MetadataStore(Protocol):
         ...
 
     async def compact(self, revision: int) -> None:
-        """Forget the events up to and including `revision`; watches from there raise Compacted. Keys stay."""
+        """Drop the events up to and including `revision`; watches from there raise Compacted. Keys stay."""
         ...
 
     async def revision(self) -> int: ...
@@ -213,7 +217,7 @@ class MetadataStore(Protocol):
 
 
 async def list_all(store: MetadataStore, prefix: str, *, page: int = 1000) -> AsyncIterator[KeyValue]:
-    """All keys below `prefix`, page by page: each page is of one moment, the whole is not."""
+    """Yield all keys with `prefix`, page by page. Each page is a consistent snapshot, all pages together are not."""
     start_after = ""
     while True:
         entries = await store.list(prefix, start_after=start_after, limit=page)
@@ -225,7 +229,7 @@ async def list_all(store: MetadataStore, prefix: str, *, page: int = 1000) -> As
 
 
 def key_bytes(key: str) -> bytes:
-    """The key as it is ordered and stored. Raises Invalid for what is no key."""
+    """Return the key as it is ordered and stored. Raises Invalid if it cannot be a key."""
     encoded = prefix_bytes(key)
     if not encoded:
         raise Invalid("a metadata key must not be empty")
@@ -233,7 +237,7 @@ def key_bytes(key: str) -> bytes:
 
 
 def prefix_bytes(prefix: str) -> bytes:
-    """A prefix, or a place to start after: like a key, but may be empty."""
+    """Like `key_bytes`, for a prefix or a `start_after`, which may be empty."""
     if not isinstance(prefix, str):
         raise Invalid(f"metadata key {prefix!r} is not text")
     try:
@@ -246,7 +250,7 @@ def prefix_bytes(prefix: str) -> bytes:
 
 
 def check_transaction(compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
-    """Raises Invalid for a transaction no implementation would take. The limits count as etcd counts them."""
+    """Raise Invalid for a transaction that no implementation would accept. Operations are counted as etcd does."""
     for what, count in (("comparisons", len(compares)), ("writes", len(writes))):
         if count > METADATA_OPERATIONS_MAX:
             raise Invalid(f"{count} {what} in one transaction: at most {METADATA_OPERATIONS_MAX} are allowed")

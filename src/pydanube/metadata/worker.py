@@ -1,16 +1,15 @@
-"""What the embedded store's thread does: one group of requests at a time, one commit for each group.
+"""The thread of the embedded store: executes one group of requests at a time, with one commit for each group.
 
-A group that fails is tried again request by request, so that what cannot be done (a write, on a full disk) does not
-take with it what can (the reads around it).
+A group that fails is tried again request by request, so that a request that cannot be done (a write, on a full disk)
+does not fail those that can (the reads in the same group).
 
 While the journal, the second copy, is behind the database, reads are answered and writes are not: before the next
-write it is written anew.
+write the journal is written anew.
 
 Invariants
     every request gets an answer, whatever happens
     a request that failed is not in what is committed later, unless its own commit failed and yet happened; then it
-    is not tried again
-"""
+    is not tried again"""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ log = get_logger(__name__)
 @dataclass(slots=True)
 class StoreRequest:
     run: Callable[[Database], Any]
-    """In the thread. Raises a DanubeError only if it has written nothing."""
+    """Called in the thread. Raises a DanubeError only if it has written nothing."""
     answer: asyncio.Future[Any]
     then: Callable[[Any], None] | None
-    """On the loop, with the answer, if it did not fail."""
+    """Called on the loop with the answer, if the request did not fail."""
     writes: bool = False
-    """It may change something."""
+    """The request may change something."""
 
 
 Group = list[StoreRequest]
@@ -48,18 +47,18 @@ Group = list[StoreRequest]
 
 @dataclass(slots=True)
 class GroupOutcome:
-    """What became of one group."""
+    """The result of one group."""
 
     answers: list[tuple[StoreRequest, Any]]
-    """An exception as answer is to be raised."""
+    """Each request with its answer; an exception is to be raised to the caller."""
     changes: list[tuple[int, list[Event]]]
     revision: int
     committed: bool = False
-    """Something was changed, in both copies."""
+    """Something was changed and committed, in both copies."""
 
 
 class StoreWorker:
-    """Opens the database with the first group; runs groups; knows after a failure that it must look again."""
+    """Opens the database with the first group, and executes groups. After a failure it reads the state again first."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
@@ -75,13 +74,13 @@ class StoreWorker:
         if any(request.writes for request in group) and not self._renew_if_behind():
             refused = [(request, self._failure()) for request in group if request.writes]
             reads = [request for request in group if not request.writes]
-            settled = self._execute(reads) if reads else GroupOutcome([], [], self._revision)
-            settled.answers += refused
-            return settled
+            outcome = self._execute(reads) if reads else GroupOutcome([], [], self._revision)
+            outcome.answers += refused
+            return outcome
         return self._execute(group)
 
-    def tidy(self) -> None:
-        """Write the journal anew if it has grown too large; between groups, when nobody waits for an answer."""
+    def maintain(self) -> None:
+        """Write the journal anew if it has grown too large. Called between groups, after all answers were given."""
         if self._database is None or self._suspect or not self._database.journal_grown:
             return
         try:
@@ -91,13 +90,13 @@ class StoreWorker:
 
     def _execute(self, group: Group) -> GroupOutcome:
         before = self._commits
-        settled = self._attempt(group)
-        if settled is None and len(group) > 1 and not self._suspect and self._commits == before:
-            return self._one_by_one(group)
-        return settled or GroupOutcome([(request, self._failure()) for request in group], [], self._revision)
+        outcome = self._attempt(group)
+        if outcome is None and len(group) > 1 and not self._suspect and self._commits == before:
+            return self._execute_one_by_one(group)
+        return outcome or GroupOutcome([(request, self._failure()) for request in group], [], self._revision)
 
     def _renew_if_behind(self) -> bool:
-        """Write the journal anew where it is behind; False if that failed."""
+        """Write the journal anew if it is behind; return False if that failed."""
         try:
             database = self._ready()
             if database.journal_behind:
@@ -109,7 +108,7 @@ class StoreWorker:
         return True
 
     def _attempt(self, group: Group) -> GroupOutcome | None:
-        """All of them in one commit; None if that failed."""
+        """Execute the whole group in one commit; return None if that failed."""
         try:
             database = self._ready()
             database.begin()
@@ -123,22 +122,22 @@ class StoreWorker:
         self._revision, self._commits = database.revision, database.commits
         return GroupOutcome(answers, changes, self._revision, committed)
 
-    def _one_by_one(self, group: Group) -> GroupOutcome:
+    def _execute_one_by_one(self, group: Group) -> GroupOutcome:
         every = GroupOutcome([], [], self._revision)
         for request in group:
             is_behind = self._database is not None and self._database.journal_behind
-            settled = None if request.writes and is_behind else self._attempt([request])
-            if settled is None:
+            outcome = None if request.writes and is_behind else self._attempt([request])
+            if outcome is None:
                 every.answers.append((request, self._failure()))
             else:
-                every.answers += settled.answers
-                every.changes += settled.changes
-                every.committed |= settled.committed
+                every.answers += outcome.answers
+                every.changes += outcome.changes
+                every.committed |= outcome.committed
         every.revision = self._revision
         return every
 
     def close(self) -> Exception | None:
-        """Close the file; what went wrong with that, if anything. What was committed is safe in any case."""
+        """Close the file and return the error, if there was one. What was committed is safe in any case."""
         try:
             if self._database is not None:
                 self._database.close()
@@ -156,7 +155,7 @@ class StoreWorker:
         return self._database
 
     def _recover(self) -> None:
-        """Leave the failed commit behind; if even that fails now, the next group begins with it."""
+        """Roll the failed commit back. If that fails too, the next group begins with it."""
         self._suspect = self._database is not None
         try:
             if self._suspect:
@@ -166,7 +165,8 @@ class StoreWorker:
             assert self._suspect
 
     def _failure(self) -> Exception:
-        """The last error, anew for each request: an exception carries the traceback of whoever raised it last."""
+        """Return a new exception for the last error. Each request gets its own, because raising adds to the
+        traceback."""
         error = self._error
         if isinstance(error, DanubeError):
             return type(error)(error.message)

@@ -235,7 +235,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._chunk, self._start, self._end = memoryview(b""), 0, 0
             self._chunk_bytes = CHUNK_BYTES_MIN
 
-    def own_what_waits(self, now: float) -> None:
+    def copy_stalled_output(self, now: float) -> None:
         """Copy what a peer has not taken for a while: a view may keep much more in memory than itself."""
         if len(self._outgoing) > 1 and now - self.last_sent > _STALLED_S:
             self._outgoing = deque([b"".join(self._outgoing)])

@@ -27,7 +27,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.history import PartitionHistory
-from pydanube.storage.wal import LogWriter
+from pydanube.storage.wal import LogListener, LogWriter
 
 from .non_reliable import NonReliablePartition
 from .ownership import LEDGER_COUNTER, Ids, Ownership
@@ -90,9 +90,8 @@ class Partitions:
         """What a namespace sets itself, and what counts in it."""
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
-        writer.on_failed = self._log_failed
-        writer.on_rotated = self._log_rotated
-        writer.on_released = self.log_released
+        self._log_listener = LogListener(failed=self._log_failed, rotated=self._log_rotated, released=self.log_released)
+        writer.subscribe(self._log_listener)
         self._tombstones = Tombstones(store, writer)
 
     def __iter__(self) -> Iterator[Partition]:
@@ -338,4 +337,4 @@ class Partitions:
             except DanubeError as error:
                 log.warning("partition.close_failed", partition=partition.name, error=str(error))
         # What the log says while it closes concerns nobody.
-        self._writer.on_failed = self._writer.on_rotated = self._writer.on_released = None
+        self._writer.unsubscribe(self._log_listener)

@@ -403,7 +403,7 @@ class Session:
         connection, settings, keep_alive = self.connection, self.settings, self.settings.keep_alive_ms / 1000
         if connection.is_closing:
             return
-        connection.own_what_waits(now)
+        connection.copy_stalled_output(now)
         if not self.welcomed:
             if now - self.since > settings.handshake_timeout_ms / 1000:
                 self.end(Unavailable(f"no HELLO came within {settings.handshake_timeout_ms} ms"))

@@ -17,7 +17,7 @@ from pydanube.codec.native.frames import PREAMBLE
 from pydanube.model.errors import DanubeError, Full
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.descriptors import KEPT, connection_places, make_descriptors, open_descriptors
+from pydanube.runtime.file_descriptors import KEPT, open_descriptors, plan_connections, raise_descriptor_limit
 from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, listen
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -90,10 +90,10 @@ class NativeServer:
 
     def _fit_descriptors(self) -> None:
         """More connections than descriptors would take from the log what it needs to write."""
-        limit = make_descriptors(self._connections_max + KEPT)
+        limit = raise_descriptor_limit(self._connections_max + KEPT)
         if limit >= self._connections_max + KEPT:
             return
-        places = connection_places(limit, open_descriptors())
+        places = plan_connections(limit, open_descriptors())
         if places.connections < self._connections_max:
             self._connections_max = places.connections
             self._polite_refusals_max = self._accepted_at_once = places.at_once

@@ -35,15 +35,15 @@ class _Known(NamedTuple):
 _STORES: Final = {
     "file": _Known("local:open_local"),
     "memory": _Known("memory:open_memory"),
-    "s3": _Known("obstores:open_s3", "cloud", "obstore"),
-    "gs": _Known("obstores:open_gcs", "cloud", "obstore"),
-    "az": _Known("obstores:open_azure", "cloud", "obstore"),
-    "redis": _Known("redisstore:open_redis", "redis", "redis"),
-    "rediss": _Known("redisstore:open_redis", "redis", "redis"),
+    "s3": _Known("cloud:open_s3", "cloud", "obstore"),
+    "gs": _Known("cloud:open_gcs", "cloud", "obstore"),
+    "az": _Known("cloud:open_azure", "cloud", "obstore"),
+    "redis": _Known("redis_store:open_redis", "redis", "redis"),
+    "rediss": _Known("redis_store:open_redis", "redis", "redis"),
     "grpc": _Known("plugin:open_plugin", "grpc", "grpc"),
     "grpcs": _Known("plugin:open_plugin", "grpc", "grpc"),
 }
-_THROUGH_OPENDAL: Final = _Known("opendals:open_opendal", "opendal", "opendal")
+_THROUGH_OPENDAL: Final = _Known("opendal_store:open_opendal", "opendal", "opendal")
 
 
 async def open_store(url: str, settings: Mapping[str, str] | None = None) -> ObjectStore:

@@ -1,24 +1,16 @@
-"""The messages and methods of `storage.proto`, read from that very file.
-
-There are no generated modules to keep in step with it, nor with a release of protobuf. The messages live in a
-descriptor pool of their own: other packages register theirs in the default one, and names never meet.
-
-Understood is what the file uses: messages of scalar, message and repeated fields, and one service.
-"""
+"""The messages and methods of `storage.proto`, and how errors, object descriptions and data are put into them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from pydanube.model import errors
 from pydanube.model.errors import DanubeError
+from pydanube.runtime.protobuf import ProtobufSchema
 
 from .store import ObjectInfo
 
@@ -28,61 +20,14 @@ SERVICE: Final = f"{PACKAGE}.ObjectStorage"
 ERROR_KEY: Final = "danube-error"
 
 CHUNK_BYTES: Final = 1024 * 1024
-"""Of data in one message: far below the 4 MiB that gRPC allows, large enough to cost nothing."""
+"""The most data in one message: far below the limit of gRPC (4 MiB), and large enough that messages cost little."""
 
-_MESSAGE: Final = re.compile(r"message (\w+) \{([^}]*)\}")
-_FIELD: Final = re.compile(r"(repeated )?(\w+) (\w+) = (\d+);")
-_RPC: Final = re.compile(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);")
-
-
-@dataclass(frozen=True)
-class Method:
-    """One call: its full name, what goes in and what comes out."""
-
-    name: str
-    path: str
-    request: Any
-    reply: Any
-    request_streams: bool
-    reply_streams: bool
+_SCHEMA: Final = ProtobufSchema.load(PROTO.with_suffix(".binpb"))
+MESSAGES: Final = _SCHEMA.messages(PACKAGE)
+METHODS: Final = _SCHEMA.methods(SERVICE)
 
 
-def _descriptors(text: str) -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(name="pydanube/storage.proto", package=PACKAGE, syntax="proto3")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    for name, body in _MESSAGE.findall(text):
-        message = file.message_type.add(name=name)
-        for repeated, kind, field, number in _FIELD.findall(body):
-            label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
-            added = message.field.add(name=field, number=int(number), label=label)
-            if kind[0].isupper():
-                added.type, added.type_name = kinds.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
-            else:
-                added.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
-    return file
-
-
-def _load() -> tuple[dict[str, Any], dict[str, Method]]:
-    text = re.sub(r"//.*", "", PROTO.read_text("utf-8"))
-    assert f"package {PACKAGE};" in text
-    pool = descriptor_pool.DescriptorPool()
-    file = _descriptors(text)
-    pool.AddSerializedFile(file.SerializeToString())
-    messages = {
-        message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{message.name}"))
-        for message in file.message_type
-    }
-    methods = {
-        name: Method(name, f"/{SERVICE}/{name}", messages[asked], messages[answered], bool(many), bool(answers))
-        for name, many, asked, answers, answered in _RPC.findall(text)
-    }
-    return messages, methods
-
-
-MESSAGES, METHODS = _load()
-
-
-# -- what both sides say -----------------------------------------------------------------------------------------------
+# -- used by client and server -----------------------------------------------------------------------------------------
 
 STATUS_OF: Final[dict[type[DanubeError], grpc.StatusCode]] = {
     errors.DanubeError: grpc.StatusCode.UNKNOWN,
@@ -110,18 +55,18 @@ _ERROR_OF: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Full,
     grpc.StatusCode.DATA_LOSS: errors.Corrupt,
 }
-"""What is not here (a lost connection, a deadline, a failing server) may work later."""
+"""Every other status (a lost connection, a deadline, a failing server) becomes Unavailable: it may work later."""
 
 
 def error_of(status: grpc.StatusCode, number: str, message: str) -> DanubeError:
-    """The error a plug-in sent: exactly where it says which, else by its status."""
+    """Return the error that a plug-in sent: by `number` if the plug-in names the exact error, else by its status."""
     if number.isdecimal():
         return errors.from_code(int(number), message)
     return _ERROR_OF.get(status, errors.Unavailable)(message)
 
 
 def value_of(metadata: Any, name: str) -> str:
-    """Of a call's metadata, which releases of grpcio have in several shapes; empty where it is not there."""
+    """Return the value of `name` in a call's metadata (pairs, in every release of grpcio), or an empty string."""
     return next((str(value) for key, value in metadata or () if key == name), "")
 
 
@@ -134,7 +79,7 @@ def info_of(message: Any) -> ObjectInfo:
 
 
 def chunks(pieces: list[memoryview]) -> Iterator[bytes]:
-    """These bytes in order, none of the chunks larger than CHUNK_BYTES and few of them smaller."""
+    """Yield the bytes of all pieces in order, in chunks of CHUNK_BYTES; only the last one may be smaller."""
     waiting: list[memoryview] = []
     room = CHUNK_BYTES
     for piece in pieces:

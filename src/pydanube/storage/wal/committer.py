@@ -1,8 +1,8 @@
-"""The log's thread: takes everything that waits, writes it in one go, syncs once, tells the loop once, and again.
+"""The log thread: takes all mail that waits, writes it in one go, syncs once, informs the loop once, and repeats.
 
-It never waits for the loop: what arrives during one sync shares the next. It owns the engine while it holds the baton
-(see `baton`): whoever wants something of the engine sends mail. It wakes up for mail and, while the disk fails, to try
-again; for nothing else.
+The thread never waits for the loop: what arrives during one sync shares the next. Only the owner of the engine uses it
+(see `engine_guard`); everything else that concerns the engine is sent to this thread as mail. The thread wakes up for
+mail and, while the disk fails, to try the disk again; for nothing else.
 """
 
 from __future__ import annotations
@@ -11,35 +11,52 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .baton import EngineGuard
-from .engine import Engine, Record
+from .engine import Engine, WalRecord
+from .engine_guard import EngineGuard
 from .settings import DurabilityLevel, WalSettings
 from .table import WalFile
 
 Done: TypeAlias = Callable[[DanubeError | None], None]
-Append: TypeAlias = tuple[Record | None, int, Done, bool]
-"""The record, its level, whom to tell, whether it is written already. No record: only the sync is wanted."""
+"""Called once an append is done, with the error if it failed."""
+
+
+class WalAppend(msgspec.Struct, frozen=True):
+    """One record on its way through the log thread, or only a request to sync what was appended before it."""
+
+    record: WalRecord | None
+    """None: nothing is to be written, only the sync is wanted."""
+    level: int
+    done: Done
+    is_written: bool = False
+    """The loop has written the record already; the log thread only syncs it."""
+
+    @property
+    def size(self) -> int:
+        return len(self.record.body) if self.record is not None else 0
+
 
 Command: TypeAlias = Callable[[], None]
-"""Something to do between two groups; it must not raise."""
+"""A function that the log thread calls between two groups. It must not raise."""
 
-Mail: TypeAlias = Append | Command | None
-"""None is the end."""
+Mail: TypeAlias = WalAppend | Command | None
+"""None ends the thread."""
 
 log: Final = get_logger("storage.wal")
 
 MARK_SYNC_SECONDS: Final = 5.0
-"""At most so often the durable mark is synced, and only while nothing waits."""
+"""The durable mark is synced at most this often, and only while no mail waits."""
 
 
-class Listener(Protocol):
-    """Whom the thread tells; every call is made in the log's thread and must only pass the word on."""
+class CommitReports(Protocol):
+    """Receives what happened. Every call is made in the log thread and must only pass the report on to the loop."""
 
-    def finished(self, appends: list[Append], error: DanubeError | None) -> None: ...
+    def finished(self, appends: list[WalAppend], error: DanubeError | None) -> None: ...
 
     def failed(self, error: DanubeError, ledgers: set[int]) -> None: ...
 
@@ -55,63 +72,63 @@ class Committer:
         settings: WalSettings,
         clock: Clock,
         mail: SimpleQueue[Mail],
-        baton: EngineGuard,
-        listener: Listener,
+        guard: EngineGuard,
+        reports: CommitReports,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
         self._mail = mail
-        self._baton = baton
-        self._listener = listener
+        self._guard = guard
+        self._reports = reports
         self._kept: list[Mail] = []
-        """Taken from the queue and not yet looked at: at most one."""
-        self._untold: list[Append] = []
-        """Of the group at hand, those whose end nobody has heard of yet."""
+        """At most one item that was taken from the queue and not handled yet."""
+        self._unreported: list[WalAppend] = []
+        """The appends of the current group that were not reported as finished yet."""
         self._cure_due = clock.monotonic() + settings.cure_ms / 1000
         self._mark_due = clock.monotonic() + MARK_SYNC_SECONDS
         self._is_ending = False
         self._is_failing = engine.failure is not None
         self._abandoned: set[int] = set()
-        """Ledgers that were given up in this run, sealed by now or not: nothing goes into them."""
+        """All ledgers abandoned in this run, sealed by now or not: nothing is written to them."""
 
     def run(self) -> None:
-        """Until None comes. Everything taken before that is done by then."""
+        """Handle mail until None arrives; all mail before it is done by then."""
         try:
-            self._pass_baton()
+            self._offer_engine()
             while self._step():
-                self._pass_baton()
+                self._offer_engine()
             self._is_ending = True
             self._end()
         except BaseException as error:
             log.exception("wal.stopped", error=repr(error))
             self._refuse_everything(Unavailable(f"the log stopped: {error!r}; start the broker again"))
 
-    def _pass_baton(self) -> None:
+    def _offer_engine(self) -> None:
         if self._is_failing:
-            self._baton.keep()
+            self._guard.withhold()
         else:
-            self._baton.offer()
+            self._guard.offer()
 
     def _step(self) -> bool:
-        """One group, one command, or a try to cure the disk. False at the end."""
-        if not self._wait():
+        """Handle one group or one command, or try the failed disk again. Return False at the end."""
+        if not self._wait_for_mail():
             self._cure()
             return True
         mail = self._kept.pop()
         if mail is None:
             return False
         if callable(mail):
-            self._baton.did(1)
+            self._guard.count_done(1)
             mail()
         else:
-            group = self._group(mail)
-            self._baton.did(len(group))
+            group = self._take_group(mail)
+            self._guard.count_done(len(group))
             self._commit(group)
         return True
 
-    def _wait(self) -> bool:
-        """True when there is mail; False when a cure is due before any came."""
+    def _wait_for_mail(self) -> bool:
+        """Return True when there is mail, False when it is time to try the failed disk again."""
         if self._kept:
             return True
         try:
@@ -123,10 +140,10 @@ class Committer:
             pass
         return bool(self._kept)
 
-    def _group(self, first: Append) -> list[Append]:
-        """Everything that waits, up to the limit or to mail of another sort."""
+    def _take_group(self, first: WalAppend) -> list[WalAppend]:
+        """Take all appends that wait, up to the size limit or to mail that is no append."""
         group = [first]
-        size = _size(first)
+        size = first.size
         limit, take = self._settings.group_bytes_max, self._mail.get_nowait
         for _ in range(self._mail.qsize()):
             mail = take()
@@ -134,95 +151,99 @@ class Committer:
                 self._kept.append(mail)
                 break
             group.append(mail)
-            size += _size(mail)
+            size += mail.size
         return group
 
     # -- committing ------------------------------------------------------------------------------------------------
 
-    def _commit(self, group: list[Append]) -> None:
+    def _commit(self, group: list[WalAppend]) -> None:
         if self._abandoned:
             group = self._without_abandoned(group)
-        records = [append[0] for append in group if append[0] is not None and not append[3]]
-        written = [append[0] for append in group if append[0] is not None and append[3]]
-        waiting = [append for append in group if append[1] == DurabilityLevel.SYNC]
-        self._untold = group
+        records = [append.record for append in group if append.record is not None and not append.is_written]
+        written = [append.record for append in group if append.record is not None and append.is_written]
+        waiting = [append for append in group if append.level == DurabilityLevel.SYNC]
+        self._unreported = group
         try:
             if records:
                 self._engine.write(records, written)
             if len(waiting) < len(group):
-                self._untold = waiting
-                self._listener.finished([append for append in group if append[1] < DurabilityLevel.SYNC], None)
+                self._unreported = waiting
+                self._reports.finished([append for append in group if append.level < DurabilityLevel.SYNC], None)
             if waiting:
-                self._engine.sync([append[0] for append in waiting if append[0] is not None])
+                self._engine.sync([append.record for append in waiting if append.record is not None])
         except Unavailable as error:
             self._fail(error)
             return
         if waiting:
-            self._untold = []
-            self._listener.finished(waiting, None)
-        self._pass_on_closed()
+            self._unreported = []
+            self._reports.finished(waiting, None)
+        self._report_closed_files()
         if not self._kept and self._mail.empty():
             self._fill_ahead(group)
             self._sync_mark()
 
-    def _fill_ahead(self, group: list[Append]) -> None:
-        """Nothing waits: prepare for the next small groups."""
-        if sum(map(_size, group)) < self._settings.fill_below_bytes:
+    def _fill_ahead(self, group: list[WalAppend]) -> None:
+        """After a small group, and with no mail waiting: prepare the file for the next small groups."""
+        if sum(append.size for append in group) < self._settings.fill_below_bytes:
             try:
                 self._engine.fill_ahead()
             except Unavailable as error:
                 self._fail(error)
 
     def _sync_mark(self) -> None:
-        """Nothing waits: let the mark survive a power cut too, once in a while."""
+        """With no mail waiting: sync the durable mark once in a while, so that it survives a power cut too."""
         now = self._clock.monotonic()
         if now >= self._mark_due:
             self._mark_due = now + MARK_SYNC_SECONDS
             self._engine.mark.sync()
 
-    def _without_abandoned(self, group: list[Append]) -> list[Append]:
-        """Appends that were on their way when their ledger was given up fail, however healthy the disk is now."""
-        late = [append for append in group if append[0] is not None and append[0][1] in self._abandoned]
+    def _without_abandoned(self, group: list[WalAppend]) -> list[WalAppend]:
+        """Fail the appends that were sent before their ledger was abandoned, even if the disk works again; return the
+        others."""
+        late = [append for append in group if self._is_abandoned(append)]
         if not late:
             return group
         error = self._engine.failure or Unavailable("the disk failed while this was on its way; send it again")
-        self._listener.finished(late, error)
-        return [append for append in group if append[0] is None or append[0][1] not in self._abandoned]
+        self._reports.finished(late, error)
+        return [append for append in group if not self._is_abandoned(append)]
 
-    def _pass_on_closed(self) -> None:
+    def _is_abandoned(self, append: WalAppend) -> bool:
+        return append.record is not None and append.record.ledger_id in self._abandoned
+
+    def _report_closed_files(self) -> None:
         for file in self._engine.closed:
             log.info("wal.rotated", generation=file.generation, ledgers=len(file.spans))
-            self._listener.rotated(file)
+            self._reports.rotated(file)
         self._engine.closed.clear()
 
     # -- failing ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: Unavailable) -> None:
-        """Say which ledgers are given up, then tell everybody who waited; a cure is tried a while later."""
+        """Report which ledgers are abandoned, then fail the appends of the group. The disk is tried again later."""
         if not self._is_failing:
             log.error("wal.failed", error=error.message, ledgers=len(self._engine.abandoned))
             self._is_failing = True
             self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
         fresh = self._engine.abandoned - self._abandoned
         self._abandoned |= fresh
-        self._listener.failed(error, fresh)
-        self._tell_failed(error)
+        self._reports.failed(error, fresh)
+        self._fail_unreported(error)
 
-    def _tell_failed(self, error: Unavailable) -> None:
-        untold, self._untold = self._untold, []
-        self._listener.finished(untold, error)
+    def _fail_unreported(self, error: Unavailable) -> None:
+        unreported, self._unreported = self._unreported, []
+        self._reports.finished(unreported, error)
 
     def _cure(self) -> None:
         if self._engine.cure():
             self._is_failing = False
             log.info("wal.cured", generation=self._engine.table.newest)
-            self._listener.cured()
-            self._pass_on_closed()
+            self._reports.cured()
+            self._report_closed_files()
         else:
             self._cure_due = self._clock.monotonic() + self._settings.cure_ms / 1000
             failure = self._engine.failure
             assert failure is not None
-            self._listener.failed(failure, set())
+            self._reports.failed(failure, set())
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -234,14 +255,14 @@ class Committer:
                 self._engine.close()
         except Unavailable as error:
             self._fail(error)
-        self._pass_on_closed()
+        self._report_closed_files()
 
     def _refuse_everything(self, failure: Unavailable) -> None:
-        """A mistake of ours: nothing is written any more, and everybody is told."""
-        self._baton.keep()
+        """After a bug: write nothing any more, and fail every append."""
+        self._guard.withhold()
         self._engine.failure = failure
-        self._listener.failed(failure, set(self._engine.abandoned))
-        self._tell_failed(failure)
+        self._reports.failed(failure, set(self._engine.abandoned))
+        self._fail_unreported(failure)
         while not self._is_ending:
             mail = self._kept.pop() if self._kept else self._mail.get()
             if mail is None:
@@ -249,8 +270,4 @@ class Committer:
             if callable(mail):
                 mail()
             else:
-                self._listener.finished([mail], failure)
-
-
-def _size(append: Append) -> int:
-    return len(append[0][4]) if append[0] is not None else 0
+                self._reports.finished([mail], failure)

@@ -1,4 +1,4 @@
-"""Writes the log: records in order, one sync for many, file after file. No thread, no clock: its caller has them.
+"""Writes the log: records in order, one sync for many records, file after file. Has no thread and no clock.
 
 Invariants
     file base < durable <= position: everything below `durable` is synced, everything below `position` is written
@@ -6,8 +6,7 @@ Invariants
     the manifest names a file before anything in it is reported durable, and only after the file and its name are synced
     a file in which a write or a sync has failed is never written or synced again: it ends at `durable`, for ever
     generations are never used twice for files that the manifest has named
-    the mark is written after a sync that succeeded, of a file that the manifest names
-"""
+    the mark is written after a sync that succeeded, of a file that the manifest names"""
 
 from __future__ import annotations
 
@@ -15,8 +14,9 @@ import contextlib
 import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
+import msgspec
 from crc32c import crc32c
 
 from pydanube.codec.wal import (
@@ -42,18 +42,26 @@ from .mark import DurableMark
 from .settings import WalSettings
 from .table import DATA, UNIT_SHIFT, LogTable, WalFile
 
-Record: TypeAlias = tuple[int, int, int, int, ByteBuffer, int]
-"""kind, ledger id, entry id, owner epoch, body, CRC of the body"""
-
 _ZEROS: Final = [bytes(count) for count in range(ALIGNMENT)]
 _JOIN_BELOW: Final = 2048
-"""Parts smaller than this on average are cheaper to copy together than to list one by one."""
+"""Parts smaller than this on average are joined into one buffer, which is cheaper than a long list of buffers."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
+class WalRecord(msgspec.Struct, frozen=True):
+    """One record to be written. A Struct costs half of what a NamedTuple or a dataclass costs to make and to read."""
+
+    kind: int
+    ledger_id: int
+    entry_id: int
+    owner_epoch: int
+    body: ByteBuffer
+    body_crc: int
+
+
 class Engine:
-    """The writing end of one log directory. One thread at a time."""
+    """Writes one log directory. Used by one thread at a time."""
 
     def __init__(
         self, disk: Disk, directory: Path, identity: NodeIdentity, settings: WalSettings, table: LogTable
@@ -64,12 +72,12 @@ class Engine:
         self.abandoned: set[int] = set()
         """Ledgers that must be sealed before anything can be written again."""
         self.held_from: int | None = None
-        """From this generation on, files hold records that are to be sealed off: until they are, none may go, or a
-        later start would find the rest of them."""
+        """From this generation on, files hold records that failed and are not sealed off yet. Until they are, these
+        files are not released: a later start could find some of the failed records without the others."""
         self.metadata: MetadataStamp | None = None
-        """What a new file says about the metadata; whoever knows a newer revision replaces it, in any thread."""
+        """The metadata that a new file names. Any thread may replace this with a newer revision."""
         self.closed: list[WalFile] = []
-        """Files closed since the caller last looked: they want an index."""
+        """Files that were closed and have no index yet; the caller writes the indexes and clears this list."""
         self.spares: list[int] = []
         self._disk = disk
         self._identity = identity
@@ -77,28 +85,29 @@ class Engine:
         self._file: WalFile | None = None
         self._handle: DiskFile | None = None
         self._filled = 0
-        """Up to this position the file has its blocks on the disk."""
+        """Up to this log position the blocks of the file are allocated on the disk."""
         self._disk_was_full = False
         self.mark = DurableMark(disk, directory)
         self.position = self.durable = table.files[table.newest].end or 0 if table.files else 0
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def commit(self, records: list[Record]) -> None:
-        """Write and sync. Raises Unavailable when the disk refuses; nothing of this call counts as durable then."""
+    def commit(self, records: list[WalRecord]) -> None:
+        """Write and sync the records. Raises Unavailable when the disk refuses; none of them counts as durable then."""
         self.write(records)
         self.sync(records)
 
-    def has_room(self, length: int) -> bool:
-        """Whether a record with such a body can be written into the open file, without a rotation."""
+    def fits_open_file(self, length: int) -> bool:
+        """Return whether a record with a body of `length` bytes fits into the open file without a rotation."""
         file = self._file
         return file is not None and self.position + record_bytes(length) <= file.base + self._settings.file_bytes
 
-    def write(self, records: list[Record], written: Sequence[Record] = ()) -> None:
-        """Append to the log, in order. Raises Unavailable when the disk refuses; the file is abandoned then, and those
-        `written` before, of which nobody has heard yet, do not count either: a rotation may have synced them."""
+    def write(self, records: list[WalRecord], written: Sequence[WalRecord] = ()) -> None:
+        """Append `records` to the log, in order. Raises Unavailable when the disk refuses; the file is abandoned then.
+        `written` are records of the same group that were written earlier and not reported yet: they fail too, even
+        if a rotation has synced them."""
         if self.failure is not None:
-            self.abandoned.update(record[1] for record in records)
+            self.abandoned.update(record.ledger_id for record in records)
             raise self.failure
         try:
             start = 0
@@ -112,9 +121,9 @@ class Engine:
             self._abandon(error, [*written, *records])
             raise
 
-    def sync(self, waiting: Sequence[Record] = ()) -> None:
-        """Everything written is durable, or Unavailable is raised and the file abandoned; those `waiting` for it do not
-        count then, even where a rotation had synced them already."""
+    def sync(self, waiting: Sequence[WalRecord] = ()) -> None:
+        """Make everything written durable. When the disk refuses, the file is abandoned and Unavailable is raised; the
+        records `waiting` for this sync fail then, even if a rotation has synced them already."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -122,8 +131,8 @@ class Engine:
         except OSError as error:
             raise self._abandon(error, waiting) from error
 
-    def _write_into_file(self, records: list[Record], start: int) -> int:
-        """Write records from `start` on until the file is full; the number of the first that did not fit."""
+    def _write_into_file(self, records: list[WalRecord], start: int) -> int:
+        """Write records from number `start` on until the file is full; return the number of the first not written."""
         file = self._file
         assert file is not None
         generation, spans, base, durable = file.generation, file.spans, file.base, self.durable
@@ -134,14 +143,15 @@ class Engine:
         parts: list[ByteBuffer] = []
         number = start
         for number in range(start, len(records)):
-            kind, ledger_id, entry_id, owner_epoch, body, body_crc = records[number]
+            record = records[number]
+            kind, ledger_id, entry_id, body = record.kind, record.ledger_id, record.entry_id, record.body
             length = len(body)
             size = (length + 127) & -64
             if position + size > limit and spans:
                 break
             # fmt: off
-            head = pack(MAGIC, VERSION, kind, 0, generation, position, ledger_id, entry_id, durable, owner_epoch,
-                        length, body_crc)
+            head = pack(MAGIC, VERSION, kind, 0, generation, position, ledger_id, entry_id, durable,
+                        record.owner_epoch, length, record.body_crc)
             # fmt: on
             parts.append(head + pack_checksum(checksum(head)))
             parts.append(body)
@@ -170,10 +180,10 @@ class Engine:
             position += size
         else:
             number = len(records)
-        self._put(parts, position - first_position)
+        self._write_parts(parts, position - first_position)
         return number
 
-    def _put(self, parts: list[ByteBuffer], size: int) -> None:
+    def _write_parts(self, parts: list[ByteBuffer], size: int) -> None:
         if not parts:
             return
         assert self._handle is not None
@@ -196,7 +206,8 @@ class Engine:
     def fill_ahead(self) -> None:
         """Write zeros behind the log's end, so that the next syncs need not make the file longer.
 
-        For idle moments: nothing may be written and not synced. A disk that has no room for zeros is left alone.
+        Called when there is nothing else to do; does nothing while written records are not synced. If the disk has no
+        space for zeros, none are written in this file any more.
         """
         file, handle = self._file, self._handle
         if file is None or handle is None or self.durable < self.position:
@@ -218,7 +229,7 @@ class Engine:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the first file of this run. A disk that refuses leaves the log readable, and `failure` says why."""
+        """Open the first file of this run. If the disk refuses, the log can be read and `failure` says why."""
         self.mark.open(self.table.newest, self.durable)
         try:
             self._open_file()
@@ -230,14 +241,14 @@ class Engine:
         self._open_file()
 
     def _open_file(self) -> None:
-        """Begin the next file at the durable end, with seals for all that was abandoned, and let the manifest name it.
+        """Create the next file at the durable end, with seals for all abandoned ledgers, and name it in the manifest.
 
-        Until the manifest is replaced a half-made file is nobody's: it is removed here, or by the next start. From
-        then on it belongs to the log even if this process never learns that the manifest reached the disk.
+        Until the manifest is replaced, an unfinished file is not part of the log: it is removed here, or by the next
+        start. After that it is part of the log, even if replacing the manifest reported an error.
         """
         file = WalFile(self.table.newest + 1, self.durable)
         path = log_path(self.directory, file.generation)
-        handle = self._make(path)
+        handle = self._create_file(path)
         try:
             first = self._first_records(file)
             write_all(handle, [first], 0)
@@ -254,10 +265,10 @@ class Engine:
         self._write_mark()
         self.mark.sync()
 
-    def _make(self, path: Path) -> DiskFile:
-        """A file of this name that holds no record of this log's newest generation."""
+    def _create_file(self, path: Path) -> DiskFile:
+        """Create the file, from a spare one if possible; it holds no record of the newest generation."""
         if self._disk.exists(path):
-            self._disk.unlink(path)  # an earlier try of this process
+            self._disk.unlink(path)  # left by an earlier attempt of this process
         if self.spares:
             self._disk.rename(spare_path(self.directory, self.spares[-1]), path)
             self.spares.pop()
@@ -277,37 +288,37 @@ class Engine:
         return b"".join(records)
 
     def _adopt(self, file: WalFile, handle: DiskFile, size: int) -> None:
-        """The file belongs to the log now, up to here durable; the one before it ends where it begins."""
+        """Make the file, whose first `size` bytes are durable, the open one; the file before it ends at its base."""
         if self._file is not None:
             self._file.end = file.base
             self.closed.append(self._file)
-            self._forget_handle()
+            self._close_handle()
         self.table.add_file(file)
         self._file, self._handle = file, handle
         self.position = self.durable = file.base + size
         for ledger_id in self.abandoned:
             self.table.seal(ledger_id)
 
-    def _forget_handle(self) -> None:
+    def _close_handle(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
                 handle.close()
 
-    # -- failing, and being cured ----------------------------------------------------------------------------------
+    # -- disk failures ---------------------------------------------------------------------------------------------
 
-    def _abandon(self, error: BaseException, failed: Sequence[Record]) -> Unavailable:
-        """Give the open file up where it is durable. Its ledgers and those of the failed records are to be sealed
-        there, and before the first record that failed: whoever is told so may believe it."""
-        self.abandoned.update(record[1] for record in failed)
+    def _abandon(self, error: BaseException, failed: Sequence[WalRecord]) -> Unavailable:
+        """Abandon the open file: it ends at `durable`. Its ledgers and those of the `failed` records will be sealed at
+        that end, or before their first failed record, so that a record reported as failed never counts later."""
+        self.abandoned.update(record.ledger_id for record in failed)
         if self._file is not None:
             self.abandoned.update(self._file.spans)
             self.table.cut(self._file, self.durable)
             self.closed.append(self._file)
             self._file = None
-            self._forget_handle()
+            self._close_handle()
         for record in failed:
-            cut = self.table.cut_ledger(record[1], record[2])
+            cut = self.table.cut_ledger(record.ledger_id, record.entry_id)
             if cut is not None:
                 self.held_from = cut if self.held_from is None else min(cut, self.held_from)
         self.position = self.durable
@@ -324,10 +335,10 @@ class Engine:
         return f"disk error {name} in {self.directory}: {error}; publishing goes on when a new file can be synced"
 
     def cure(self) -> bool:
-        """Try to go on in a new file; True when the log takes records again."""
+        """Try to continue in a new file; return True when the log takes records again."""
         assert self.failure is not None
         try:
-            if self._disk_was_full and not self._has_room():
+            if self._disk_was_full and not self._has_space():
                 return False
             self._open_file()
         except OSError as error:
@@ -337,18 +348,19 @@ class Engine:
         self.failure = self.held_from = None
         return True
 
-    def _has_room(self) -> bool:
-        """After a full disk: enough for some work, so that the log does not fill up with tiny files."""
+    def _has_space(self) -> bool:
+        """Return whether a disk that was full has space for at least one group, so that the log does not consist of
+        tiny files. Gives up one spare file."""
         if self.spares:
             self._disk.unlink(spare_path(self.directory, self.spares[-1]))
             self.spares.pop()
         total, free = self._disk.usage(self.directory)
         return free >= min(self._settings.group_bytes_max, total // 20)
 
-    # -- ending ----------------------------------------------------------------------------------------------------
+    # -- releasing and closing -------------------------------------------------------------------------------------
 
     def release(self, files: list[WalFile]) -> None:
-        """Give the oldest files back. The caller knows that nobody needs or holds them."""
+        """Remove the oldest files from the log. The caller has checked that they are neither needed nor being read."""
         oldest = files[-1].generation + 1
         write_manifest(self._disk, self.directory, self._identity, oldest, self.table.newest)
         for file in files:
@@ -358,7 +370,7 @@ class Engine:
         self._disk.sync_directory(self.directory)
 
     def close(self) -> None:
-        """Sync what is written and let go of the file, which then wants an index like any closed one."""
+        """Sync what is written and close the file, which is then added to `closed` like any other."""
         try:
             if self._file is None:
                 return
@@ -369,7 +381,7 @@ class Engine:
         self._file.end = self.position
         self.closed.append(self._file)
         self._file = None
-        self._forget_handle()
+        self._close_handle()
 
 
 def retire_file(disk: Disk, directory: Path, generation: int, spares: list[int], spares_max: int) -> None:

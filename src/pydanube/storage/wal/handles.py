@@ -1,6 +1,6 @@
-"""Closed and open files, held open for reading; a file that somebody reads is never taken away.
+"""Log files kept open for reading. A file that is being read is never released.
 
-Any thread may hold and let go; the log's thread takes files out when they are released.
+Any thread may read; the log thread calls `take_out` before it releases files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .layout import log_path
 
 
 class Released(Exception):
-    """The file was given back; nobody needs what was in it."""
+    """The file was released: nothing in it is needed any more."""
 
 
-class _Held:
+class _OpenFile:
     __slots__ = ("handle", "readers")
 
     def __init__(self, handle: DiskFile) -> None:
@@ -29,25 +29,25 @@ class _Held:
 
 
 class Handles:
-    """At most `open_max` idle files stay open."""
+    """Keeps at most `open_max` files open, beside those that are being read."""
 
     def __init__(self, disk: Disk, directory: Path, open_max: int) -> None:
         self._disk = disk
         self._directory = directory
         self._open_max = open_max
         self._lock = Lock()
-        self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._held: OrderedDict[int, _OpenFile] = OrderedDict()
         self._gone_below = 0
 
     @contextlib.contextmanager
     def reading(self, generation: int) -> Iterator[DiskFile]:
-        """Hold a file, or Released."""
+        """Open the file for reading, and keep it until the context ends. Raises Released."""
         with self._lock:
             if generation < self._gone_below:
                 raise Released
             held = self._held.get(generation)
             if held is None:
-                held = self._held[generation] = _Held(self._disk.open(log_path(self._directory, generation)))
+                held = self._held[generation] = _OpenFile(self._disk.open(log_path(self._directory, generation)))
             self._held.move_to_end(generation)
             held.readers += 1
         try:
@@ -66,7 +66,7 @@ class Handles:
         return generation < self._gone_below
 
     def take_out(self, generation: int) -> bool:
-        """From now on nobody can hold this file or an older one; False, and nothing happened, while somebody does."""
+        """Refuse reads of this file and of older ones from now on. Return False, without effect, while it is read."""
         with self._lock:
             held = self._held.get(generation)
             if held is not None:

@@ -1,10 +1,11 @@
-"""Shows a log directory record by record, for people. Reads only, takes no lock, repairs nothing, stops at nothing.
+"""Lists a log directory record by record, for operators. Only reads: takes no lock, repairs nothing, and goes on after
+damage.
 
 States
     ok       the record counts
     torn     at the end of the log, written and never synced: it does not count
     damaged  it was synced and is not what was written
-    stale    whole, but not of this log's present: of an earlier use of the file, behind the end at which the file was
+    stale    whole, but no longer part of the log: from an earlier use of the file, behind the end at which the file was
              closed or abandoned, or behind its ledger's seal
 """
 
@@ -40,10 +41,10 @@ _FIRST = (RecordKind.FILE, RecordKind.SEAL)
 @dataclass(frozen=True, slots=True)
 class InspectedRecord:
     generation: int
-    """Of the file."""
+    """The generation of the file."""
     file: str
     position: int
-    """In the whole log, by the place where it was found."""
+    """The log position at which it was found."""
     kind: str
     """Empty when the header cannot be read."""
     ledger_id: int
@@ -55,11 +56,11 @@ class InspectedRecord:
     detail: str = ""
     """What is wrong with it."""
     batch: BatchHeader | None = None
-    """Of a DATA record whose batch header can be read."""
+    """The batch header of a DATA record, if it can be read."""
 
 
 def records(disk: Disk, directory: Path) -> Iterator[InspectedRecord]:
-    """Every record of every log file, oldest file first."""
+    """Yield every record of every log file, oldest file first."""
     found = generations(disk.list(directory), "wal", "log")
     bases: dict[int, int] = {}
     seals: dict[int, int] = {}
@@ -81,7 +82,7 @@ def records(disk: Disk, directory: Path) -> Iterator[InspectedRecord]:
 
 
 def _first_records(disk: Disk, directory: Path, generation: int) -> Iterator[RecordHeader]:
-    """The FILE record and the seals behind it: a ledger is sealed before anything else is in the file."""
+    """Yield the headers of the FILE record and of the seals, which come before all other records of a file."""
     handle = disk.open(log_path(directory, generation))
     try:
         place = 0
@@ -95,7 +96,7 @@ def _first_records(disk: Disk, directory: Path, generation: int) -> Iterator[Rec
 
 
 def _header(head: bytes | memoryview) -> RecordHeader | str:
-    """The header, or why there is none."""
+    """Return the header, or a text that says why there is none."""
     try:
         return decode_header(head) or "no record header"
     except Refused as error:
@@ -120,7 +121,7 @@ class _FileInspection:
         self._end = end
         self._seals = seals
         self._size = handle.size()
-        self._durable_end = end if end is not None else max(self._claimed(0), marked)
+        self._durable_end = end if end is not None else max(self._claimed_durable(0), marked)
 
     def records(self) -> Iterator[InspectedRecord]:
         place = 0
@@ -176,17 +177,17 @@ class _FileInspection:
         )
 
     def _gap(self, position: int, length: int, state: State, detail: str) -> InspectedRecord:
-        """Bytes that are no record."""
+        """Describe bytes that are no record."""
         return InspectedRecord(self._generation, self._name, position, "", 0, 0, 0, length, 0, state, detail)
 
     def _next_header(self, place: int) -> int | None:
-        """Where the next readable header lies, of whatever age."""
+        """Return where the next readable header lies, of any generation."""
         for at, _ in self._headers(place):
             return at
         return None
 
-    def _claimed(self, place: int) -> int:
-        """Up to where the file's own records say that it was synced."""
+    def _claimed_durable(self, place: int) -> int:
+        """Return the position up to which the file was synced, according to its own records."""
         own = (header for at, header in self._headers(place) if header.generation == self._generation)
         return max((header.durable for header in own), default=0)
 

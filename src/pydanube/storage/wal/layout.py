@@ -1,4 +1,4 @@
-"""The log's directory: names, and the manifest that says which files must be there.
+"""The log's directory: file names, and the manifest that says which files make up the log.
 
 ```
 MANIFEST                the oldest and the newest file of the log
@@ -40,7 +40,7 @@ def spare_path(directory: Path, generation: int) -> Path:
 
 
 def generations(names: list[str], kind: str, suffix: str) -> list[int]:
-    """The numbers of the files of one sort, ascending."""
+    """Return the generations of the files `KIND-NUMBER.SUFFIX` among `names`, ascending."""
     matches = (_FILE.fullmatch(name) for name in names)
     return sorted(int(match[2]) for match in matches if match and match[1] == kind and match[3] == suffix)
 

@@ -1,4 +1,4 @@
-"""The durable mark: a small file that says up to where the log was synced when it was last written.
+"""The durable mark: a small file that says up to which position the log was synced.
 
 ```
 DURABLE   slot 0 at byte 0, slot 1 at byte 4096, written in turn; the one with the higher sequence counts
@@ -7,13 +7,14 @@ DURABLE   slot 0 at byte 0, slot 1 at byte 4096, written in turn; the one with t
   8  8 sequence       16  8 generation    24  8 position: this file was synced up to here     32  4 CRC32C of 0..32
 ```
 
-The end of the file that was open in a crash cannot tell by itself whether it is a group that was never synced or one
-that was lost since. The mark can: what lies below it was synced once.
+After a crash, an incomplete end of the log is either a group that was never synced, which is normal, or a group that
+was synced and has been lost since, which is damage. The log file alone cannot tell; the mark can: everything below it
+was synced.
 
 Invariants
     the mark is written only after a sync succeeded, so it is never ahead of what is durable, whatever is lost
     it is not synced with every group: after `kill -9` it is exact, after a power cut it may be older
-    a mark that cannot be written harms nobody: it is a lower bound
+    a mark that cannot be written does no harm, since it is only a lower bound
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SLOT: Final = struct.Struct("<4sB3xqqq")
 CHECKSUM: Final = struct.Struct("<I")
 SLOT_BYTES: Final = SLOT.size + CHECKSUM.size
 SLOTS_AT: Final = (0, 4096)
-"""In two pages: what destroys one leaves the other."""
+"""The slots are in different pages, so that damage to one page leaves the other slot."""
 
 log = get_logger("storage.wal")
 
@@ -66,7 +67,7 @@ def decode_slots(content: bytes) -> Mark | None:
 
 
 def read_mark(disk: Disk, directory: Path) -> Mark | None:
-    """Return the mark of a log directory; None, with a warning, when there is none that can be read."""
+    """Return the mark of a log directory; log a warning and return None when it is missing or cannot be read."""
     path = directory / DURABLE
     try:
         mark = decode_slots(read_whole(disk, path)) if disk.exists(path) else None
@@ -79,7 +80,7 @@ def read_mark(disk: Disk, directory: Path) -> Mark | None:
 
 
 class DurableMark:
-    """Writes the mark. Belongs to the engine; no method raises OSError."""
+    """Writes the mark, for the engine. No method raises OSError: failures are logged."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
@@ -90,7 +91,7 @@ class DurableMark:
         self._is_failing = False
 
     def open(self, generation: int, position: int) -> None:
-        """Go on from the mark that is there, or begin one that says this."""
+        """Continue with the existing mark, or create one with this generation and position."""
         try:
             found = decode_slots(read_whole(self._disk, self._path)) if self._disk.exists(self._path) else None
             if found is None:
@@ -100,10 +101,10 @@ class DurableMark:
             self._sequence = found.sequence
             self._handle = self._disk.open(self._path)
         except OSError as error:
-            self._failed(error)
+            self._report_failure(error)
 
     def write(self, generation: int, position: int) -> None:
-        """Say that this file is synced up to this position. The caller has synced it."""
+        """Record that the file `generation` is synced up to `position`. The caller has synced it."""
         if self._handle is None:
             return
         sequence = self._sequence + 1
@@ -111,9 +112,9 @@ class DurableMark:
         try:
             written = self._handle.pwritev((checked + CHECKSUM.pack(crc32c(checked)),), SLOTS_AT[sequence & 1])
         except OSError as error:
-            self._failed(error)
+            self._report_failure(error)
             return
-        if written == SLOT_BYTES:  # or the next one goes into the same slot: the other is whole
+        if written == SLOT_BYTES:  # otherwise the next mark overwrites the same slot; the other slot is whole
             self._sequence = sequence
             self._is_synced = self._is_failing = False
 
@@ -123,7 +124,7 @@ class DurableMark:
         try:
             self._handle.sync_data()
         except OSError as error:
-            self._failed(error)
+            self._report_failure(error)
         else:
             self._is_synced = True
 
@@ -132,7 +133,7 @@ class DurableMark:
         if handle is not None:
             handle.close()
 
-    def _failed(self, error: OSError) -> None:
+    def _report_failure(self, error: OSError) -> None:
         if not self._is_failing:
             self._is_failing = True
             log.warning("wal.mark_not_written", path=str(self._path), error=str(error))

@@ -1,8 +1,7 @@
-"""Reads batches and control entries back. Blocking; any thread but the loop's.
+"""Reads batches and control entries from the log. Methods block, and are called in any thread but the loop's.
 
-Every record that is handed out was checked: its header (generation, position, ledger, entry), and its body against its
-checksums. What is wrong raises Corrupt, naming file, position and remedy.
-"""
+Every returned record was checked: its header (generation, position, ledger, entry), and its body against its checksums.
+Otherwise Corrupt is raised, with file, position and remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from .sidecar import load_rows
 from .table import DATA, SNAPSHOT, UNIT_SHIFT, LedgerSpan, LogTable, SpanIndex, WalFile
 
 Row: TypeAlias = tuple[int, int, int, int]
-"""Where one wanted record lies: entry, place in the file in units of 64 bytes, length of its body, kind."""
+"""Where one record lies: entry, place in the file in units of 64 bytes, length of its body, kind."""
 
 _ROWS_AT_ONCE: Final = 512
 _EVERYTHING: Final = 1 << 62
@@ -53,10 +52,11 @@ class LogReader:
         self._cached_bytes = 0
         self._lock = Lock()
 
-    # -- what callers ask for --------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, ledger_id: int, offset: int, bytes_max: int, written: int, before: int | None) -> list[memoryview]:
-        """Batches from the first that ends after `offset`, of offsets below `before`, out of what is `written`."""
+        """Return batches from the first that ends after `offset` on, with offsets below `before`; at least one if there
+        is any, otherwise at most `bytes_max`. Records at or after log position `written` are not read."""
         batches: list[memoryview] = []
         for span in self._spans(ledger_id):
             if span.first_offset < 0 or span.end_offset <= offset:
@@ -67,16 +67,16 @@ class LogReader:
             batches.extend(self._bodies(span, rows))
             bytes_max -= size
             if bytes_max <= 0 or not rows or self._end_of(span, rows[-1]) < span.end_offset:
-                break  # going on in the next file would leave out what did not fit
+                break  # the rest of this span did not fit: the next file would leave a gap
         return batches
 
     def _end_of(self, span: LedgerSpan, row: Row) -> int:
-        """The offset after this batch."""
+        """Return the offset after this batch."""
         index, number = self._index(span), row[0] - span.first_entry
         return index.offsets[number] + index.counts[number]
 
     def read_entries(self, ledger_id: int, from_entry: int) -> list[tuple[int, int, bytes]]:
-        """Entries other than batches, in order."""
+        """Return (entry, kind, body) of all records that are not batches, in order."""
         entries: list[tuple[int, int, bytes]] = []
         for span in self._spans(ledger_id):
             if span.end_entry <= from_entry:
@@ -89,7 +89,7 @@ class LogReader:
         return entries
 
     def read_state(self, ledger_id: int) -> tuple[bytes | None, list[bytes]]:
-        """The last snapshot, and the deltas after it."""
+        """Return the last snapshot, if any, and the deltas after it."""
         snapshot = max((span.snapshot_entry for span in self._spans(ledger_id)), default=-1)
         entries = self.read_entries(ledger_id, max(0, snapshot))
         if snapshot < 0:
@@ -98,7 +98,7 @@ class LogReader:
         return entries[0][2], [body for _, _, body in entries[1:]]
 
     def batch_headers(self, ledger_id: int, from_offset: int, written: int) -> list[BatchHeader]:
-        """Headers of the batches that end after an offset; their bodies are not read where they are large."""
+        """Return the headers of the batches that end after `from_offset`. Large bodies are not read."""
         headers: list[BatchHeader] = []
         for span in self._spans(ledger_id):
             if span.first_offset < 0 or span.end_offset <= from_offset:
@@ -108,7 +108,7 @@ class LogReader:
         return headers
 
     def find_time(self, ledger_id: int, time_us: int, written: int) -> int | None:
-        """The first offset of the first batch appended at this time or later."""
+        """Return the first offset of the first batch appended at `time_us` or later."""
         for span in self._spans(ledger_id):
             if span.first_offset < 0 or span.last_time < time_us:
                 continue
@@ -131,7 +131,7 @@ class LogReader:
     def _rows_of_batches(
         self, span: LedgerSpan, offset: int, bytes_max: int, written: int, before: int | None
     ) -> tuple[list[Row], int]:
-        """At least one batch if there is any, then as many as fit; and how much that is."""
+        """Return the rows of at least one batch, if there is any, and of as many as fit; and the size of all bodies."""
         index = self._index(span)
         file = self._table.files.get(span.generation)
         if file is None:
@@ -154,7 +154,7 @@ class LogReader:
         return rows, size
 
     def _index(self, span: LedgerSpan) -> SpanIndex:
-        """The rows of a span: in memory while its file is open, else from the cache, the sidecar, or the file."""
+        """Return the rows of a span: from memory while its file is open, else from cache, index or file."""
         index = span.index
         if index is not None:
             return index
@@ -185,7 +185,7 @@ class LogReader:
             handle.close()
 
     def _scan_rows(self, span: LedgerSpan) -> SpanIndex:
-        """The sidecar is gone or damaged: make the rows again."""
+        """Make the rows again from the file, because the index is missing or damaged."""
         path = log_path(self._directory, span.generation)
         with self._handles.reading(span.generation) as handle:
             file = self._table.files[span.generation]
@@ -199,7 +199,7 @@ class LogReader:
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def _bodies(self, span: LedgerSpan, rows: list[Row]) -> list[memoryview]:
-        """The checked bodies of these rows, neighbours read together."""
+        """Return the checked bodies of these rows. Rows close to each other are read with one call."""
         bodies: list[memoryview] = []
         with self._handles.reading(span.generation) as handle:
             base = self._table.files[span.generation].base
@@ -213,7 +213,8 @@ class LogReader:
     def _add_bodies(
         self, span: LedgerSpan, base: int, run: list[Row], view: memoryview, bodies: list[memoryview]
     ) -> None:
-        """Batches in one pass over all their headers and one over the body; everything else by every rule."""
+        """Check the records of one run and append their bodies to `bodies`. A batch takes the fast path: one checksum
+        over both headers and one over the body; other records, and batches that fail there, are checked one by one."""
         start, have = run[0][1], len(view)
         unpack, checksum, generation, ledger_id = HEADERS.unpack_from, crc32c, span.generation, span.ledger_id
         for row in run:
@@ -235,7 +236,7 @@ class LogReader:
             bodies.append(self._checked(span, row, view[at:end]))
 
     def _runs(self, rows: list[Row]) -> Iterator[list[Row]]:
-        """Rows that are worth one read: close together, and not too much."""
+        """Split the rows into runs that are read with one call: close together, and not too large."""
         gap, bytes_max = self._settings.read_gap_bytes, self._settings.read_bytes
         first = start = end = 0
         for number, (_, unit, length, _) in enumerate(rows):
@@ -251,27 +252,27 @@ class LogReader:
             yield rows[first:]
 
     def _checked(self, span: LedgerSpan, row: Row, record: memoryview) -> memoryview:
-        """The body of the record that begins here, if it is the one that was looked for and is whole."""
+        """Return the body of `record`; raises Corrupt if it is not the record of this row, or not whole."""
         entry, place, length, kind = row
         position = self._table.files[span.generation].base + (place << UNIT_SHIFT)
         wanted = (span.generation, position, span.ledger_id, entry, kind)
         try:
             header = decode_header(record)
         except Refused as error:
-            raise Corrupt(self._place(span, row, error.message)) from None
+            raise Corrupt(self._describe(span, row, error.message)) from None
         if header is None:
-            raise Corrupt(self._place(span, row, "its header cannot be read"))
+            raise Corrupt(self._describe(span, row, "its header cannot be read"))
         if (header.generation, header.position, header.ledger_id, header.entry_id, header.kind) != wanted:
-            raise Corrupt(self._place(span, row, "another record is in its place"))
+            raise Corrupt(self._describe(span, row, "another record is in its place"))
         body = record[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + length]
         if header.body_length != length or len(body) != length:
-            raise Corrupt(self._place(span, row, "it is cut short"))
+            raise Corrupt(self._describe(span, row, "it is cut short"))
         if not body_is_intact(kind, body, header.body_crc):
-            raise Corrupt(self._place(span, row, "it does not match its checksum"))
+            raise Corrupt(self._describe(span, row, "it does not match its checksum"))
         return body
 
     def _headers(self, span: LedgerSpan, rows: list[Row]) -> Iterator[BatchHeader]:
-        """Batch headers only. Where records are small they are read in runs, else header by header."""
+        """Yield only the batch headers. Small records are read in runs, large ones header by header."""
         with self._handles.reading(span.generation) as handle:
             for run in self._runs([(entry, place, BATCH_HEADER_BYTES, kind) for entry, place, _, kind in rows]):
                 start = run[0][1] << UNIT_SHIFT
@@ -289,9 +290,9 @@ class LogReader:
         try:
             return read_header(batch, stamped=True)
         except Corrupt as error:
-            raise Corrupt(self._place(span, row, error.message)) from None
+            raise Corrupt(self._describe(span, row, error.message)) from None
 
-    def _place(self, span: LedgerSpan, row: Row, what: str) -> str:
+    def _describe(self, span: LedgerSpan, row: Row, what: str) -> str:
         path = log_path(self._directory, span.generation)
         file = self._table.files.get(span.generation)
         position = (file.base if file else 0) + (row[1] << UNIT_SHIFT)
@@ -299,7 +300,7 @@ class LogReader:
 
 
 def _rows(span: LedgerSpan, index: SpanIndex, start: int, end: int) -> Iterator[Row]:
-    """Rows by number; only a few are copied at a time, since most readers stop early."""
+    """Yield the rows numbered [start, end). They are copied in small parts, since most readers stop early."""
     for first in range(start, end, _ROWS_AT_ONCE):
         last = min(first + _ROWS_AT_ONCE, end)
         entries = range(span.first_entry + first, span.first_entry + last)

@@ -1,13 +1,14 @@
-"""Opens a log directory: finds out what counts, makes it durable, and hands over an engine that writes into a new file.
+"""Opens a log directory: decides which records count, makes them durable, and returns an engine with a new file.
 
 Order
     1. the manifest says which files must be there; one that is missing refuses the start
-    2. files the manifest does not name are nobody's: newer ones are unfinished and removed, older ones were released
+    2. files that the manifest does not name are not part of the log: newer ones are unfinished and are removed, older
+       ones were released
     3. closed files are taken from their indexes, or scanned; the last one is scanned unless it was closed cleanly, and
        must reach up to the durable mark
     4. the kept tail of the last file is written again in place, byte for byte, and synced before anything is served:
        a sync that failed in an earlier process may have left pages that look clean and are not on the disk
-    5. writing goes on in a new file, never in a recovered one; its base position cuts off whatever lies behind the end
+    5. writing continues in a new file, never in a recovered one; its base position cuts off what lies behind the end
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ _FIRST_READ_BYTES = 4096
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """What a start found."""
+    """What recovery found in the log."""
 
     ledgers: dict[int, LedgerSummary] = field(default_factory=dict)
     oldest_files: dict[int, Path] = field(default_factory=dict)
-    """By ledger: the oldest file with records of it. A ledger of which only a seal is left has none."""
+    """The oldest file with records of each ledger. A ledger of which only a seal is left is not in here."""
     metadata: dict[str, int] = field(default_factory=dict)
-    """By id of a metadata store: the newest revision that the log names."""
+    """The newest revision that the log names, by metadata store id."""
     is_stamped: bool = False
-    """Whether the newest file names its metadata; those of earlier releases do not."""
+    """Whether the newest file names its metadata store; files of earlier releases do not."""
     damaged: dict[int, Corrupt] = field(default_factory=dict)
     """Ledgers that must not be served, each with its reason and remedy."""
     files: int = 0
@@ -60,12 +61,12 @@ class RecoveredLog:
     records_scanned: int = 0
     bytes_scanned: int = 0
     torn_bytes: int = 0
-    """At the end of the log, written and never synced; they do not count."""
+    """Bytes at the end of the log that were written and never synced; they do not count."""
     seconds: float = 0.0
 
 
 class LogRecovery:
-    """One start. `run` once."""
+    """Recovers one log directory. `run` is called once."""
 
     engine_class = Engine
 
@@ -79,7 +80,7 @@ class LogRecovery:
         on_progress: Callable[[RecoveredLog], None] | None = None,
         metadata: MetadataStamp | None = None,
     ) -> None:
-        """`metadata` is what the first file of this run says about it."""
+        """`is_needed` says whether damage to a ledger matters; `metadata` is what the first new file names."""
         self._disk = disk
         self._metadata = metadata
         self._directory = directory
@@ -102,13 +103,13 @@ class LogRecovery:
         return self.begin()
 
     def read(self, *, must_exist: bool = False) -> RecoveredLog:
-        """Find out what counts and make it durable. Nothing is given back, and no file is begun."""
+        """Decide which records count and make them durable. No file is released, and no new one is created."""
         manifest = self._read_manifest(must_exist)
         self._read_mark(manifest)
-        self._tidy(manifest)
+        self._remove_leftovers(manifest)
         self._read_first_records(manifest)
         for generation in range(manifest.oldest, manifest.newest + 1):
-            self._take_file(generation, last=generation == manifest.newest)
+            self._load_file(generation, last=generation == manifest.newest)
         self._merge()
         self._disk.sync_directory(self._directory)
         self._finish()
@@ -137,7 +138,7 @@ class LogRecovery:
                     "mounted: mount the right one, or put back a copy"
                 )
             if self._disk.exists(self._directory / DURABLE):
-                self._disk.unlink(self._directory / DURABLE)  # of a log that was taken away
+                self._disk.unlink(self._directory / DURABLE)  # of an earlier log
             write_manifest(self._disk, self._directory, self._identity, 1, 0)
             return LogManifest(1, 1, 0, self._identity.cluster, self._identity.node, self._identity.incarnation)
         if manifest.identity != self._identity:
@@ -158,8 +159,8 @@ class LogRecovery:
                 f"whole log is an older copy; put back the newest one (see docs/log.md, 'Damage')"
             )
 
-    def _tidy(self, manifest: LogManifest) -> None:
-        """Remove what a crash left over, and check that nothing is missing."""
+    def _remove_leftovers(self, manifest: LogManifest) -> None:
+        """Remove what a crash left behind, and check that no file is missing."""
         names = self._disk.list(self._directory)
         present = generations(names, "wal", "log")
         missing = sorted(set(range(manifest.oldest, manifest.newest + 1)) - set(present))
@@ -184,7 +185,8 @@ class LogRecovery:
         self._disk.sync_directory(self._directory)
 
     def _read_first_records(self, manifest: LogManifest) -> None:
-        """Every file says whose it is and where in the log it begins; each ends where the next one begins."""
+        """Read the FILE record of every file: to which node the file belongs, and where in the log it begins. A file
+        ends where the next one begins."""
         self._table.oldest, self._table.newest = manifest.oldest, manifest.oldest - 1
         previous = -1
         for generation in range(manifest.oldest, manifest.newest + 1):
@@ -222,9 +224,9 @@ class LogRecovery:
             raise Corrupt(f"{path}: the first record contradicts itself: {REMEDY}")
         return first
 
-    # -- what is in them -------------------------------------------------------------------------------------------
+    # -- contents --------------------------------------------------------------------------------------------------
 
-    def _take_file(self, generation: int, last: bool) -> None:
+    def _load_file(self, generation: int, last: bool) -> None:
         base = self._bodies[generation].base
         end = None if last else self._bodies[generation + 1].base
         marked = self._mark.position if self._mark is not None and self._mark.generation == generation else 0
@@ -232,15 +234,15 @@ class LogRecovery:
         try:
             loaded = load_sidecar(self._disk, self._directory, generation)
             if loaded is not None and loaded.base == base and _agrees(loaded, end, marked):
-                self._take_indexed(handle, loaded)
+                self._load_indexed(handle, loaded)
             else:
-                self._take_scanned(handle, WalFile(generation, base), end, marked)
+                self._load_scanned(handle, WalFile(generation, base), end, marked)
         finally:
             handle.close()
         self.recovered.files += 1
         self._on_progress(self.recovered)
 
-    def _take_indexed(self, handle: DiskFile, file: WalFile) -> None:
+    def _load_indexed(self, handle: DiskFile, file: WalFile) -> None:
         assert file.end is not None
         size = handle.size()
         if file.end - file.base > size:
@@ -248,7 +250,7 @@ class LogRecovery:
         self._files.append(file)
 
     def _note_cut(self, file: WalFile, size: int) -> None:
-        """A closed file lost its end: its index still knows whose records were there."""
+        """Note the ledgers that lost records because a closed file is shorter than its index says."""
         path = log_path(self._directory, file.generation)
         for ledger_id, span in file.spans.items():
             rows = self._rows(file, span)
@@ -258,7 +260,7 @@ class LogRecovery:
                 what = f"entry {entry} lies behind the end of {path}, which is cut short at {size} bytes"
                 self._note_damage(ledger_id, Corrupt(f"ledger {ledger_id}: {what}: {REMEDY}"))
 
-    def _take_scanned(self, handle: DiskFile, file: WalFile, end: int | None, marked: int) -> None:
+    def _load_scanned(self, handle: DiskFile, file: WalFile, end: int | None, marked: int) -> None:
         path = log_path(self._directory, file.generation)
         scanned = Scanner(handle, path, file, end, self._settings.scan_bytes, marked).scan()
         file.end = scanned.end
@@ -277,7 +279,7 @@ class LogRecovery:
             self._unindexed.append(file)
 
     def _write_again(self, handle: DiskFile, file: WalFile, scanned: Scanned) -> None:
-        """Make the kept tail durable. The same bytes in the same place: a power cut in between changes nothing."""
+        """Make the kept tail durable by writing the same bytes in place: a power cut meanwhile does no harm."""
         position = scanned.durable
         while position < scanned.end:
             chunk = handle.pread(min(self._settings.scan_bytes, scanned.end - position), position - file.base)
@@ -286,7 +288,7 @@ class LogRecovery:
         handle.sync_data()
 
     def _merge(self) -> None:
-        """Put the files together: first what is sealed, wherever the seal lies, then the ledgers, file by file."""
+        """Merge all files into the table: first the seals of all files, then the ledgers, file by file."""
         for file in self._files:
             self._table.add_file(file)
             for ledger_id, last_entry in file.seals.items():
@@ -298,7 +300,7 @@ class LogRecovery:
             self._table.seal(ledger_id)
 
     def _merge_span(self, file: WalFile, span: LedgerSpan) -> None:
-        """Add a span to its ledger, without what lies behind the ledger's seal."""
+        """Add a span to its ledger, without the records after the ledger's seal."""
         ledger_id, path = span.ledger_id, log_path(self._directory, file.generation)
         end = self._seals.get(ledger_id, span.end_entry) + 1
         if span.first_entry >= end:
@@ -315,7 +317,7 @@ class LogRecovery:
         ledger.spans.append(span)
 
     def _rows(self, file: WalFile, span: LedgerSpan) -> SpanIndex:
-        """The rows of an indexed span."""
+        """Load the rows of a span from the index of its file."""
         sidecar = self._disk.open(index_path(self._directory, file.generation))
         try:
             rows = load_rows(sidecar, span)
@@ -343,7 +345,8 @@ class LogRecovery:
 
 
 def _agrees(loaded: WalFile, end: int | None, marked: int) -> bool:
-    """Whether an index ends where the file does: where the next one begins, and not before the mark."""
+    """Return whether an index ends where its file must end: at the next file, or, in the last file, at the mark or
+    later."""
     assert loaded.end is not None
     return loaded.end == end if end is not None else loaded.end >= marked
 

@@ -1,13 +1,13 @@
-"""Decides which files the log can do without.
+"""Decides which files can be removed from the log.
 
-A file goes when everything in it does, and files go strictly from the oldest on:
-    a batch         when its ledger was forgotten, or everything up to its end was released
-    a control entry when its ledger was forgotten, or the batch after it was released; where no batch followed, when
-                    its ledger was released at all: it says what lies before it, and that is gone before its file
-    a state record  when its ledger was forgotten, or a newer snapshot is synced in a later file
-and where a data ledger is bound to a state ledger, that one has a synced snapshot in a later file too: what the file's
-batches taught the partition (producers, cursors) is in it.
-"""
+A file is removed when nothing in it is needed, and files are removed strictly from the oldest on:
+    a batch         is not needed when its ledger was forgotten, or everything up to its end was released
+    a control entry is not needed when its ledger was forgotten, or the batch after it was released; where no batch
+                    followed, when its ledger was released at all: it describes what lies before it, and that is
+                    removed before its file
+    a state record  is not needed when its ledger was forgotten, or a newer snapshot is synced in a later file
+and where a data ledger is bound to a state ledger, that one must have a synced snapshot in a later file too: it holds
+what the file's batches changed in the partition's state (producers, cursors)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def releasable_files(
     held_from: int | None = None,
     before: int | None = None,
 ) -> list[WalFile]:
-    """The oldest files that hold nothing needed, as far as nobody reads them, up to the file `held_from` and the log
-    position `before`. The newest stays."""
+    """Return the oldest files that hold nothing needed: not the newest, none from generation `held_from` on, none that
+    ends after the log position `before`, and none that is being read (`take_out` returns False)."""
     files: list[WalFile] = []
     for generation in range(table.oldest, table.newest if held_from is None else held_from):
         file = table.files[generation]
         if before is not None and file.end is not None and file.end > before:
             break
-        if any(_pins(table, durable, span) for span in file.spans.values()) or not take_out(generation):
+        if any(_is_needed(table, durable, span) for span in file.spans.values()) or not take_out(generation):
             break
         files.append(file)
     return files
 
 
-def _pins(table: LogTable, durable: int, span: LedgerSpan) -> bool:
+def _is_needed(table: LogTable, durable: int, span: LedgerSpan) -> bool:
     ledger = table.ledgers[span.ledger_id]
     if ledger.forgotten:
         return False
@@ -55,7 +55,7 @@ def _pins(table: LogTable, durable: int, span: LedgerSpan) -> bool:
 
 
 def has_newer_snapshot(table: LogTable, ledger: Ledger, generation: int, durable: int) -> bool:
-    """True when a snapshot of this ledger lies in a file after `generation` and is synced."""
+    """Return whether a synced snapshot of this ledger lies in a file after `generation`."""
     for span in reversed(ledger.spans):
         if span.generation <= generation:
             return False
@@ -65,7 +65,7 @@ def has_newer_snapshot(table: LogTable, ledger: Ledger, generation: int, durable
 
 
 def _position(table: LogTable, span: LedgerSpan, entry: int) -> int:
-    """Where an entry lies; in a closed file everything is durable, so that its beginning will do."""
+    """Return the log position of an entry; in a closed file, where everything is durable, that of the file."""
     file = table.files[span.generation]
     if file.end is not None or span.index is None:
         return file.base

@@ -1,11 +1,10 @@
-"""Reads one file of the log from its beginning and says what in it counts.
+"""Reads one file of the log from its beginning and decides which records count.
 
 A record counts when its header is whole, of this file's generation and at the position it names, and its body is whole.
-The first that does not is the end of the log, a torn tail, unless its place is known to have been synced: by the file
-that follows, by an index written at a clean end, by the durable mark, or by a later record of this file that says so.
-Then it is damage: under a header that is whole it costs that ledger, and reading goes on behind it; otherwise nobody
-can tell whose record it was, and the start is refused.
-"""
+The first record that does not count is the end of the log (a torn tail), unless its position is known to have been
+synced: by the next file, by an index written at a clean end, by the durable mark, or by a later record of this file.
+Then it is damage. If its header is whole, only that ledger is damaged, and reading continues behind the record;
+otherwise its ledger is unknown, and the start is refused."""
 
 from __future__ import annotations
 
@@ -47,28 +46,28 @@ _PLAIN: Final = frozenset({int(RecordKind.LEDGER_START), int(RecordKind.STATE_DE
 
 _Add: TypeAlias = Callable[[int], None]
 _Rows: TypeAlias = tuple[LedgerSpan, bytearray, _Add, _Add, _Add, _Add]
-"""A span and how its rows grow: kinds, then places, lengths, counts, offsets."""
+"""A span, its kinds, and the append methods of its other columns: places, lengths, counts, offsets."""
 
 
 @dataclass(slots=True)
 class Scanned:
-    """What a file holds."""
+    """The result of scanning one file."""
 
     file: WalFile
     damaged: dict[int, Corrupt] = field(default_factory=dict)
     durable: int = 0
     """Everything below this position is known to have been synced."""
     end: int = 0
-    """Where what counts ends."""
+    """The position after the last record that counts."""
     stamps: dict[str, int] = field(default_factory=dict)
-    """By store id: the newest revision of the metadata that ledgers beginning here name."""
+    """The newest metadata revision that LEDGER_START records of this file name, by store id."""
     records: int = 0
     torn_bytes: int = 0
 
 
 class Scanner:
-    """One pass over one file. `durable_end` is where a closed file ends; None when only its records can tell, and
-    `marked`, up to where the durable mark says that it was synced."""
+    """Scans one file once. `durable_end` is where a closed file ends; None for the last file, of which only its records
+    and `marked`, the position of the durable mark, say how far it was synced."""
 
     def __init__(
         self, handle: DiskFile, path: Path, file: WalFile, durable_end: int | None, chunk_bytes: int, marked: int = 0
@@ -105,7 +104,7 @@ class Scanner:
     # -- records that count ----------------------------------------------------------------------------------------
 
     def _read_good_records(self, stop_at: int | None) -> None:
-        """Go on while every record is good; `found.end` is then at the first that is not, or at the end."""
+        """Read records while they are good; afterwards `found.end` is at the first bad one, or at the end."""
         limit = stop_at if stop_at is not None else self._file.base + self._size
         while self.found.end < limit:
             self._read_plain_records(limit)
@@ -113,7 +112,7 @@ class Scanner:
                 return
 
     def _read_plain_records(self, limit: int) -> None:
-        """The fast path: whole records within the window, of ledgers already met. Stops at anything else."""
+        """Read records on the fast path: whole records in the window, of ledgers already known. Stop at any other."""
         found, base, generation = self.found, self._file.base, self._file.generation
         view, at = self._window(found.end - base, limit - found.end)
         unpack, checksum, known = HEADERS.unpack_from, crc32c, self._rows
@@ -161,7 +160,7 @@ class Scanner:
         found.end, found.durable, found.records = position, durable, found.records + records
 
     def _window(self, place: int, most: int) -> tuple[memoryview, int]:
-        """A stretch of the file with this place in it, and where in the stretch it is."""
+        """Return a part of the file that contains `place`, and the index of `place` in it."""
         at = place - self._view_at
         if not 0 <= at <= len(self._view) - HEADERS_BYTES:
             self._view = memoryview(self._handle.pread(min(self._chunk_bytes, most), place))
@@ -169,7 +168,7 @@ class Scanner:
         return self._view, at
 
     def _read_one_record(self) -> bool:
-        """The record at `found.end`, by every rule; False when it does not count."""
+        """Read the record at `found.end` with all checks; return False when it does not count."""
         found, position = self.found, self.found.end
         place = position - self._file.base
         header = self._header_at(self._handle.pread(RECORD_HEADER_BYTES, place), 0, position)
@@ -190,7 +189,7 @@ class Scanner:
         return True
 
     def _span(self, header: RecordHeader) -> LedgerSpan:
-        """The span of a record's ledger; begun when this is its first record here."""
+        """Return the span of a record's ledger; begin it with the first record of the ledger in this file."""
         rows = self._rows.get(header.ledger_id)
         if rows is None:
             span = LedgerSpan(header.ledger_id, self._file.generation, header.entry_id)
@@ -213,10 +212,10 @@ class Scanner:
             self.found.stamps[stamp[0]] = max(stamp[1], self.found.stamps.get(stamp[0], 0))
         span.add(header.kind, header.entry_id, place, header.body_length, batch)
 
-    # -- the rest --------------------------------------------------------------------------------------------------
+    # -- behind the last good record -------------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
-        """Look for records behind a bad one: what they say was durable must be there."""
+        """Search for records behind a bad one: what their headers name as durable must be readable."""
         found, base = self.found, self._file.base
         self._looked_ahead = True
         place = found.end - base
@@ -231,7 +230,7 @@ class Scanner:
                     continue
                 found.durable = max(found.durable, header.durable)
                 found.torn_bytes = header.position + RECORD_HEADER_BYTES + header.body_length - found.end
-                at = at + record_bytes(header.body_length)  # what looks like a record inside its body is none
+                at = at + record_bytes(header.body_length)  # skip the body: what looks like a record inside it is none
                 if at >= len(chunk):
                     break
                 at = chunk.find(MAGIC, at)
@@ -240,14 +239,16 @@ class Scanner:
             self._measure_rest(found.end - base)
 
     def _measure_rest(self, place: int) -> None:
-        """No header of this file is left: unless an old record or zeros begin here, something was torn."""
+        """Measure the torn bytes when no header of this file follows. Zeros or a record of an earlier use of the file
+        are not torn."""
         rest = self._handle.pread(self._chunk_bytes, place)
         is_record = len(rest) >= RECORD_HEADER_BYTES and rest.startswith(MAGIC)
         if not is_record or GENERATION.unpack_from(rest, GENERATION_AT)[0] == self._file.generation:
             self.found.torn_bytes = len(rest.rstrip(b"\0"))
 
     def _header_at(self, chunk: bytes, at: int, position: int) -> RecordHeader | None:
-        """The header here, of this file's generation and this position; Refused when a later release wrote it."""
+        """Return the header at this place if it has this file's generation and this position. Raises Refused when a
+        later release wrote it."""
         try:
             return decode_header(chunk, at, (self._file.generation, position))
         except Refused as error:
@@ -255,7 +256,7 @@ class Scanner:
             raise Refused(f"{where}: {error.message}: start the release that wrote it") from None
 
     def _step_over_damage(self) -> None:
-        """The record at `found.end` was durable and is bad now."""
+        """Note that the record at `found.end`, which was synced, is damaged, and continue behind it if possible."""
         found, base = self.found, self._file.base
         head = self._handle.pread(RECORD_HEADER_BYTES, found.end - base)
         header = self._header_at(head, 0, found.end)

@@ -1,4 +1,4 @@
-"""The index of a closed file, beside it on disk: made from the file, checked against it, made again when in doubt.
+"""The index of a closed file, stored beside it. It is made from the file, and made again if it is missing or damaged.
 
 ```
   0  4 magic "DIDX"    4  4 version = 1    8  8 generation   16  8 base position   24  8 end position
@@ -34,16 +34,16 @@ _SEAL: Final = struct.Struct("<qq")
 _MAGIC: Final = b"DIDX"
 _VERSION: Final = 1
 _DIRECTORY_BYTES_MAX: Final = 256 * 1024 * 1024
-"""More than a file full of the smallest records of as many ledgers could need."""
+"""An upper bound: more than a file in which every record is as small as possible and of another ledger needs."""
 
 assert _HEADER.size == 64
 assert _ROW.size == 96
 
 
 def write_sidecar(disk: Disk, directory: Path, file: WalFile) -> None:
-    """Write the index of a closed file whose spans still have their rows; afterwards they need not keep them.
+    """Write the index of a closed file whose spans still have their rows in memory; afterwards these can be dropped.
 
-    The name is not synced: an index that is lost is made again.
+    The directory is not synced: an index that is lost is made again.
     """
     path = index_path(directory, file.generation)
     temporary = path.with_name(path.name + ".tmp")
@@ -99,7 +99,7 @@ def _padded(column: bytes) -> bytes:
 
 
 def load_sidecar(disk: Disk, directory: Path, generation: int) -> WalFile | None:
-    """The file as its sidecar tells it, without rows; None when there is none or it cannot be trusted."""
+    """Return the file as its index describes it, without rows; None when the index is missing or damaged."""
     path = index_path(directory, generation)
     if not disk.exists(path):
         return None
@@ -140,7 +140,7 @@ def _decode_row(fields: tuple[int, ...], generation: int) -> LedgerSpan:
 
 
 def load_rows(handle: DiskFile, span: LedgerSpan) -> SpanIndex | None:
-    """The rows of one span from its open sidecar; None when they cannot be trusted."""
+    """Return the rows of one span from the open index file; None when they are damaged."""
     count = span.count
     wide, narrow = _padded_length(4 * count), _padded_length(count)
     section = handle.pread(3 * wide + 8 * count + narrow, span.section_at)

@@ -1,13 +1,12 @@
-"""What is in the log, in memory: files, ledgers, and where each record lies.
+"""The contents of the log, in memory: files, ledgers, and where each record lies.
 
-A `Span` is one ledger's records in one file. The `Index` of a span, one row per record, is kept for the open file only;
-those of closed files are in their sidecars. Whoever writes the log owns all of this; others read it, which is safe
-because rows are only ever added at the end, or cut off there when a file is abandoned.
+A `LedgerSpan` is one ledger's records in one file. The `SpanIndex` of a span, one row per record, is kept for the open
+file only; those of closed files are in their index files. The thread that owns the engine changes all of this; other
+threads read it, which is safe because rows are only added at the end, or cut off there when a file is abandoned.
 
 Invariants
     the files are without a gap in generation and in position: each begins where the one before it ends
-    a ledger's spans are in log order and without a gap in entries
-"""
+    a ledger's spans are in log order and without a gap in entries"""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ class SpanIndex:
         self.places = array("I")
         """Where the record begins in its file, in units of 64 bytes."""
         self.lengths = array("I")
-        """Of the body."""
+        """The length of the body in bytes."""
         self.counts = array("I")
-        """How many offsets the record takes; 0 for what is not a batch."""
+        """How many offsets the record takes; 0 if it is not a batch."""
         self.offsets = array("q")
-        """The first of them; for what is not a batch, the end of the batch before it."""
+        """The first of these offsets; if the record is not a batch, the end offset of the batch before it."""
         self.kinds = bytearray()
 
     @property
@@ -78,11 +77,11 @@ class LedgerSpan:
         self.generation = generation
         self.first_entry = first_entry
         self.count = 0
-        """Of records, once the file is closed; while it is open the index knows."""
+        """The number of records, once the file is closed; while it is open, `index` has them."""
         self.kinds = 0
-        """A bit for every kind of record in it."""
+        """One bit for each kind of record in the span."""
         self.first_offset = -1
-        """-1: no batch in it."""
+        """-1: the span has no batch."""
         self.end_offset = end_offset
         self.first_time = 0
         self.last_time = 0
@@ -97,7 +96,7 @@ class LedgerSpan:
         return self.first_entry + (self.count if self.index is None else len(self.index.kinds))
 
     def begin_data(self, offset: int, time: int) -> None:
-        """The first batch of the span arrived."""
+        """Note the first batch of the span."""
         self.first_offset = offset
         self.first_time = time
         self.kinds |= 1 << DATA
@@ -108,7 +107,7 @@ class LedgerSpan:
             self.snapshot_entry = entry_id
 
     def add(self, kind: int, entry_id: int, place: int, length: int, batch: tuple[int, int, int] | None) -> None:
-        """One more record. `batch`: how many offsets it takes, the first, append time; None for anything else."""
+        """Add one record. `batch` is (number of offsets, first offset, append time); None if it is not a batch."""
         index = self.index
         assert index is not None
         count, offset, time = batch if batch is not None else (0, self.end_offset, 0)
@@ -127,18 +126,18 @@ class LedgerSpan:
         self.last_time = time
 
     def measure(self) -> None:
-        """Count the bytes again."""
+        """Compute `bytes` from the index."""
         assert self.index is not None
         lengths = np.frombuffer(self.index.lengths, np.uint32).astype(np.int64)
         self.bytes = int(((lengths + RECORD_HEADER_BYTES + ALIGNMENT - 1) & -ALIGNMENT).sum())
 
     def cut(self, place_end: int) -> None:
-        """Drop every record that begins at or after this place (in units) of the file."""
+        """Drop every record that begins at or after `place_end`, in units of 64 bytes."""
         assert self.index is not None
         self.keep(bisect_left(self.index.places, place_end))
 
     def keep(self, keep: int) -> None:
-        """Drop every record but the first so many."""
+        """Drop every record but the first `keep`."""
         index = self.index
         assert index is not None
         for column in (index.places, index.lengths, index.counts, index.offsets, index.kinds):
@@ -165,7 +164,7 @@ class WalFile:
         self.end = end
         self.spans: dict[int, LedgerSpan] = {}
         self.seals: dict[int, int] = {}
-        """Ledgers sealed by records of this file, with the last entry that counts."""
+        """The ledgers sealed by records of this file, with the last entry of each that counts."""
 
 
 class Ledger:
@@ -176,9 +175,9 @@ class Ledger:
         self.sealed = False
         self.forgotten = False
         self.released_below = -1
-        """Batches that end at or below this offset are no longer needed here."""
+        """Batches that end at or below this offset are no longer needed in the log."""
         self.state_ledger: int | None = None
-        """A file with this ledger's records goes only when that ledger has a newer snapshot."""
+        """A file with records of this ledger is released only when that ledger has a newer snapshot."""
 
     @property
     def end_entry(self) -> int:
@@ -187,7 +186,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
-    """A ledger as far as it is in the log: offsets in [first_offset, end_offset), entries up to last_entry."""
+    """What the log holds of a ledger: offsets in [first_offset, end_offset), entries up to last_entry."""
 
     ledger_id: int
     first_entry: int
@@ -198,13 +197,13 @@ class LedgerSummary:
     """Equal to first_offset when there is no batch."""
     records: int
     bytes: int
-    """With their headers and padding."""
+    """The size of its records with their headers and padding."""
     first_time: int
     """Append time of the first batch; 0 when there is none."""
     last_time: int
     sealed: bool
     has_state: bool
-    """It holds state records: a state ledger."""
+    """It holds state records, so it is a state ledger."""
 
 
 def summarize(ledger_id: int, spans: list[LedgerSpan], sealed: bool) -> LedgerSummary:
@@ -234,7 +233,7 @@ class LogTable:
         self.ledgers: dict[int, Ledger] = {}
         self.oldest = 1
         self.newest = 0
-        """As in the manifest, or about to be."""
+        """As in the manifest, or in the one that is about to be written."""
 
     def add_file(self, file: WalFile) -> None:
         assert file.generation == self.newest + 1
@@ -242,7 +241,7 @@ class LogTable:
         self.newest = file.generation
 
     def open_span(self, file: WalFile, ledger_id: int, entry_id: int) -> LedgerSpan:
-        """The first record of a ledger in the open file."""
+        """Begin the span of a ledger in the open file, with the entry `entry_id`."""
         ledger = self.ledgers.get(ledger_id)
         if ledger is None:
             ledger = self.ledgers[ledger_id] = Ledger()
@@ -257,7 +256,7 @@ class LogTable:
         self.ledgers.setdefault(ledger_id, Ledger()).sealed = True
 
     def cut(self, file: WalFile, end: int) -> None:
-        """The file ends here, whatever was written after it."""
+        """End the file at this log position; drop the records behind it."""
         file.end = end
         for ledger_id, span in list(file.spans.items()):
             span.cut((end - file.base) >> UNIT_SHIFT)
@@ -266,7 +265,7 @@ class LogTable:
                 self.ledgers[ledger_id].spans.remove(span)
 
     def cut_ledger(self, ledger_id: int, end_entry: int) -> int | None:
-        """Entries from this one on do not count; the oldest file in which there were any."""
+        """Drop the entries from `end_entry` on; return the oldest generation that held any of them, or None."""
         ledger = self.ledgers.get(ledger_id)
         oldest: int | None = None
         while ledger is not None and ledger.end_entry > end_entry:
@@ -280,7 +279,7 @@ class LogTable:
         return oldest
 
     def drop_file(self, file: WalFile) -> None:
-        """The oldest file was released."""
+        """Remove the oldest file, which was released."""
         assert file.generation == self.oldest
         del self.files[file.generation]
         self.oldest += 1

@@ -1,19 +1,20 @@
-"""The log as the event loop sees it: appends go in, and come back done; a thread in between writes and syncs.
+"""The log as the event loop sees it: callers hand in appends and are called back; a log thread writes and syncs.
 
-While the thread has nothing to do, a lone small record is written here, on the loop: no thread must wake up for it but
-to sync it. Records that follow closely share a write in the thread, and those of one turn of the loop wake it up once:
-each time it wakes up the two of them fight for the interpreter. The loop never syncs, and a disk that lets a write wait
-is left to the thread for a while.
+While the log thread is idle, a single small record is written here, on the loop: the thread then only has to sync it.
+Records that follow closely are written by the thread, many at once, and those of one turn of the loop wake it up once,
+because each time it wakes up the two threads compete for the interpreter. The loop never syncs, and after a slow write
+it leaves all writing to the thread for a while.
 
 Invariants
-    one of the two uses the engine at a time: whoever holds the baton (see `baton`)
-    records reach the log in the order in which `append` was called: what is written here finds all before it written
+    one of the two threads uses the engine at a time; `engine_guard` decides which
+    records reach the log in the order in which `append` was called: a record is written on the loop only when all
+    records before it are written
     `done` is called on the loop exactly once per append, in that order for appends of one level; levels below SYNC may
     be done before an earlier SYNC is, and before `append` returns
-    below SYNC, a sync is asked for within the time of the level, by timers of the loop
-    an append whose `done` got an error abandons its ledger: `on_failed` names it before, the ledger ends before the
-    first append that failed (see `ledger`), the cure seals it there, and what comes after it goes to a new ledger
-"""
+    below SYNC, a sync is requested within the time of the level, by timers of the loop
+    an append whose `done` got an error abandons its ledger: listeners are told its id first, the ledger ends before
+    the first append that failed (see `ledger`), it is sealed there once the disk works again, and later appends go to
+    a new ledger"""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,9 +37,9 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.disk import Disk, DiskLock
 from pydanube.runtime.telemetry import get_logger
 
-from .baton import EngineGuard
-from .committer import Append, Committer, Done, Mail
-from .engine import Engine, Record
+from .committer import Committer, Done, Mail, WalAppend
+from .engine import Engine, WalRecord
+from .engine_guard import EngineGuard
 from .handles import Handles, Released
 from .layout import LOCK
 from .reader import LogReader
@@ -51,17 +53,35 @@ T = TypeVar("T")
 log: Final = get_logger("storage.wal")
 
 CLOSE_SECONDS: Final = 0.0001
-"""What comes so soon after a write on the loop is not alone: the thread writes many for the price of one."""
+"""For this long after a write on the loop, records go to the thread: more will follow, and it writes many at once."""
 
 SLOW_WRITE_SECONDS: Final = 0.005
-"""A write on the loop that takes longer may have waited for the disk, and everybody with it."""
+"""A write on the loop that takes longer probably waited for the disk, and blocked the whole loop."""
 
 AFTER_SLOW_SECONDS: Final = 1.0
-"""For so long after a slow write all writing is the thread's."""
+"""For this long after a slow write, only the thread writes."""
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LogListener:
+    """Callbacks for what happens to the log as a whole. They are called on the event loop."""
+
+    failed: Callable[[set[int]], None] = _ignore
+    """Called with the ledgers that a disk failure abandoned, before the `done` of their failed appends."""
+    cured: Callable[[], None] = _ignore
+    """Called when the log takes records again after a disk failure."""
+    rotated: Callable[[int, set[int]], None] = _ignore
+    """Called when a file was closed, with its generation and the ledgers in it."""
+    released: Callable[[], None] = _ignore
+    """Called after a trim that released files."""
 
 
 class LogWriter:
-    """One log directory, open. Everything but `open` is for the loop's thread."""
+    """One open log directory. All methods are called on the event loop."""
 
     def __init__(
         self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: WalSettings, clock: Clock, lock: DiskLock
@@ -69,11 +89,7 @@ class LogWriter:
         self.recovered = recovered
         self.pending_bytes = 0
         self.read_only: DanubeError | None = engine.failure
-        self.on_failed: Callable[[set[int]], None] | None = None
-        self.on_cured: Callable[[], None] | None = None
-        self.on_rotated: Callable[[int, set[int]], None] | None = None
-        self.on_released: Callable[[], None] | None = None
-        """Called after a trim that gave files back."""
+        self._listeners: list[LogListener] = []
         self._disk = disk
         self._engine = engine
         self._settings = settings
@@ -82,17 +98,17 @@ class LogWriter:
         self._monotonic = clock.monotonic
         self._thread_only_until = 0.0
         self._sync_timers: dict[int, asyncio.TimerHandle] = {}
-        """By level: the next sync of what nobody waits for."""
-        self._of_this_turn: list[Append] = []
-        """For the thread, and not in its mail yet."""
+        """By level: the timer of the next sync that no caller waits for."""
+        self._of_this_turn: list[WalAppend] = []
+        """Appends of this turn of the loop that are not in the thread's mail yet."""
         self._abandoned: set[int] = set()
         self._closing: asyncio.Future[None] | None = None
-        self._baton = EngineGuard()
+        self._guard = EngineGuard()
         self._mail: SimpleQueue[Mail] = SimpleQueue()
         self._pool = ThreadPoolExecutor(settings.reader_threads, "danube-log-read")
         self._handles = Handles(disk, engine.directory, settings.open_files_max)
         self._reader = LogReader(disk, engine.directory, settings, engine.table, self._handles)
-        committer = Committer(engine, settings, clock, self._mail, self._baton, _Listener(self))
+        committer = Committer(engine, settings, clock, self._mail, self._guard, _LoopReports(self))
         self._thread = threading.Thread(target=committer.run, name="danube-log", daemon=True)
 
     @classmethod
@@ -109,14 +125,14 @@ class LogWriter:
         check: Callable[[RecoveredLog], Awaitable[None]] | None = None,
         metadata: MetadataStamp | None = None,
     ) -> LogWriter:
-        """Recover the log and go on writing in a new file.
+        """Recover the log and continue in a new file.
 
-        `must_exist`: this log was there before, so an empty directory is an emptied disk. `is_needed`: whether a
-        ledger's damage matters. `check` is awaited when the log has been read and before anything new is written;
-        what it raises refuses the start. `metadata` is the store that this log depends on.
+        `must_exist`: the log existed before, so an empty directory means an emptied disk. `is_needed` says whether
+        damage to a ledger matters. `check` is awaited after the log was read and before anything is written; an
+        exception from it refuses the start. `metadata` is the metadata store that this log depends on.
 
-        Raises Corrupt or Refused, with the remedy; OSError when the disk cannot be read. Cancelled, recovery still runs
-        to its end in its thread, and nothing stays open.
+        Raises Corrupt or Refused, with the remedy; OSError when the disk cannot be read. When cancelled, recovery still
+        runs to its end in its thread, and nothing stays open.
         """
         disk.make_directory(directory)
         lock = disk.lock(directory / LOCK)
@@ -149,14 +165,25 @@ class LogWriter:
 
     @property
     def metadata(self) -> MetadataStamp | None:
-        """The metadata that this log depends on, as the next file will name it."""
+        """The metadata store and revision that the next file will name."""
         return self._engine.metadata
 
     def note_revision(self, revision: int) -> None:
-        """The metadata has durably reached this revision: the next file says so."""
+        """Record that the metadata has durably reached this revision; the next file will name it."""
         known = self._engine.metadata
         if known is not None and revision > known.revision:
             self._engine.metadata = known._replace(revision=revision)
+
+    # -- listeners -------------------------------------------------------------------------------------------------
+
+    def subscribe(self, listener: LogListener) -> None:
+        """Call this listener from now on. The broker's parts need the log, so they can only subscribe after it is open;
+        until then the log has no ledgers to report."""
+        self._listeners.append(listener)
+
+    def unsubscribe(self, listener: LogListener) -> None:
+        """Stop calling this listener. Unknown listeners are ignored."""
+        self._listeners = [known for known in self._listeners if known is not listener]
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -171,35 +198,35 @@ class LogWriter:
         level: DurabilityLevel,
         done: Done,
     ) -> None:
-        """Hand a record over. `body` must not change until `done` was called, which may be before this returns."""
+        """Append one record. `body` must not change until `done` was called, which may be before this returns."""
         assert self._closing is None
         assert len(body) <= RECORD_BODY_BYTES_MAX, f"a body of {len(body)} bytes could not be read again"
         assert self.read_only is not None or ledger_id not in self._abandoned, f"ledger {ledger_id} was abandoned"
-        record = (kind, ledger_id, entry_id, owner_epoch, body, body_crc)
-        is_written = self._may_write_here(len(body)) and self._write_here(record)
+        record = WalRecord(kind, ledger_id, entry_id, owner_epoch, body, body_crc)
+        is_written = self._may_write_on_loop(len(body)) and self._write_on_loop(record)
         if level < DurabilityLevel.SYNC:
             if level not in self._sync_timers:
                 self._plan_sync(level)
             if is_written:
-                self._tell(done, None)
+                self._call_done(done, None)
                 return
         self.pending_bytes += len(body)
         if is_written:
-            self._send((record, level, done, True))
+            self._send(WalAppend(record, level, done, is_written=True))
         else:
-            self._send_with_this_turn((record, level, done, False))
+            self._send_with_this_turn(WalAppend(record, level, done))
 
     def sync(self, done: Done) -> None:
-        """`done` once everything appended so far is synced, or has failed."""
-        self._send((None, DurabilityLevel.SYNC, done, False))
+        """Call `done` once everything appended so far is synced, or has failed."""
+        self._send(WalAppend(None, DurabilityLevel.SYNC, done))
 
     def _send(self, mail: Mail) -> None:
-        self._baton.hand_over()
+        self._guard.count_put()
         self._end_turn()
         self._mail.put(mail)
 
-    def _send_with_this_turn(self, append: Append) -> None:
-        self._baton.hand_over()
+    def _send_with_this_turn(self, append: WalAppend) -> None:
+        self._guard.count_put()
         if not self._of_this_turn:
             self._loop.call_soon(self._end_turn)
         self._of_this_turn.append(append)
@@ -209,23 +236,23 @@ class LogWriter:
         for append in appends:
             self._mail.put(append)
 
-    def _may_write_here(self, length: int) -> bool:
+    def _may_write_on_loop(self, length: int) -> bool:
         return (
             length <= self._settings.loop_write_bytes_max
-            and self._baton.is_with_loop
-            and self._engine.has_room(length)
+            and self._guard.loop_owns_engine
+            and self._engine.fits_open_file(length)
             and self._monotonic() >= self._thread_only_until
         )
 
-    def _write_here(self, record: Record) -> bool:
-        """False when it failed. The engine then refuses everything; the thread finds that out with its next mail, which
-        is this record again, and does what is to be done about it."""
+    def _write_on_loop(self, record: WalRecord) -> bool:
+        """Write the record; return False when that failed. The engine then refuses everything, and the thread, which is
+        sent this record next, handles the failure."""
         started = self._monotonic()
         try:
             self._engine.write([record])
         except Unavailable:
             return False
-        except BaseException as error:  # a mistake of ours: the thread stops the log
+        except BaseException as error:  # a bug: let the thread stop the log
             self._send(partial(_raise, error))
             if not isinstance(error, Exception):
                 raise
@@ -241,45 +268,46 @@ class LogWriter:
 
     def _sync_due(self, level: DurabilityLevel) -> None:
         del self._sync_timers[level]
-        if not (self._baton.is_with_loop and self._engine.durable == self._engine.position):
-            self.sync(_nobody_waits)
+        if not (self._guard.loop_owns_engine and self._engine.durable == self._engine.position):
+            self.sync(_ignore)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def read(
         self, ledger_id: int, offset: int, bytes_max: int, before_offset: int | None = None
     ) -> list[memoryview]:
-        """Batches of a ledger from the first one that ends after `offset`: at least one if there is any, at most
-        `bytes_max` otherwise, none that begins at or after `before_offset`. What has not reached its ack level may be
-        among them: say with `before_offset` what may be seen."""
+        """Return batches of a ledger, beginning with the first one that ends after `offset`: at least one if there is
+        any, otherwise at most `bytes_max`, and none that begins at or after `before_offset`. Batches that have not
+        reached their ack level are included unless `before_offset` excludes them."""
         self._refuse_damaged(ledger_id)
         written = self._engine.position
         return await self._run(lambda: self._reader.read(ledger_id, offset, bytes_max, written, before_offset))
 
     async def read_entries(self, ledger_id: int, from_entry: int = 0) -> list[tuple[int, int, bytes]]:
-        """(entry, kind, body) of everything in a ledger that is not a batch."""
+        """Return (entry, kind, body) of every record of a ledger that is not a batch."""
         self._refuse_damaged(ledger_id)
         return await self._run(lambda: self._reader.read_entries(ledger_id, from_entry))
 
     async def read_state(self, ledger_id: int) -> tuple[bytes | None, list[bytes]]:
-        """The last snapshot of a state ledger, and the deltas after it."""
+        """Return the last snapshot of a state ledger and the deltas after it."""
         self._refuse_damaged(ledger_id)
         return await self._run(lambda: self._reader.read_state(ledger_id))
 
     async def batch_headers(self, ledger_id: int, from_offset: int) -> list[BatchHeader]:
-        """Headers of the batches that end after an offset."""
+        """Return the headers of the batches that end after `from_offset`."""
         self._refuse_damaged(ledger_id)
         written = self._engine.position
         return await self._run(lambda: self._reader.batch_headers(ledger_id, from_offset, written))
 
     async def find_time(self, ledger_id: int, time_us: int) -> int | None:
-        """The first offset of the first batch whose append time is not before this one."""
+        """Return the first offset of the first batch appended at `time_us` or later; None if there is none."""
         self._refuse_damaged(ledger_id)
         written = self._engine.position
         return await self._run(lambda: self._reader.find_time(ledger_id, time_us, written))
 
     def ledger(self, ledger_id: int) -> LedgerSummary | None:
-        """What can be read of a ledger now, also what is not synced yet; not what is just being given back."""
+        """Describe what can be read of a ledger now: also records that are not synced yet, but not those in files that
+        are being released. None for an unknown ledger."""
         ledger = self._engine.table.ledgers.get(ledger_id)
         if ledger is None:
             return None
@@ -287,17 +315,17 @@ class LogWriter:
         return summarize(ledger_id, spans, ledger.sealed)
 
     async def held(self, ledger_ids: Sequence[int]) -> set[int]:
-        """Return those of the ledgers that a next start would find records of, also of what was appended before this
-        call and is not written yet."""
+        """Return those of the ledgers of which the next start would find records. Appends made before this call count,
+        even when they are not written yet."""
         answer: asyncio.Future[set[int]] = self._loop.create_future()
 
-        def look() -> None:
+        def find() -> None:
             ledgers, abandoned = self._engine.table.ledgers, self._engine.abandoned
-            # What was abandoned is not sealed yet: a start that came before that could find some of it.
+            # Abandoned ledgers are not sealed yet: a start before that could find some of their records.
             held = {one for one in ledger_ids if one in abandoned or (one in ledgers and ledgers[one].spans)}
             self._post(_settle, answer, held, None)
 
-        self._send(look)
+        self._send(find)
         return await answer
 
     def _refuse_damaged(self, ledger_id: int) -> None:
@@ -308,10 +336,10 @@ class LogWriter:
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._pool, _read, work, self._engine.directory)
 
-    # -- forgetting ------------------------------------------------------------------------------------------------
+    # -- releasing -------------------------------------------------------------------------------------------------
 
     def forget(self, ledger_ids: set[int]) -> None:
-        """These ledgers are deleted: their records no longer keep files."""
+        """Mark ledgers as deleted: their records no longer prevent the release of files."""
         ids = set(ledger_ids)
 
         def forget() -> None:
@@ -323,8 +351,8 @@ class LogWriter:
         self._send(forget)
 
     def release(self, ledger_id: int, below_offset: int, state_ledger: int | None = None) -> None:
-        """Batches of a ledger that end at or below this offset are not needed here any more. With `state_ledger`,
-        files with this ledger's records stay until that ledger has a newer snapshot."""
+        """Mark the batches of a ledger that end at or below `below_offset` as no longer needed in the log. With
+        `state_ledger`, files with records of this ledger stay until that state ledger has a newer snapshot."""
 
         def release() -> None:
             ledger = self._engine.table.ledgers.get(ledger_id)
@@ -337,19 +365,19 @@ class LogWriter:
 
     @property
     def appended_bytes(self) -> int:
-        """What was ever written to the log: it only grows."""
+        """How many bytes were ever written to the log."""
         return self._engine.position
 
     @property
     def stored_bytes(self) -> int:
-        """What the log takes on disk, about."""
+        """About how many bytes the log takes on disk."""
         table = self._engine.table
         oldest = table.files.get(table.oldest)
         return self._engine.position - oldest.base if oldest is not None else 0
 
     async def trim(self, keep_bytes: int = 0) -> list[int]:
-        """Give back the oldest files that hold nothing needed, but for the last `keep_bytes` of the log; their
-        generations. OSError when the disk refuses. Cancelled, it happens all the same."""
+        """Release the oldest files that hold nothing needed, except for the last `keep_bytes` of the log, and return
+        their generations. Raises OSError when the disk refuses. When cancelled, it still happens."""
         answer: asyncio.Future[list[int]] = self._loop.create_future()
 
         def trim() -> None:
@@ -368,32 +396,32 @@ class LogWriter:
         return await answer
 
     async def close(self) -> None:
-        """Everything handed in is written and synced, then the file is closed with its index. Cancelled, that happens
-        all the same, in the background."""
+        """Write and sync everything appended, then close the file and write its index. When cancelled, this still
+        happens, in the background."""
         if self._closing is None:
             for timer in self._sync_timers.values():
                 timer.cancel()
             self._send(None)
-            self._closing = self._loop.run_in_executor(None, self._shut)
+            self._closing = self._loop.run_in_executor(None, self._release_resources)
         await asyncio.shield(self._closing)
 
-    def _shut(self) -> None:
+    def _release_resources(self) -> None:
         self._thread.join()
         self._pool.shutdown(wait=True)
         self._handles.close()
         self._lock.release()
 
-    # -- called by the log's thread --------------------------------------------------------------------------------
+    # -- called by the log thread ----------------------------------------------------------------------------------
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
-        self._baton.telling()
+        self._guard.count_posted()
         try:
-            self._loop.call_soon_threadsafe(self._hear, callback, arguments)
-        except RuntimeError:  # the loop was closed under us: nobody is left to be told
+            self._loop.call_soon_threadsafe(self._handle_post, callback, arguments)
+        except RuntimeError:  # the loop was closed before the log
             log.warning("wal.loop_gone")
 
     def _index(self, file: WalFile) -> None:
-        """Write the index of a closed file, in the pool; then its rows need not stay in memory."""
+        """Write the index of a closed file in the thread pool, then drop its rows from memory."""
 
         def write() -> None:
             try:
@@ -406,21 +434,21 @@ class LogWriter:
 
         self._pool.submit(write)
 
-    # -- on the loop, for the log's thread -------------------------------------------------------------------------
+    # -- called on the loop, with what the log thread posted -------------------------------------------------------
 
-    def _hear(self, callback: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    def _handle_post(self, callback: Callable[..., None], arguments: tuple[object, ...]) -> None:
         try:
             callback(*arguments)
         finally:
-            self._baton.heard()
+            self._guard.count_handled()
 
-    def _finished(self, appends: list[Append], error: DanubeError | None) -> None:
-        for record, _, done, _ in appends:
-            if record is not None:
-                self.pending_bytes -= len(record[4])
-            self._tell(done, error)
+    def _finished(self, appends: list[WalAppend], error: DanubeError | None) -> None:
+        for append in appends:
+            if append.record is not None:
+                self.pending_bytes -= len(append.record.body)
+            self._call_done(append.done, error)
 
-    def _tell(self, done: Done, error: DanubeError | None) -> None:
+    def _call_done(self, done: Done, error: DanubeError | None) -> None:
         try:
             done(error)
         except Exception as failure:
@@ -429,30 +457,33 @@ class LogWriter:
     def _failed(self, error: DanubeError, ledgers: set[int]) -> None:
         self.read_only = error
         self._abandoned |= ledgers
-        if ledgers and self.on_failed is not None:
-            self.on_failed(ledgers)
+        if ledgers:
+            for listener in self._listeners:
+                listener.failed(ledgers)
 
     def _cured(self) -> None:
         self.read_only = None
-        if self.on_cured is not None:
-            self.on_cured()
+        for listener in self._listeners:
+            listener.cured()
 
     def _rotated(self, generation: int, ledgers: set[int]) -> None:
-        if self.on_rotated is not None and self._closing is None:
-            self.on_rotated(generation, ledgers)
+        if self._closing is None:
+            for listener in self._listeners:
+                listener.rotated(generation, ledgers)
 
     def _released(self) -> None:
-        if self.on_released is not None and self._closing is None:
-            self.on_released()
+        if self._closing is None:
+            for listener in self._listeners:
+                listener.released()
 
 
-class _Listener:
-    """Carries word from the log's thread to the loop."""
+class _LoopReports:
+    """Posts the reports of the log thread to the event loop (a `CommitReports`)."""
 
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
 
-    def finished(self, appends: list[Append], error: DanubeError | None) -> None:
+    def finished(self, appends: list[WalAppend], error: DanubeError | None) -> None:
         self._writer._post(self._writer._finished, appends, error)
 
     def failed(self, error: DanubeError, ledgers: set[int]) -> None:
@@ -467,7 +498,7 @@ class _Listener:
 
 
 def _read(work: Callable[[], T], directory: Path) -> T:
-    """Read, again when a file was released meanwhile: the next try does not see it any more."""
+    """Call `work`, and again when a file was released meanwhile: the next try does not see that file any more."""
     while True:
         try:
             return work()
@@ -481,10 +512,6 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _nobody_waits(error: DanubeError | None) -> None:
-    """Those whom it concerns are told in other ways."""
-
-
 def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> None:
     if answer.done():
         return
@@ -495,7 +522,7 @@ def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> Non
 
 
 def _discard(finished: asyncio.Future[Any], lock: DiskLock) -> None:
-    """Nobody waits for this recovery any more."""
+    """Close what a cancelled recovery opened."""
     if not finished.cancelled() and finished.exception() is None and isinstance(finished.result(), Engine):
         with contextlib.suppress(DanubeError):
             finished.result().close()
@@ -503,7 +530,7 @@ def _discard(finished: asyncio.Future[Any], lock: DiskLock) -> None:
 
 
 class _RecoveryProgress:
-    """Says once a second how far recovery is."""
+    """Logs the progress of recovery once a second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -28,7 +28,7 @@ _ASSUMED_OPEN: Final = 32
 """Where the system does not tell what is open."""
 
 
-class ConnectionPlaces(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """How connections are let in."""
 
     connections: int
@@ -41,12 +41,12 @@ def log_files(limit: int) -> int:
     return max(LOG_FILES_MIN, min(LOG_FILES_MAX, limit // 8))
 
 
-def connection_places(limit: int, in_use: int) -> ConnectionPlaces:
+def plan_connections(limit: int, in_use: int) -> ConnectionLimits:
     """How many connections fit, when so many descriptors are there in all and so many are in use before the first."""
     kept = max(in_use + log_files(limit) + FILES_OPENED_LATER, min(KEPT, limit // 4))
     at_once = max(2, min(64, kept // 16))
     # Those of this turn and the last two may be open although there is no place for them, and those that are told why.
-    return ConnectionPlaces(max(1, limit - kept - 4 * at_once), at_once)
+    return ConnectionLimits(max(1, limit - kept - 4 * at_once), at_once)
 
 
 def open_descriptors() -> int:
@@ -57,7 +57,7 @@ def open_descriptors() -> int:
         return _ASSUMED_OPEN
 
 
-def make_descriptors(wanted: int) -> int:
+def raise_descriptor_limit(wanted: int) -> int:
     """Let this process have so many files and sockets, as far as the system permits; returns how many it may have."""
     if sys.platform == "win32":  # sockets are no files there
         return wanted
