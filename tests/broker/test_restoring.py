@@ -18,9 +18,9 @@ from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import Owner
 from pydanube.storage.tiering.manifest import KEPT
 from pydanube.storage.tiering.restoring import Restored
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
 
@@ -38,7 +38,7 @@ def opened(path: Path, objects: ObjectStore, **changes):
 async def restored(path: Path, objects: ObjectStore, clock: Clock | None = None) -> Restored:
     clock = clock or SystemClock()
     async with await EmbeddedStore.open(path / "metadata.db", clock) as store:
-        return await rebuild(objects, store, clock, Owner("cluster"))
+        return await rebuild(objects, store, clock, StoreOwner("cluster"))
 
 
 async def upload(broker) -> None:

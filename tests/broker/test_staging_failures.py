@@ -10,9 +10,9 @@ from staging_harness import Query, payloads, quiet, staged_keys, stages_in, stag
 from tiering_harness import Moody
 
 from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
-from pydanube.broker.staging import publishing as stage_applying
+from pydanube.broker.staging import stage_publisher
 from pydanube.broker.staging.decisions import WRITES_AT_ONCE
-from pydanube.broker.staging.publishing import LANES_AT_ONCE
+from pydanube.broker.staging.stage_publisher import PUBLICATIONS_AT_ONCE
 from pydanube.broker.staging.staging import DOUBT_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import UNAPPLIED_MAX
@@ -76,7 +76,7 @@ async def test_a_mistake_while_publishing_is_said_and_what_was_decided_is_tried_
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1"]})
         with monkeypatch.context() as mistaken:
-            mistaken.setattr("pydanube.broker.staging.publishing.rows_to_skip", lambda *_: 1 / 0)
+            mistaken.setattr("pydanube.broker.staging.stage_publisher.rows_to_skip", lambda *_: 1 / 0)
             assert await query.commit(0, stage, wait_ms=50) == (False, False)
             await until(lambda: obstacle(broker))
             assert "internal error: ZeroDivisionError" in await obstacle(broker)
@@ -146,7 +146,7 @@ async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_p
 
 
 async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_path):
-    slow, count = TopicName.parse("/default/slow"), LANES_AT_ONCE + 8
+    slow, count = TopicName.parse("/default/slow"), PUBLICATIONS_AT_ONCE + 8
     async with staging_broker(tmp_path, MemoryStore()) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         await broker.create_topic(ANONYMOUS, slow, TopicConfig(partitions=count))
@@ -200,8 +200,8 @@ async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
 async def test_what_was_decided_waits_while_a_deletion_is_in_doubt_and_arrives_when_the_topic_is_back(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(stage_applying, "RETRY_S", (0.01,))
-    monkeypatch.setattr(stage_applying, "LOST_RETRY_S", 0.01)
+    monkeypatch.setattr(stage_publisher, "RETRY_S", (0.01,))
+    monkeypatch.setattr(stage_publisher, "LOST_RETRY_S", 0.01)
     objects, metadata = Moody(), FaultyStore()
     async with staging_broker(tmp_path, objects, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())

@@ -21,7 +21,7 @@ from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import Owner
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 class Counting(MemoryStore):
@@ -197,7 +197,7 @@ async def test_a_batch_that_is_committed_again_after_a_restore_in_other_pieces_i
     (tmp_path / "after").mkdir()
     clock = SystemClock()
     async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", clock) as store:
-        await rebuild(objects, store, clock, Owner("cluster"))
+        await rebuild(objects, store, clock, StoreOwner("cluster"))
     async with staging_broker(tmp_path / "after", objects) as broker:
         assert await payloads(broker) == rows[:3]
         query = Query(broker, run="another")

@@ -12,7 +12,7 @@ from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import Moody, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, PENDING
-from pydanube.broker.staging import publishing as stage_applying
+from pydanube.broker.staging import stage_publisher
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
@@ -21,7 +21,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import Owner
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 class Hiding(MemoryStore):
@@ -111,7 +111,7 @@ async def test_what_was_published_is_remembered_though_the_disk_refused_what_cam
     """The first batch's key stays, the second batch does not reach the log, and somebody else begins a new ledger."""
     objects, disk, metadata = MemoryStore(), FailingDisk(), FaultyStore()
     metadata.refuse_all(deletes(PENDING))
-    monkeypatch.setattr(stage_applying, "RETRY_S", (60.0,))
+    monkeypatch.setattr(stage_publisher, "RETRY_S", (60.0,))
     async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query, door = Query(broker), Door(broker)
@@ -291,7 +291,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
     (tmp_path / "after").mkdir()
     clock = SystemClock()
     async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", clock) as store:
-        await rebuild(objects, store, clock, Owner("cluster"))
+        await rebuild(objects, store, clock, StoreOwner("cluster"))
     async with staging_broker(tmp_path / "after", objects) as broker:
         assert await Query(broker).commit(4) == (True, True)
         await Query(broker).write(5, {0: [b"2"]})

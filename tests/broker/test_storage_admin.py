@@ -10,7 +10,7 @@ from broker_harness import TOPIC, Door, open_broker
 from storage_harness import OTHER, SMALL, WAL, Away, collected, filled, keys, uploaded, usage, verified
 from tiering_harness import Moody
 
-from pydanube.broker.tiering import administration as storage_room
+from pydanube.broker.tiering import administration
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.metadata.store import Delete
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable
@@ -59,7 +59,7 @@ async def test_a_long_history_is_counted_in_parts(tmp_path: Path, objects: Away,
                 await uploaded(broker)
         _, whole = await usage(broker)
         assert [one.segments for one in whole] == [4, 4]
-        monkeypatch.setattr(storage_room, "COUNTED_MAX", 1)
+        monkeypatch.setattr(administration, "COUNTED_MAX", 1)
         pages = broker.tiers.catalog.pages
         monkeypatch.setattr(broker.tiers.catalog, "pages", lambda *place: pages(*place, size=1))
         _, parts = await usage(broker)
@@ -303,7 +303,7 @@ async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
         clock.set_wall(max(modified.values()) + 601_000_000)
         await broker.delete_topic(ANONYMOUS, OTHER)
         assert await collected(broker, orphans=True, dry_run=True) == StorageCollected(5, 3, 30)
-        monkeypatch.setattr(storage_room, "STEP_S", 0.0)  # every step ends after its first object
+        monkeypatch.setattr(administration, "STEP_S", 0.0)  # every step ends after its first object
         assert await collected(broker, orphans=True) == StorageCollected(5, 3, 30)
         assert await keys(objects) == [needed, leaving]
 

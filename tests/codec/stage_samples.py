@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydanube.codec import stage
-from pydanube.codec.stage import StageBuilder, StageIndex
+from pydanube.codec.stage import StageIndex, StagePart
 
 TOPICS = [(18, "/default/orders"), (19, "/default/letters")]
 NAME = "stages/a/b/c"
@@ -15,7 +15,7 @@ Part = tuple[int, int, Sequence[bytes | bytearray], int]
 
 
 def built(parts: Sequence[Part], created_at_us: int = 1, topics: Sequence[tuple[int, str]] = TOPICS) -> bytes:
-    pieces, _ = stage.encode(created_at_us, topics, [StageBuilder(*part) for part in parts])
+    pieces, _ = stage.encode(created_at_us, topics, [StagePart(*part) for part in parts])
     return b"".join(pieces)
 
 

@@ -3,7 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.tiering import MERGED_MAX, SECTIONS_MAX, TieringPolicy, UploadPiece, WaitingUpload, merge_plan, plan
+from pydanube.core.tiering import (
+    MERGED_MAX,
+    SECTIONS_MAX,
+    MergeCandidate,
+    TieringPolicy,
+    WaitingUpload,
+    plan,
+    plan_merge,
+)
 
 POLICY = TieringPolicy(segment_bytes=1000, segment_age_us=60, shared_below_bytes=100)
 
@@ -53,38 +61,38 @@ def test_nothing_goes_twice_no_shared_object_is_too_large_and_the_oldest_comes_f
     assert [job.oldest_us for job in jobs] == sorted(job.oldest_us for job in jobs)
 
 
-def pieces(*sizes: int) -> list[UploadPiece]:
-    return [UploadPiece(size) for size in sizes]
+def pieces(*sizes: int) -> list[MergeCandidate]:
+    return [MergeCandidate(size) for size in sizes]
 
 
 def test_small_neighbours_are_merged_once_they_make_half_a_segment():
-    assert merge_plan(pieces(200, 200), 1000) is None
-    assert merge_plan(pieces(200, 200, 100), 1000) == (0, 3)
-    assert merge_plan(pieces(900, 200, 200, 100, 900), 1000) == (1, 4)
-    assert merge_plan(pieces(250, 250, 250, 250), 1000) is None
+    assert plan_merge(pieces(200, 200), 1000) is None
+    assert plan_merge(pieces(200, 200, 100), 1000) == (0, 3)
+    assert plan_merge(pieces(900, 200, 200, 100, 900), 1000) == (1, 4)
+    assert plan_merge(pieces(250, 250, 250, 250), 1000) is None
 
 
 def test_what_would_be_too_large_is_left_to_the_next_merge():
-    assert merge_plan(pieces(*[240] * 9), 1000) == (0, 4)
-    assert merge_plan(pieces(100, 900, *[240] * 3), 1000) == (2, 5)
+    assert plan_merge(pieces(*[240] * 9), 1000) == (0, 4)
+    assert plan_merge(pieces(100, 900, *[240] * 3), 1000) == (2, 5)
 
 
 def test_many_crumbs_are_merged_although_they_stay_small():
-    assert merge_plan(pieces(*[1] * 15), 1000) is None
-    assert merge_plan(pieces(*[1] * 16), 1000) == (0, 16)
-    assert merge_plan(pieces(*[1] * 100), 1000) == (0, MERGED_MAX)
+    assert plan_merge(pieces(*[1] * 15), 1000) is None
+    assert plan_merge(pieces(*[1] * 16), 1000) == (0, 16)
+    assert plan_merge(pieces(*[1] * 100), 1000) == (0, MERGED_MAX)
 
 
 @given(st.lists(st.tuples(st.integers(1, 1500), st.integers(1, MERGED_MAX)), max_size=60))
 def test_merging_ends_and_what_it_makes_fits(given_pieces):
-    left = [UploadPiece(*one) for one in given_pieces]
+    left = [MergeCandidate(*one) for one in given_pieces]
     total = sum(one.bytes for one in left)
-    while (found := merge_plan(left, 1000)) is not None:
+    while (found := plan_merge(left, 1000)) is not None:
         start, end = found
         run = left[start:end]
         assert len(run) > 1
         assert all(one.bytes < 250 for one in run)
         assert sum(one.bytes for one in run) <= 1000
         assert sum(one.segments for one in run) <= MERGED_MAX
-        left[start:end] = [UploadPiece(sum(one.bytes for one in run), 1)]
+        left[start:end] = [MergeCandidate(sum(one.bytes for one in run), 1)]
     assert sum(one.bytes for one in left) == total

@@ -64,14 +64,14 @@ Pair: TypeAlias = tuple[str, bytes]
 assert _HEADER.size + _CRC.size == HEADER_BYTES
 
 
-class ManifestKind(IntEnum):
+class PageKind(IntEnum):
     ABOUT = 1
     KEYS = 2
     PLACES = 3
     END = 4
 
 
-class About(msgspec.Struct, array_like=True, frozen=True):
+class ManifestAbout(msgspec.Struct, array_like=True, frozen=True):
     format: int
     cluster: str
     writer: str
@@ -81,7 +81,7 @@ class About(msgspec.Struct, array_like=True, frozen=True):
     """Of that store."""
 
 
-class ManifestPlace(msgspec.Struct, array_like=True, frozen=True):
+class PartitionPositions(msgspec.Struct, array_like=True, frozen=True):
     """Where a partition ended, and where its subscriptions stood."""
 
     topic_id: int
@@ -105,25 +105,25 @@ class ManifestBuilder:
         checked = _HEADER.pack(MAGIC, VERSION, 0, 0, created_at_us, number, bytes(36))
         self._pieces: list[bytes] = [checked + _CRC.pack(crc32c(checked))]
         self._keys = self._places = 0
-        self._add(ManifestKind.ABOUT, About(FORMAT, cluster, writer, store_id, revision))
+        self._add(PageKind.ABOUT, ManifestAbout(FORMAT, cluster, writer, store_id, revision))
 
     def add_keys(self, pairs: Sequence[Pair]) -> None:
         """The next ones. As many as come to PAGE_BYTES make a good page."""
         if pairs:
-            self._add(ManifestKind.KEYS, pairs)
+            self._add(PageKind.KEYS, pairs)
             self._keys += len(pairs)
 
-    def add_places(self, places: Sequence[ManifestPlace]) -> None:
+    def add_positions(self, places: Sequence[PartitionPositions]) -> None:
         if places:
-            self._add(ManifestKind.PLACES, places)
+            self._add(PageKind.PLACES, places)
             self._places += len(places)
 
     def finish(self) -> list[bytes]:
         """The object in pieces, in order."""
-        self._add(ManifestKind.END, End(len(self._pieces) - 1, self._keys, self._places))
+        self._add(PageKind.END, End(len(self._pieces) - 1, self._keys, self._places))
         return self._pieces
 
-    def _add(self, kind: ManifestKind, content: Any) -> None:
+    def _add(self, kind: PageKind, content: Any) -> None:
         plain = msgspec.msgpack.encode(content)
         assert len(plain) <= PAGE_BYTES_MAX
         stored = zlib.compress(plain, 1)
@@ -134,7 +134,7 @@ class ManifestBuilder:
 class ClusterManifest:
     """A manifest that is whole. Its pages are unpacked when they are asked for."""
 
-    def __init__(self, name: str, number: int, created_at_us: int, about: About) -> None:
+    def __init__(self, name: str, number: int, created_at_us: int, about: ManifestAbout) -> None:
         self.name = name
         self.number = number
         """Of two manifests of a cluster, the one with the higher number is newer."""
@@ -143,7 +143,7 @@ class ClusterManifest:
         self.writer = about.writer
         self.store_id = about.store_id
         self.revision = about.revision
-        self._pages: list[tuple[ManifestKind, memoryview, int]] = []
+        self._pages: list[tuple[PageKind, memoryview, int]] = []
         self.keys = self.places = 0
 
     @classmethod
@@ -151,9 +151,9 @@ class ClusterManifest:
         """Raises Corrupt, and nothing else, unless all of it can be read."""
         number, created_at_us = _read_header(data, name)
         pages = list(_pages(memoryview(data), name))
-        if len(pages) < 2 or pages[0][0] is not ManifestKind.ABOUT or pages[-1][0] is not ManifestKind.END:
+        if len(pages) < 2 or pages[0][0] is not PageKind.ABOUT or pages[-1][0] is not PageKind.END:
             raise Corrupt(f"{name}: does not begin and end as a manifest does: it is cut short")
-        about = _unpack(pages[0], About, name)
+        about = _unpack(pages[0], ManifestAbout, name)
         if about.format != FORMAT:
             raise Corrupt(f"{name}: has format {about.format}, and this release reads format {FORMAT}")
         manifest = cls(name, number, created_at_us, about)
@@ -164,13 +164,13 @@ class ClusterManifest:
     def pairs(self) -> Iterator[list[Pair]]:
         """The metadata, in the order of its keys, page by page."""
         for page in self._pages:
-            if page[0] is ManifestKind.KEYS:
+            if page[0] is PageKind.KEYS:
                 yield _unpack(page, list[Pair], self.name)
 
-    def all_places(self) -> Iterator[ManifestPlace]:
+    def all_positions(self) -> Iterator[PartitionPositions]:
         for page in self._pages:
-            if page[0] is ManifestKind.PLACES:
-                yield from _unpack(page, list[ManifestPlace], self.name)
+            if page[0] is PageKind.PLACES:
+                yield from _unpack(page, list[PartitionPositions], self.name)
 
     def _check(self, end: End, pages: int) -> None:
         last = ""
@@ -180,7 +180,7 @@ class ClusterManifest:
                     raise Corrupt(f"{self.name}: key {key!r} comes after {last!r}")
                 last = key
             self.keys += len(pairs)
-        self.places = sum(1 for _ in self.all_places())
+        self.places = sum(1 for _ in self.all_positions())
         if (end.pages, end.keys, end.places) != (pages, self.keys, self.places):
             raise Corrupt(f"{self.name}: has {pages} pages, {self.keys} keys and {self.places} places instead of {end}")
 
@@ -200,7 +200,7 @@ def _read_header(data: ByteBuffer, name: str) -> tuple[int, int]:
     return number, created_at_us
 
 
-def _pages(data: memoryview, name: str) -> Iterator[tuple[ManifestKind, memoryview, int]]:
+def _pages(data: memoryview, name: str) -> Iterator[tuple[PageKind, memoryview, int]]:
     """Every page as it is stored, checked, and how long it is when unpacked."""
     at = HEADER_BYTES
     while at < len(data):
@@ -216,13 +216,13 @@ def _pages(data: memoryview, name: str) -> Iterator[tuple[ManifestKind, memoryvi
         if plain_length > PAGE_BYTES_MAX or any(zeros):
             raise Corrupt(f"{name}: page at byte {at} is nothing that this release knows")
         try:
-            yield ManifestKind(kind), stored, plain_length
+            yield PageKind(kind), stored, plain_length
         except ValueError:
             raise Corrupt(f"{name}: page at byte {at} is of kind {kind}, unknown to this release") from None
         at = end
 
 
-def _unpack(page: tuple[ManifestKind, memoryview, int], kind: Any, name: str) -> Any:
+def _unpack(page: tuple[PageKind, memoryview, int], kind: Any, name: str) -> Any:
     what, stored, plain_length = page
     try:
         unpacking = zlib.decompressobj()

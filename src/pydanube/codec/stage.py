@@ -87,7 +87,7 @@ class StageIndex(msgspec.Struct, array_like=True, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class StageHeader:
     """The header of a stage. Holding one means that its numbers fit each other."""
 
     index_length: int
@@ -107,7 +107,7 @@ class Front:
         return aligned(self.index_end)
 
 
-class StageBuilder(NamedTuple):
+class StagePart(NamedTuple):
     """What of one partition goes into a stage: batches that were checked."""
 
     topic: int
@@ -127,7 +127,7 @@ def aligned(length: int) -> int:
 
 
 def encode(
-    created_at_us: int, topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder]
+    created_at_us: int, topics: Sequence[tuple[int, str]], parts: Sequence[StagePart]
 ) -> tuple[list[ByteBuffer], StageIndex]:
     """The object in pieces, in order, and its index. No batch is copied."""
     sizes = [sum(aligned(len(batch)) for batch in part.batches) for part in parts]
@@ -135,7 +135,7 @@ def encode(
     encoded = msgspec.msgpack.encode(index)
     first = index.sections[0].start
     size = first + sum(sizes)
-    check_sections(index, Front(len(encoded), 0, len(parts), size, created_at_us, "stage being made"))
+    check_sections(index, StageHeader(len(encoded), 0, len(parts), size, created_at_us, "stage being made"))
     checked = _HEADER.pack(
         MAGIC, VERSION, 0, 0, created_at_us, size, len(encoded), crc32c(encoded), len(parts), _ZEROS[:24]
     )
@@ -149,7 +149,7 @@ def encode(
     return pieces, index
 
 
-def _place(topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder], sizes: Sequence[int]) -> StageIndex:
+def _place(topics: Sequence[tuple[int, str]], parts: Sequence[StagePart], sizes: Sequence[int]) -> StageIndex:
     """The index says where sections are, and its own length moves them: tried until both agree.
 
     Larger numbers never take fewer bytes, so the place only rises, and no place is passed by.
@@ -168,7 +168,7 @@ def _place(topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder], siz
         first = needed
 
 
-def read_front(head: ByteBuffer, name: str = "stage") -> Front:
+def read_front(head: ByteBuffer, name: str = "stage") -> StageHeader:
     """The header in the first bytes of an object; `head` may hold more. Raises Corrupt, and nothing else."""
     if len(head) < HEADER_BYTES:
         raise Corrupt(f"{name}: header is cut short at {len(head)} bytes")
@@ -183,10 +183,10 @@ def read_front(head: ByteBuffer, name: str = "stage") -> Front:
         raise Corrupt(f"{name}: unused bytes of the header are in use, which this release does not know of")
     if not 1 <= length <= INDEX_BYTES_MAX or not aligned(HEADER_BYTES + length) < size <= OBJECT_BYTES_MAX:
         raise Corrupt(f"{name}: an index of {length} bytes in an object of {size} is impossible")
-    return Front(length, index_crc, sections, size, created_at_us, name)
+    return StageHeader(length, index_crc, sections, size, created_at_us, name)
 
 
-def decode_index(buffer: ByteBuffer, front: Front) -> StageIndex:
+def decode_index(buffer: ByteBuffer, front: StageHeader) -> StageIndex:
     """The index that the header speaks of. Raises Corrupt, and nothing else, under the header's name."""
     expected = Expected("index", front.index_length, front.index_crc, FORMAT, front.name)
     index = decode_contents(buffer, expected, StageIndex)
@@ -194,7 +194,7 @@ def decode_index(buffer: ByteBuffer, front: Front) -> StageIndex:
     return index
 
 
-def check_sections(index: StageIndex, front: Front) -> None:
+def check_sections(index: StageIndex, front: StageHeader) -> None:
     """Corrupt unless they account for everything behind the index, each for another partition."""
     place, name = front.batches_start, front.name
     seen: set[tuple[int, int]] = set()

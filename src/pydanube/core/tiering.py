@@ -88,14 +88,14 @@ MERGED_MANY: Final = 16
 """So many small objects are merged although what they make is small again."""
 
 
-class UploadPiece(NamedTuple):
+class MergeCandidate(NamedTuple):
     """An object, as far as it is a partition's: neighbouring segments of it."""
 
     bytes: int
     segments: int = 1
 
 
-def merge_plan(pieces: Sequence[UploadPiece], segment_bytes: int) -> tuple[int, int] | None:
+def plan_merge(pieces: Sequence[MergeCandidate], segment_bytes: int) -> tuple[int, int] | None:
     """Neighbours [start, end) that are worth one object: each below a quarter of a segment, together at least a half,
     or many. What is merged once is so large that it is not merged again, or makes sixteen times fewer objects."""
     small = segment_bytes // 4

@@ -40,7 +40,7 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .publishing import Applier, Decision
+from .stage_publisher import Decision, StagePublisher
 from .stage_reader import StageReader
 
 log = get_logger(__name__)
@@ -89,7 +89,7 @@ class Decisions:
         self._reader = reader
         self._clock = clock
         self._tasks = Tasks()
-        self.applier = Applier(registry, partitions, reader, clock, self._tasks, self._got)
+        self.applier = StagePublisher(registry, partitions, reader, clock, self._tasks, self._got)
         self._of: dict[int, dict[int, Decision]] = {}
         """By number, then by batch id."""
         self._to_hand: dict[int, deque[Decision]] = {}

@@ -19,7 +19,7 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.telemetry import get_logger
 
 from .decisions import DELETED_AT_ONCE
-from .queries import LOST_COMPARISONS_MAX, QueryBook
+from .query_records import LOST_COMPARISONS_MAX, QueryRecords
 from .stage_reader import STAGES, stages_of
 
 log = get_logger(__name__)
@@ -35,7 +35,7 @@ class StageExpiry:
         self,
         objects: ObjectStore,
         store: MetadataStore,
-        book: QueryBook,
+        book: QueryRecords,
         clock: Clock,
         stage_keep_s: int,
         query_keep_s: int,

@@ -40,10 +40,10 @@ from pydanube.runtime.telemetry import get_logger
 
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry
-from .intake import StageIntake, StageRequest
-from .publishing import Decision
-from .queries import LOST_COMPARISONS_MAX, KnownQuery, QueryBook, lost_comparisons
+from .query_records import LOST_COMPARISONS_MAX, KnownQuery, QueryRecords, lost_comparisons
+from .stage_publisher import Decision
 from .stage_reader import StageReader, stages_of
+from .stage_writer import StageRequest, StageWriter
 
 log = get_logger(__name__)
 
@@ -93,9 +93,9 @@ class Staging:
         self._authorizer = authorizer
         self._clock = clock
         self._tiers = tiers
-        self._book = QueryBook(store, registry, clock)
+        self._book = QueryRecords(store, registry, clock)
         self._reader = StageReader(tiers.objects)
-        self._intake = StageIntake(
+        self._intake = StageWriter(
             registry, partitions, producers, authorizer, self._book, self._reader, tiers, clock, decompression
         )
         self.decisions = Decisions(registry, partitions, store, tiers.objects, self._reader, clock)

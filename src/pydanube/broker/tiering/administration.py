@@ -35,8 +35,8 @@ from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.tiering.catalog import CatalogSegment
-from pydanube.storage.tiering.collecting import CollectionStep
-from pydanube.storage.tiering.verifying import CatalogBounds, SegmentVerifier, Sought, VerificationStep
+from pydanube.storage.tiering.garbage_collector import CollectionStep
+from pydanube.storage.tiering.verifier import CatalogBounds, PartitionToVerify, SegmentVerifier, VerificationStep
 from pydanube.storage.wal import LogWriter
 
 from .object_storage import ObjectStorage
@@ -59,7 +59,7 @@ RUNS_MAX: Final = 16
 """Uploads whose outcome is remembered."""
 
 
-class StorageRun:
+class UploadRun:
     """An upload of what certain partitions had when it began."""
 
     def __init__(self, number: int, tiers: ObjectStorage, targets: dict[tuple[int, int], int]) -> None:
@@ -124,7 +124,7 @@ class StorageAdministration:
         self._tasks = tasks
         self._tiers = tiers
         self._verifying = asyncio.Lock()  # one stretch in memory, however many ask
-        self._runs: dict[int, StorageRun] = {}
+        self._runs: dict[int, UploadRun] = {}
         self._numbers = count(1)
 
     # -- usage ---------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class StorageAdministration:
             for key, tier in tiers.partitions.items()
             if ids in (None, key[0]) and (waiting := tier.waiting()) is not None
         }
-        run = StorageRun(next(self._numbers), tiers, targets)
+        run = UploadRun(next(self._numbers), tiers, targets)
         self._runs[run.number] = run
         self._tasks.spawn(run.go(), f"upload {run.number}")
         return run.describe()
@@ -308,14 +308,14 @@ class StorageAdministration:
                     return step.result(), StoragePlace(str(name), index + 1)
             return step.result(), None
 
-    def _sought(self, topic: TopicName, record: TopicRecord, index: int) -> Sought:
+    def _sought(self, topic: TopicName, record: TopicRecord, index: int) -> PartitionToVerify:
         async def bounds() -> CatalogBounds:
             current = self._registry.find_topic(topic)
             if current is None or current.topic_id != record.topic_id:
                 return CatalogBounds(OFFSET_END, 0)  # deleted meanwhile: nothing has to be there
             return await self._bounds(record.topic_id, index)
 
-        return Sought(str(topic), record.topic_id, index, bounds)
+        return PartitionToVerify(str(topic), record.topic_id, index, bounds)
 
     # -- collecting ----------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ import msgspec
 from pydanube.broker.partitions.ownership import LEDGER_COUNTER
 from pydanube.broker.registry import records
 from pydanube.broker.registry.records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicRecord
-from pydanube.codec.manifest import ClusterManifest, ManifestPlace, Pair
+from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.counters import counter_key
 from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession
@@ -38,9 +38,9 @@ from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering import restoring
 from pydanube.storage.tiering.catalog import SEGMENTS, CatalogSegment, entries, garbage, garbage_key, parse
-from pydanube.storage.tiering.claim import Owner, next_restore
-from pydanube.storage.tiering.manifest import BASE_KEY, places_of
+from pydanube.storage.tiering.manifest import BASE_KEY, positions_by_partition
 from pydanube.storage.tiering.restoring import Key, ProgressDone, Restored, RestoreProgress, UploadedTail
+from pydanube.storage.tiering.store_ownership import StoreOwner, next_restore
 
 log = get_logger(__name__)
 
@@ -67,7 +67,7 @@ _OF_TOPIC: Final = ("/access/", "/partitions/", "/producers/", SEGMENTS, "/subsc
 
 
 async def rebuild(
-    objects: ObjectStore, store: MetadataStore, clock: Clock, owner: Owner, progress: ProgressDone = lambda _: None
+    objects: ObjectStore, store: MetadataStore, clock: Clock, owner: StoreOwner, progress: ProgressDone = lambda _: None
 ) -> Restored:
     """Fill an empty metadata store. Raises NotFound or Corrupt where no manifest is whole. Cancelled or failed: what
     is in the store is worth nothing."""
@@ -103,7 +103,7 @@ class _Rebuilding:
         objects: ObjectStore,
         store: MetadataStore,
         manifest: ClusterManifest,
-        owner: Owner,
+        owner: StoreOwner,
         now_us: int,
         report: Restored,
         progress: ProgressDone,
@@ -115,7 +115,7 @@ class _Rebuilding:
         self._now_us = now_us
         self._report = report
         self._progress = progress
-        self._places = places_of(manifest)
+        self._places = positions_by_partition(manifest)
         self._topics: dict[int, TopicRecord] = {}
         self._known: dict[Key, _Known] = {}
         self._subscriptions: dict[int, list[Pair]] = {}
@@ -245,7 +245,7 @@ class _Rebuilding:
         ends: dict[int, tuple[int, int]] = {}
         for index in range(topic.config().partition_count):
             known = self._known[topic_id, index]
-            place = self._places.get((topic_id, index), ManifestPlace(topic_id, index, 0, []))
+            place = self._places.get((topic_id, index), PartitionPositions(topic_id, index, 0, []))
             ends[index] = await self._end_partition(topic, index, known, place)
             self._report.partitions += 1
         for key, value in self._subscriptions.get(topic_id, ()):
@@ -253,7 +253,7 @@ class _Rebuilding:
             self._report.subscriptions += 1
 
     async def _end_partition(
-        self, topic: TopicRecord, index: int, known: _Known, place: ManifestPlace
+        self, topic: TopicRecord, index: int, known: _Known, place: PartitionPositions
     ) -> tuple[int, int]:
         """Where the lost offsets begin, and where the partition goes on."""
         record, tail = known.record, known.tail

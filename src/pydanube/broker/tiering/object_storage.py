@@ -22,13 +22,13 @@ from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
-from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, Claim
-from pydanube.storage.tiering.collecting import Collector
+from pydanube.storage.tiering.garbage_collector import GarbageCollector
 from pydanube.storage.tiering.history import SegmentReader
-from pydanube.storage.tiering.manifest import Manifests
-from pydanube.storage.tiering.merging import Merger
-from pydanube.storage.tiering.patience import TimeLimitedStore
-from pydanube.storage.tiering.uploader import Sealed, Uploader, UploadSettings
+from pydanube.storage.tiering.manifest import ManifestWriter
+from pydanube.storage.tiering.merger import SegmentMerger
+from pydanube.storage.tiering.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
+from pydanube.storage.tiering.time_limits import TimeLimitedStore
+from pydanube.storage.tiering.uploader import Uploader, UploadSettings, UploadSource
 from pydanube.storage.wal import LogWriter
 
 from .tiered_partition import TieredPartition
@@ -101,7 +101,7 @@ class ObjectStorage:
         self._store = store
         self.objects = objects = TimeLimitedStore(objects, settings.store_timeout_s, self.check_deletion)
         self.settings = settings
-        self.claim = Claim(objects, store, cluster, clock)
+        self.claim = StoreOwnership(objects, store, cluster, clock)
         self.catalog = Catalog(store)
         self.history = SegmentReader(objects, self.catalog, tasks, settings.cache_bytes)
         self.partitions: dict[tuple[int, int], TieredPartition] = {}
@@ -110,14 +110,14 @@ class ObjectStorage:
         self._clock = clock
         process = identity()
         self.uploader = Uploader(objects, self._sealed, process, clock, settings.uploads())
-        self.manifests = Manifests(objects, store, clock, cluster, process)
-        self.merger = Merger(
+        self.manifests = ManifestWriter(objects, store, clock, cluster, process)
+        self.merger = SegmentMerger(
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )
         grace_us = settings.grace_s * MICROSECONDS
-        self.collector = Collector(objects, self.catalog, clock, grace_us, self._is_being_made)
+        self.collector = GarbageCollector(objects, self.catalog, clock, grace_us, self._is_being_made)
 
-    def _sealed(self) -> Iterable[Sealed]:
+    def _sealed(self) -> Iterable[UploadSource]:
         return list(self.partitions.values())
 
     def _is_being_made(self, object_key: str) -> bool:

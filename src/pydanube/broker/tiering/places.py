@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.registry.registry import Registry
-from pydanube.codec.manifest import ManifestPlace
+from pydanube.codec.manifest import PartitionPositions
 from pydanube.model.ledgers import CursorEntry
 
 
@@ -18,9 +18,9 @@ class RunningPositions:
     def topic_ids(self) -> set[int]:
         return {self._registry.topic(name).topic_id for name in self._registry.topics()}
 
-    def places(self) -> list[ManifestPlace]:
+    def places(self) -> list[PartitionPositions]:
         return [
-            ManifestPlace(
+            PartitionPositions(
                 topic_id,
                 partition.index,
                 partition.stream.end_offset,

@@ -30,7 +30,7 @@ SEGMENTS_PER_COMMIT: Final = 50
 def _nobody_waits(_: DanubeError | None) -> None: ...
 
 
-class KnownProducers:
+class UploadedProducers:
     """What a partition knew of its producers where its uploaded part ends, and a little further."""
 
     def __init__(self, known: list[ProducerEntry], remembered_max: int, kept: Collection[int]) -> None:
@@ -93,11 +93,11 @@ class TieredPartition:
         age_us = (policies.segment_age_s or 0) * MICROSECONDS
         return WaitingUpload(self.topic_id, self.index, first, end, size, self._oldest_us, self.segment_bytes, age_us)
 
-    async def producers(self) -> KnownProducers:
+    async def producers(self) -> UploadedProducers:
         if self._known is None:
             self._known = await self._past.producers()
             self._epochs = {ledger_id: one.epoch for ledger_id, one in await self._ownership.ledgers()}
-        return KnownProducers(self._known, self._remembered_max, self._partition.remembered.kept)
+        return UploadedProducers(self._known, self._remembered_max, self._partition.remembered.kept)
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         return await self._stream.read(offset, bytes_max)

@@ -49,7 +49,7 @@ FOOTERS_MAX: Final = 256
 T = TypeVar("T")
 
 
-class Stretch(NamedTuple):
+class ReadRange(NamedTuple):
     """Neighbouring batches of a section: bytes [start, end) of the object, offsets from `first_offset` on."""
 
     first_offset: int
@@ -57,7 +57,7 @@ class Stretch(NamedTuple):
     end: int
 
 
-class SharedRead(Generic[T]):
+class LoadingCache(Generic[T]):
     """Values that are loaded once for everybody who asks, and kept up to a size, the least recently used leaving."""
 
     def __init__(self, tasks: Tasks, size_max: int, size_of: Callable[[T], int]) -> None:
@@ -119,7 +119,7 @@ class Footer(NamedTuple):
     """What is kept of an object's footer: producer tables, which can be large, are not."""
 
     sections: list[SegmentSection]
-    stretches: list[list[Stretch]]
+    stretches: list[list[ReadRange]]
     """Of each section."""
 
 
@@ -130,8 +130,10 @@ class SegmentReader:
         self.objects = objects
         self.catalog = catalog
         self._tasks = tasks
-        self._footers: SharedRead[Footer] = SharedRead(tasks, FOOTERS_MAX, lambda _: 1)
-        self._blocks: SharedRead[list[memoryview]] = SharedRead(tasks, cache_bytes, lambda views: sum(map(len, views)))
+        self._footers: LoadingCache[Footer] = LoadingCache(tasks, FOOTERS_MAX, lambda _: 1)
+        self._blocks: LoadingCache[list[memoryview]] = LoadingCache(
+            tasks, cache_bytes, lambda views: sum(map(len, views))
+        )
         self._loading_max = max(1, cache_bytes // STRETCH_BYTES // 2)
         """What is read ahead must not push out what was read ahead for others."""
         self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -181,7 +183,7 @@ class SegmentReader:
         check_section(footer.sections, segment)
         return footer.sections[segment.record.section]
 
-    async def _stretches(self, segment: CatalogSegment) -> list[Stretch]:
+    async def _stretches(self, segment: CatalogSegment) -> list[ReadRange]:
         footer = await self._footer(segment)
         check_section(footer.sections, segment)
         return footer.stretches[segment.record.section]
@@ -192,7 +194,7 @@ class SegmentReader:
     async def _load_footer(self, segment: CatalogSegment) -> Footer:
         sections = (await self._read_footer(segment)).sections
         lean = [msgspec.structs.replace(one, producers=[]) for one in sections]
-        return Footer(lean, [stretches_of(one) for one in lean])
+        return Footer(lean, [read_ranges_of(one) for one in lean])
 
     async def _read_footer(self, segment: CatalogSegment) -> SegmentFooter:
         record = segment.record
@@ -201,11 +203,11 @@ class SegmentReader:
         check_section(footer.sections, segment)
         return footer
 
-    async def _block(self, segment: CatalogSegment, stretch: Stretch) -> list[memoryview]:
+    async def _block(self, segment: CatalogSegment, stretch: ReadRange) -> list[memoryview]:
         key = (segment.record.object, stretch.start)
         return await self._blocks.get(key, partial(self._load_block, segment, stretch))
 
-    def _read_ahead(self, segment: CatalogSegment, stretches: list[Stretch], place: int) -> None:
+    def _read_ahead(self, segment: CatalogSegment, stretches: list[ReadRange], place: int) -> None:
         """This stretch and those after it, side by side."""
         for stretch in stretches[place : place + 1 + AHEAD]:
             key = (segment.record.object, stretch.start)
@@ -225,7 +227,7 @@ class SegmentReader:
             if following is not None:
                 await self._block(following, (await self._stretches(following))[0])
 
-    async def _load_block(self, segment: CatalogSegment, stretch: Stretch) -> list[memoryview]:
+    async def _load_block(self, segment: CatalogSegment, stretch: ReadRange) -> list[memoryview]:
         section = await self._section(segment)
         block = await self._get(segment, stretch.start, stretch.end)
         return await asyncio.to_thread(section.split, block, stretch.start, f"object {segment.record.object}")
@@ -266,16 +268,16 @@ def read_footer(tail: memoryview, object_bytes: int, key: str) -> SegmentFooter:
     return decode_footer(footer, trailer)
 
 
-def stretches_of(section: SegmentSection) -> list[Stretch]:
+def read_ranges_of(section: SegmentSection) -> list[ReadRange]:
     """The section's blocks, put together to about STRETCH_BYTES each."""
-    found: list[Stretch] = []
+    found: list[ReadRange] = []
     starts = [(offset, position) for offset, _, position in section.index]
     ends = [position for _, position in starts[1:]] + [section.end]
     for (offset, position), end in zip(starts, ends, strict=True):
         if found and end - found[-1].start <= STRETCH_BYTES:
             found[-1] = found[-1]._replace(end=end)
         else:
-            found.append(Stretch(offset, position, end))
+            found.append(ReadRange(offset, position, end))
     return found
 
 

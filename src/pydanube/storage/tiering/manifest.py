@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from pydanube.codec.manifest import PAGE_BYTES, ClusterManifest, ManifestBuilder, ManifestPlace, Pair
+from pydanube.codec.manifest import PAGE_BYTES, ClusterManifest, ManifestBuilder, Pair, PartitionPositions
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.clock import Clock
@@ -68,14 +68,14 @@ LEFT_OUT: Final = (
 class Living(Protocol):
     """The broker, as far as it knows more than the metadata says."""
 
-    def places(self) -> list[ManifestPlace]:
+    def places(self) -> list[PartitionPositions]:
         """Of the partitions that are open."""
 
     def topic_ids(self) -> set[int]:
         """Of all topics."""
 
 
-class Manifests:
+class ManifestWriter:
     """One for each broker."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Manifests:
         self._positions = b""
         self._written_at = float("-inf")
         self._took_s = 0.0
-        self._former: dict[tuple[int, int], ManifestPlace] | None = None
+        self._former: dict[tuple[int, int], PartitionPositions] | None = None
         self.failure: DanubeError | None = None
         """Why the last one could not be written; None while they can."""
 
@@ -124,7 +124,7 @@ class Manifests:
         self.failure = None
         return True
 
-    def _places(self) -> list[ManifestPlace]:
+    def _places(self) -> list[PartitionPositions]:
         return self.living.places() if self.living is not None else []
 
     async def write(self) -> str:
@@ -146,7 +146,7 @@ class Manifests:
         async for pairs in _pages_of(self._store):
             await asyncio.to_thread(builder.add_keys, pairs)
         for page in _paged(self._all_places(places)):
-            await asyncio.to_thread(builder.add_places, page)
+            await asyncio.to_thread(builder.add_positions, page)
         pieces = builder.finish()
         key = f"{PREFIX}{number:020d}-{self._writer}{SUFFIX}"
         await self._objects.put(key, pieces)
@@ -156,7 +156,7 @@ class Manifests:
         log.debug("manifest.written", object=key, bytes=sum(map(len, pieces)))
         return key
 
-    def _all_places(self, open_ones: list[ManifestPlace]) -> list[ManifestPlace]:
+    def _all_places(self, open_ones: list[PartitionPositions]) -> list[PartitionPositions]:
         """Of open partitions as they are, of the others as they were."""
         assert self._former is not None
         self._former.update({(one.topic_id, one.index): one for one in open_ones})
@@ -164,12 +164,12 @@ class Manifests:
         self._former = {key: one for key, one in self._former.items() if key[0] in topics}
         return list(self._former.values())
 
-    async def _read_former(self) -> dict[tuple[int, int], ManifestPlace]:
+    async def _read_former(self) -> dict[tuple[int, int], PartitionPositions]:
         async for manifest in newest_first(self._objects, self._cluster):
-            return places_of(manifest)
+            return positions_by_partition(manifest)
         return {}
 
-    def _fingerprint(self, places: list[ManifestPlace]) -> bytes:
+    def _fingerprint(self, places: list[PartitionPositions]) -> bytes:
         """Changes when positions do; what came in and was not consumed is no reason for a manifest."""
         return msgspec.msgpack.encode([[(one[0], one[1], len(one[2])) for one in place.cursors] for place in places])
 
@@ -206,9 +206,9 @@ async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
         yield page
 
 
-def _paged(places: Iterable[ManifestPlace]) -> Iterator[list[ManifestPlace]]:
+def _paged(places: Iterable[PartitionPositions]) -> Iterator[list[PartitionPositions]]:
     """About PAGE_BYTES at a time; the cursors of one partition may be spread over several pages."""
-    page: list[ManifestPlace] = []
+    page: list[PartitionPositions] = []
     size = 0
     for place in places:
         page.append(msgspec.structs.replace(place, cursors=[]))
@@ -223,10 +223,10 @@ def _paged(places: Iterable[ManifestPlace]) -> Iterator[list[ManifestPlace]]:
         yield page
 
 
-def places_of(manifest: ClusterManifest) -> dict[tuple[int, int], ManifestPlace]:
+def positions_by_partition(manifest: ClusterManifest) -> dict[tuple[int, int], PartitionPositions]:
     """By topic id and partition."""
-    found: dict[tuple[int, int], ManifestPlace] = {}
-    for place in manifest.all_places():
+    found: dict[tuple[int, int], PartitionPositions] = {}
+    for place in manifest.all_positions():
         former = found.setdefault((place.topic_id, place.index), place)
         if former is not place:
             former.cursors.extend(place.cursors)

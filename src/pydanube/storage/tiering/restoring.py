@@ -17,7 +17,7 @@ from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 
 from .catalog import CatalogSegment
-from .collecting import OBJECTS_PREFIX
+from .garbage_collector import OBJECTS_PREFIX
 from .manifest import newest_first
 from .uploader import segment_of
 

@@ -43,7 +43,7 @@ UNREADABLE_S: Final = 60.0
 """A partition whose log is damaged is looked at again after so long."""
 
 
-class Sealed(Protocol):
+class UploadSource(Protocol):
     """A partition as the uploader sees it: what is visible, and not yet uploaded."""
 
     topic_id: int
@@ -82,7 +82,7 @@ class UploadSettings:
     """0: as fast as it goes."""
 
 
-class Unreadable(NamedTuple):
+class UnreadablePartition(NamedTuple):
     error: Corrupt
     again_at: float
     """When it is tried again."""
@@ -94,7 +94,7 @@ class Uploader:
     def __init__(
         self,
         objects: ObjectStore,
-        partitions: Callable[[], Iterable[Sealed]],
+        partitions: Callable[[], Iterable[UploadSource]],
         writer: str,
         clock: Clock,
         settings: UploadSettings,
@@ -111,7 +111,7 @@ class Uploader:
         """Why the last upload did not work; None while they do."""
         self.failing_since_us = 0
         """When that began."""
-        self.unreadable: dict[tuple[int, int], Unreadable] = {}
+        self.unreadable: dict[tuple[int, int], UnreadablePartition] = {}
         """Partitions whose log is damaged, until they can be uploaded again."""
         self.making = ""
         """The object that may be in the store and is not in the catalog yet."""
@@ -156,7 +156,7 @@ class Uploader:
         waiting, usual = self._waiting(self._partitions()), self._settings.policy.segment_bytes
         return sum(one.bytes for one in waiting if one.bytes >= (one.segment_bytes or usual))
 
-    def _waiting(self, tiers: Iterable[Sealed]) -> list[WaitingUpload]:
+    def _waiting(self, tiers: Iterable[UploadSource]) -> list[WaitingUpload]:
         now = self._clock.monotonic()
         aside = {key for key, one in self.unreadable.items() if one.again_at > now}
         readable = [one for one in tiers if (one.topic_id, one.index) not in aside]
@@ -171,9 +171,9 @@ class Uploader:
             self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
         self.failure = error
 
-    async def _upload(self, job: UploadJob, tiers: dict[tuple[int, int], Sealed]) -> bool:
+    async def _upload(self, job: UploadJob, tiers: dict[tuple[int, int], UploadSource]) -> bool:
         builder = SegmentBuilder(self._writer, self._clock.now_us())
-        histories: list[tuple[Sealed, int]] = []
+        histories: list[tuple[UploadSource, int]] = []
         for part in job.parts:
             tier = tiers[part.topic_id, part.index]
             try:
@@ -203,11 +203,11 @@ class Uploader:
 
     def _set_aside(self, part: WaitingUpload, error: Corrupt) -> None:
         log.error("upload.unreadable", topic=part.topic_id, partition=part.index, error=error.message)
-        self.unreadable[part.topic_id, part.index] = Unreadable(error, self._clock.monotonic() + UNREADABLE_S)
+        self.unreadable[part.topic_id, part.index] = UnreadablePartition(error, self._clock.monotonic() + UNREADABLE_S)
 
-    async def _gather(self, builder: SegmentBuilder, tier: Sealed, part: WaitingUpload) -> int:
+    async def _gather(self, builder: SegmentBuilder, tier: UploadSource, part: WaitingUpload) -> int:
         """Add a partition's batches, a section for each ledger. Returns how many sections."""
-        gathering = Gathering(builder, tier, await tier.producers(), part)
+        gathering = PartitionUpload(builder, tier, await tier.producers(), part)
         limit = builder.size + (part.segment_bytes or self._settings.policy.segment_bytes)
         while not gathering.is_done and builder.size < limit:
             views = await tier.read(gathering.offset, min(READ_BYTES, limit - builder.size))
@@ -237,7 +237,7 @@ class Uploader:
             spent = self._clock.monotonic() - started
             await self._clock.sleep(max(0.0, size / self._settings.bytes_per_s - spent))
 
-    async def _commit(self, key: str, size: int, footer: SegmentFooter, tiers: list[tuple[Sealed, int]]) -> None:
+    async def _commit(self, key: str, size: int, footer: SegmentFooter, tiers: list[tuple[UploadSource, int]]) -> None:
         place = 0
         for tier, sections in tiers:
             segments = [segment_of(key, size, footer, number) for number in range(place, place + sections)]
@@ -253,10 +253,12 @@ def elapsed_us(clock: Clock) -> int:
     return round(clock.monotonic() * MICROSECONDS)
 
 
-class Gathering:
+class PartitionUpload:
     """One partition's batches on their way into an object."""
 
-    def __init__(self, builder: SegmentBuilder, tier: Sealed, producers: ProducerHistory, part: WaitingUpload) -> None:
+    def __init__(
+        self, builder: SegmentBuilder, tier: UploadSource, producers: ProducerHistory, part: WaitingUpload
+    ) -> None:
         self._builder = builder
         self._tier = tier
         self._producers = producers

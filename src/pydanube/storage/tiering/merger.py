@@ -22,7 +22,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter, split
-from pydanube.core.tiering import UploadPiece, merge_plan
+from pydanube.core.tiering import MergeCandidate, plan_merge
 from pydanube.metadata.store import Delete, Put
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, StaleEpoch
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
@@ -30,7 +30,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
 from .catalog import CatalogSegment, entries, garbage, segment_key, user_key
-from .collecting import OBJECTS_PREFIX
+from .garbage_collector import OBJECTS_PREFIX
 from .history import SegmentReader
 from .uploader import segment_of
 
@@ -48,7 +48,7 @@ UNREADABLE_S: Final = 3600.0
 Key = tuple[int, int]
 
 
-class Mergeable(Protocol):
+class MergeablePartition(Protocol):
     """A partition, as far as its segments go."""
 
     topic_id: int
@@ -62,13 +62,13 @@ class Mergeable(Protocol):
         """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
 
 
-class Merger:
+class SegmentMerger:
     """One for each broker. What it looked at last it remembers, and goes on behind it."""
 
     def __init__(
         self,
         history: SegmentReader,
-        partitions: Mapping[Key, Mergeable],
+        partitions: Mapping[Key, MergeablePartition],
         writer: str,
         clock: Clock,
         segment_bytes: int,
@@ -114,8 +114,8 @@ class Merger:
     def _run(self, page: list[CatalogSegment], segment_bytes: int) -> list[CatalogSegment]:
         """Neighbours that should be one object."""
         groups = _by_object(page)
-        found = merge_plan(
-            [UploadPiece(sum(one.bytes for one in group), len(group)) for group in groups], segment_bytes
+        found = plan_merge(
+            [MergeCandidate(sum(one.bytes for one in group), len(group)) for group in groups], segment_bytes
         )
         return [one for group in groups[slice(*found)] for one in group] if found is not None else []
 
@@ -130,7 +130,7 @@ class Merger:
     def _is_readable(self, key: Key) -> bool:
         return self._unreadable.get(key, 0.0) <= self._clock.monotonic()
 
-    async def _try(self, partition: Mergeable, run: list[CatalogSegment]) -> bool:
+    async def _try(self, partition: MergeablePartition, run: list[CatalogSegment]) -> bool:
         key = (partition.topic_id, partition.index)
         try:
             await self._merge(partition, run)
@@ -144,7 +144,7 @@ class Merger:
             return False
         return True
 
-    async def _merge(self, partition: Mergeable, run: list[CatalogSegment]) -> None:
+    async def _merge(self, partition: MergeablePartition, run: list[CatalogSegment]) -> None:
         builder = SegmentBuilder(self._writer, self._clock.now_us())
         for group in _by_section(run):
             first = group[0]
@@ -188,7 +188,9 @@ class Merger:
         origin = f"{first.ledger_id:016x}-{first.owner_epoch:08x}-{self._writer}-m{next(self._numbers):08x}"
         return f"{place}/{first.first_offset:020d}-{origin}.seg"
 
-    async def _replace(self, partition: Mergeable, old: list[CatalogSegment], new: list[CatalogSegment]) -> None:
+    async def _replace(
+        self, partition: MergeablePartition, old: list[CatalogSegment], new: list[CatalogSegment]
+    ) -> None:
         totals = {one.end_offset: one.record.total for one in old}
         writes: dict[str, Put | Delete] = {}
         for one in old:

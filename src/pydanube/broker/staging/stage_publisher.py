@@ -35,7 +35,7 @@ from .stage_reader import StageReader, is_lost, stages_of
 
 log = get_logger(__name__)
 
-LANES_AT_ONCE: Final = 32
+PUBLICATIONS_AT_ONCE: Final = 32
 """Sections that are read and published at the same time: each is in memory meanwhile."""
 
 WINDOWS_BYTES: Final = 32 * MIB
@@ -130,7 +130,7 @@ class Decision:
             return self._plan
 
 
-class Applier:
+class StagePublisher:
     """The lanes of one broker."""
 
     def __init__(
@@ -150,7 +150,7 @@ class Applier:
         self._tasks = tasks
         self._done = done
         self._lanes: dict[Lane, deque[Decision]] = {}
-        self._slots = asyncio.Semaphore(LANES_AT_ONCE)
+        self._slots = asyncio.Semaphore(PUBLICATIONS_AT_ONCE)
         self._held_bytes = 0
         self.dropped = 0
         """Partitions that were deleted with their topic before they got something."""
@@ -228,14 +228,14 @@ class Applier:
                 return
             end = sequence + section.messages
             while end > skipped:
-                window = _PublishAhead()
+                window = _InFlight()
                 async with self._slots:
                     batches = self._reader.batches(stage_key, section)
                     skipped = await self._publish(partition, decision, await batches, sequence, skipped, window)
                 await self._let_through(window)
             sequence = end
 
-    async def _let_through(self, window: _PublishAhead) -> None:
+    async def _let_through(self, window: _InFlight) -> None:
         """Wait for what a publish rate holds back."""
         size = window.bytes
         self._held_bytes += size
@@ -264,7 +264,7 @@ class Applier:
         batches: list[memoryview],
         sequence: int,
         skipped: int,
-        window: _PublishAhead,
+        window: _InFlight,
     ) -> int:
         """A section's batches, a window at a time; returns the sequence behind them, or behind the one that its topic's
         publish rate holds back. Of a batch that the partition has a part of (it was committed before a restore, in
@@ -281,7 +281,7 @@ class Applier:
                 if partition.is_held_back and self._held_bytes + window.bytes <= HELD_BYTES:
                     return end
             sequence = end
-            room = WINDOWS_BYTES // min(len(self._lanes), LANES_AT_ONCE)
+            room = WINDOWS_BYTES // min(len(self._lanes), PUBLICATIONS_AT_ONCE)
             if window.bytes >= room or window.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
                 await window.settled()
             elif unbroken >= TURN_BYTES:
@@ -291,7 +291,7 @@ class Applier:
         return sequence
 
 
-class _PublishAhead:
+class _InFlight:
     """Batches on their way to the log."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Collected:
     """Where the next step begins; empty when nothing is left."""
 
 
-class Collector:
+class GarbageCollector:
     """One for each broker."""
 
     def __init__(

@@ -30,7 +30,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 
 from .catalog import Catalog, CatalogSegment
-from .history import Stretch, read_footer, stretches_of
+from .history import ReadRange, read_footer, read_ranges_of
 
 DAMAGES_MAX: Final = 1000
 """So many are told in one step: an answer has its limits."""
@@ -44,7 +44,7 @@ class CatalogBounds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class PartitionToVerify:
     """A partition to verify."""
 
     topic: str
@@ -89,7 +89,9 @@ class SegmentVerifier:
         self._catalog = catalog
         self._clock = clock
 
-    async def partition(self, sought: Sought, place: StoragePlace, step: VerificationStep) -> StoragePlace | None:
+    async def partition(
+        self, sought: PartitionToVerify, place: StoragePlace, step: VerificationStep
+    ) -> StoragePlace | None:
         """Go on at `place`. Returns where the next step goes on; None when the partition is done."""
         offset = place.offset
         before = await self._ending_at(sought, offset)
@@ -114,13 +116,13 @@ class SegmentVerifier:
             if step.is_over(self._clock.monotonic()):
                 return StoragePlace(sought.topic, sought.index, offset)
 
-    async def _ending_at(self, sought: Sought, offset: int) -> CatalogSegment | None:
+    async def _ending_at(self, sought: PartitionToVerify, offset: int) -> CatalogSegment | None:
         """The segment before, where the last step ended."""
         found = await self._catalog.find(sought.topic_id, sought.index, offset - 1) if offset else None
         return found if found is not None and found.end_offset == offset else None
 
     async def _check_gap(
-        self, sought: Sought, before: CatalogSegment | None, segment: CatalogSegment, step: VerificationStep
+        self, sought: PartitionToVerify, before: CatalogSegment | None, segment: CatalogSegment, step: VerificationStep
     ) -> None:
         """Offsets may have gaps, which a crash or a restore left; the bytes of the segments add up all the same."""
         first, so_far = (before.end_offset, before.record.total) if before is not None else (0, 0)
@@ -133,7 +135,9 @@ class SegmentVerifier:
     async def _are_listed(self, *segments: CatalogSegment | None) -> bool:
         return all([one is None or await self._is_listed(one) for one in segments])
 
-    async def _check_end(self, sought: Sought, offset: int, bounds: CatalogBounds, step: VerificationStep) -> None:
+    async def _check_end(
+        self, sought: PartitionToVerify, offset: int, bounds: CatalogBounds, step: VerificationStep
+    ) -> None:
         """Behind the last segment there is nothing that was uploaded."""
         if bounds.uploaded_end <= offset:
             return
@@ -143,7 +147,7 @@ class SegmentVerifier:
             step.damages.append(StorageDamage(sought.topic, sought.index, first, end, "missing", detail))
 
     async def _segment(
-        self, sought: Sought, segment: CatalogSegment, place: StoragePlace, step: VerificationStep
+        self, sought: PartitionToVerify, segment: CatalogSegment, place: StoragePlace, step: VerificationStep
     ) -> tuple[int, int] | None:
         """Where in the object the step ended, and the checksum so far; None when the segment is done."""
         kind = "damaged"
@@ -201,7 +205,7 @@ class SegmentVerifier:
         self, segment: CatalogSegment, section: SegmentSection, place: StoragePlace, step: VerificationStep
     ) -> tuple[int, int] | None:
         crc = place.crc if place.byte else 0
-        for stretch in stretches_of(section):
+        for stretch in read_ranges_of(section):
             if stretch.start < place.byte:
                 continue
             if step.stretches and step.is_over(self._clock.monotonic()):  # each step gets somewhere
@@ -220,7 +224,7 @@ class SegmentVerifier:
         return None
 
     async def _stretch(
-        self, segment: CatalogSegment, section: SegmentSection, stretch: Stretch, crc: int, step: VerificationStep
+        self, segment: CatalogSegment, section: SegmentSection, stretch: ReadRange, crc: int, step: VerificationStep
     ) -> int:
         block = await self._get(segment, stretch.start, stretch.end, step)
 

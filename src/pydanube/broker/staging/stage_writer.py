@@ -25,7 +25,7 @@ from pydanube.model.staging import check_batch_id, check_query
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
 
-from .queries import QueryBook
+from .query_records import QueryRecords
 from .stage_reader import StageReader, stages_of
 
 TURN_BYTES: Final = 1 * MIB
@@ -54,7 +54,7 @@ class StageRequest(NamedTuple):
     sections: Sequence[SectionRequest]
 
 
-class StageIntake:
+class StageWriter:
     """One for each broker."""
 
     def __init__(
@@ -63,7 +63,7 @@ class StageIntake:
         partitions: Partitions,
         producers: Producers,
         authorizer: Authorizer,
-        book: QueryBook,
+        book: QueryRecords,
         reader: StageReader,
         tiers: ObjectStorage,
         clock: Clock,
@@ -128,9 +128,9 @@ class StageIntake:
 
     async def _checked(
         self, wish: StageRequest, topics: dict[TopicName, TopicRecord], body: memoryview
-    ) -> list[stage.StageBuilder]:
+    ) -> list[stage.StagePart]:
         places = {topic: place for place, topic in enumerate(topics)}
-        parts: list[stage.StageBuilder] = []
+        parts: list[stage.StagePart] = []
         unbroken = 0
         views = _cut(wish, body)
         for section in wish.sections:
@@ -151,7 +151,7 @@ class StageIntake:
                 if unbroken >= TURN_BYTES:
                     unbroken = 0
                     await asyncio.sleep(0)
-            parts.append(stage.StageBuilder(places[section.topic], section.partition, batches, messages))
+            parts.append(stage.StagePart(places[section.topic], section.partition, batches, messages))
         return parts
 
     def _name(self, record: QueryRecord, wish: StageRequest) -> StageName:

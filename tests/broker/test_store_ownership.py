@@ -16,22 +16,29 @@ from pydanube.model.errors import Corrupt, Denied, Refused
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.objects import Capabilities
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, OWNER_KEY, Claim, Owner, owner_of
 from pydanube.storage.tiering.manifest import candidates
+from pydanube.storage.tiering.store_ownership import (
+    CHECK_S,
+    DELETE_CHECK_S,
+    OWNER_KEY,
+    StoreOwner,
+    StoreOwnership,
+    read_owner,
+)
 
 
 @asynccontextmanager
 async def claim_of(path: Path, objects, cluster: str = "cluster", clock=None):
     await asyncio.to_thread(path.mkdir, exist_ok=True)
     async with await EmbeddedStore.open(path / "metadata.db", SystemClock()) as store:
-        yield Claim(objects, store, cluster, clock or SystemClock())
+        yield StoreOwnership(objects, store, cluster, clock or SystemClock())
 
 
 async def restored(path: Path, objects, clock=None) -> None:
     await asyncio.to_thread(path.mkdir, exist_ok=True)
     clock = clock or SystemClock()
     async with await EmbeddedStore.open(path / "metadata.db", clock) as store:
-        await rebuild(objects, store, clock, await owner_of(objects))
+        await rebuild(objects, store, clock, await read_owner(objects))
 
 
 def opened(path: Path, objects, **changes):
@@ -59,8 +66,8 @@ async def test_an_owner_that_cannot_be_read_is_damage(tmp_path: Path, data: byte
 
 
 def test_an_owner_reads_back_as_it_was_written():
-    for owner in (Owner("danube-1"), Owner("danube-1", 3, "0f0f")):
-        assert Owner.decode(owner.encode(), "memory://") == owner
+    for owner in (StoreOwner("danube-1"), StoreOwner("danube-1", 3, "0f0f")):
+        assert StoreOwner.decode(owner.encode(), "memory://") == owner
 
 
 async def test_of_many_brokers_that_come_at_once_one_cluster_gets_the_store(tmp_path: Path):
@@ -144,7 +151,7 @@ async def test_of_two_restores_the_one_that_starts_first_gets_the_store(tmp_path
     await restored(tmp_path / "three", objects)
     async with claim_of(tmp_path / "three", objects) as third, claim_of(tmp_path / "two", objects) as second:
         await third.check()
-        assert (await owner_of(objects)).restore == 2
+        assert (await read_owner(objects)).restore == 2
         with pytest.raises(Refused, match="restore 2, this one is of 1"):
             await second.check()
 

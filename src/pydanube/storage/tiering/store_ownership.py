@@ -48,7 +48,7 @@ TRIES: Final = 3
 """Somebody else may write the object between looking and putting; then it is looked at again."""
 
 
-class Owner(NamedTuple):
+class StoreOwner(NamedTuple):
     """What the object says, or should say."""
 
     cluster: str
@@ -68,21 +68,21 @@ class Owner(NamedTuple):
             raise Corrupt(f"object {OWNER_KEY} in {url} cannot be read: put back a copy of it") from None
 
 
-async def owner_of(objects: ObjectStore) -> Owner:
+async def read_owner(objects: ObjectStore) -> StoreOwner:
     """Raises NotFound where nobody has written there yet."""
     try:
-        return Owner.decode(bytes(await objects.get(OWNER_KEY)), objects.url)
+        return StoreOwner.decode(bytes(await objects.get(OWNER_KEY)), objects.url)
     except NotFound:
         raise NotFound(f"{objects.url} holds no history: it has no object {OWNER_KEY!r}") from None
 
 
-def next_restore(owner: Owner) -> tuple[int, Put]:
+def next_restore(owner: StoreOwner) -> tuple[int, Put]:
     """The number of a restore from this store, and what the restored metadata must have to say so."""
     number = owner.restore + 1
     return number, Put(RESTORE_KEY, f"{number} {identity()}".encode())
 
 
-class Claim:
+class StoreOwnership:
     """One broker's claim to its store."""
 
     def __init__(self, objects: ObjectStore, store: MetadataStore, cluster: str, clock: Clock) -> None:
@@ -90,7 +90,7 @@ class Claim:
         self._store = store
         self._cluster = cluster
         self._clock = clock
-        self._mine: Owner | None = None
+        self._mine: StoreOwner | None = None
         self._checked_at = float("-inf")
         self._is_newest = False
         self.is_held = False
@@ -117,7 +117,7 @@ class Claim:
         mine = await self._own()
         try:
             etag = (await self._objects.head(OWNER_KEY)).etag
-            found = await owner_of(self._objects)
+            found = await read_owner(self._objects)
         except NotFound:
             return await self._create(mine)
         if found == mine:
@@ -147,21 +147,21 @@ class Claim:
             )
         self._is_newest = True
 
-    async def _own(self) -> Owner:
+    async def _own(self) -> StoreOwner:
         if self._mine is None:
             found = await self._store.get(RESTORE_KEY)
             number, token = found.value.decode().split() if found is not None else ("0", "")
-            self._mine = Owner(self._cluster, int(number), token)
+            self._mine = StoreOwner(self._cluster, int(number), token)
         return self._mine
 
-    async def _create(self, mine: Owner) -> bool:
+    async def _create(self, mine: StoreOwner) -> bool:
         try:
             await self._objects.put(OWNER_KEY, mine.encode(), create=True)
         except AlreadyExists:
             return False
         return True
 
-    async def _take_over(self, mine: Owner, found: Owner, etag: str) -> bool:
+    async def _take_over(self, mine: StoreOwner, found: StoreOwner, etag: str) -> bool:
         """The restored broker's first look. A store that cannot compare is trusted to have one such broker."""
         try:
             if_match = etag if self._objects.capabilities.if_match else None

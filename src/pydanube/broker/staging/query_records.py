@@ -28,7 +28,7 @@ class KnownQuery(NamedTuple):
     revision: int
 
 
-class QueryBook:
+class QueryRecords:
     """One for each broker. Others may write to the same metadata."""
 
     def __init__(self, store: MetadataStore, registry: Registry, clock: Clock) -> None:
