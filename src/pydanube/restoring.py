@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from .broker.tiering.disaster_recovery import rebuild
+from .broker.tiering.disaster_recovery import ProgressDone, Restored, rebuild
 from .metadata.embedded import EmbeddedStore
 from .metadata.journal import journal_path
 from .metadata.store import Compare, Put
@@ -22,7 +22,6 @@ from .runtime.objects.opening import open_store
 from .server import DEFAULT_NODE, IDENTITY_KEY, METADATA_PART, Components
 from .settings import Settings
 from .storage.directory import IDENTITY, DataDirectory
-from .storage.tiering.restoring import ProgressDone, Restored
 from .storage.tiering.store_ownership import StoreOwner, read_owner
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
 
-from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, rebuild
+from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, Restored, rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.counters import last_id
 from pydanube.metadata.embedded import EmbeddedStore
@@ -19,7 +19,6 @@ from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.tiering.manifest import KEPT
-from pydanube.storage.tiering.restoring import Restored
 from pydanube.storage.tiering.store_ownership import StoreOwner
 
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)

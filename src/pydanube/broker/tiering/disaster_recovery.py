@@ -18,7 +18,7 @@ Subscriptions stand where the manifest says: what was consumed after it is deliv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,19 +28,21 @@ from pydanube.broker.partitions.ownership import LEDGER_COUNTER
 from pydanube.broker.registry import records
 from pydanube.broker.registry.records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicRecord
 from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
+from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.metadata.counters import counter_key
 from pydanube.metadata.store import KeyValue, MetadataStore, Put, Succession
+from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
 from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectInfo, ObjectStore
 from pydanube.runtime.telemetry import get_logger
-from pydanube.storage.tiering import restoring
 from pydanube.storage.tiering.catalog import SEGMENTS, CatalogSegment, entries, garbage, garbage_key, parse
-from pydanube.storage.tiering.manifest import BASE_KEY, positions_by_partition
-from pydanube.storage.tiering.restoring import Key, ProgressDone, Restored, RestoreProgress, UploadedTail
+from pydanube.storage.tiering.garbage_collector import OBJECTS_PREFIX
+from pydanube.storage.tiering.manifest import BASE_KEY, newest_first, positions_by_partition
 from pydanube.storage.tiering.store_ownership import StoreOwner, next_restore
+from pydanube.storage.tiering.uploader import segment_of
 
 log = get_logger(__name__)
 
@@ -66,13 +68,77 @@ _OF_TOPIC: Final = ("/access/", "/partitions/", "/producers/", SEGMENTS, "/subsc
 """Keys whose second part is a topic's id."""
 
 
+SECTIONS_KEPT_MAX: Final = 1_000_000
+"""Of objects that no catalog lists, held in memory while they are put in order."""
+
+Key = tuple[int, int]
+"""A topic's id and the partition's index."""
+
+
+@dataclass(slots=True)
+class Restored:
+    """What was found, what was done with it, and what is missing."""
+
+    manifest: str = ""
+    manifest_us: int = 0
+    """When it was written: what happened later, and was not uploaded, is lost."""
+    cluster: str = ""
+    damaged_manifests: list[str] = field(default_factory=list)
+    """Newer ones that could not be read."""
+    topics: int = 0
+    partitions: int = 0
+    subscriptions: int = 0
+    segments: int = 0
+    messages: int = 0
+    bytes: int = 0
+    added: list[str] = field(default_factory=list)
+    """Objects that came after the manifest and continue it."""
+    left_out: list[str] = field(default_factory=list)
+    """Objects that nobody needs, or that continue nothing."""
+    missing: list[str] = field(default_factory=list)
+    """Objects that the catalog lists and the store does not have, or not in their size."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreProgress:
+    """A step of it. `total` is 0 where nobody knows."""
+
+    step: str
+    done: int
+    total: int
+
+
+ProgressDone = Callable[[RestoreProgress], None]
+
+
+@dataclass(slots=True)
+class UploadedTail:
+    """Where the uploaded part of a partition ends."""
+
+    end: int = 0
+    starts: frozenset[int] = frozenset({0})
+    """Where its next segment may begin: there, or where offsets go on that were reserved and never given out."""
+    ledger_id: int = 0
+    epoch: int = 0
+
+    def continues(self, one: CatalogSegment) -> bool:
+        record = one.record
+        begins = record.first_offset in self.starts and record.first_offset >= self.end
+        return begins and record.ledger_id >= self.ledger_id and record.epoch >= self.epoch
+
+    def advance(self, one: CatalogSegment) -> None:
+        self.end = one.end_offset
+        self.starts = frozenset({one.end_offset})
+        self.ledger_id, self.epoch = one.record.ledger_id, one.record.epoch
+
+
 async def rebuild(
     objects: ObjectStore, store: MetadataStore, clock: Clock, owner: StoreOwner, progress: ProgressDone = lambda _: None
 ) -> Restored:
     """Fill an empty metadata store. Raises NotFound or Corrupt where no manifest is whole. Cancelled or failed: what
     is in the store is worth nothing."""
     report = Restored()
-    manifest = await restoring.newest_manifest(objects, owner.cluster, report)
+    manifest = await newest_manifest(objects, owner.cluster, report)
     rebuilding = _Rebuilding(objects, store, manifest, owner, clock.now_us(), report, progress)
     await rebuilding.run()
     log.info(
@@ -204,7 +270,7 @@ class _Rebuilding:
         """What is missing is reported; what the catalog does not know is returned."""
         unlisted: list[ObjectInfo] = []
         wanted = dict(self._wanted)
-        async for info in restoring.listed(self._objects, self._progress):
+        async for info in listed(self._objects, self._progress):
             size = wanted.pop(info.key, None)
             if size is None:
                 if info.key not in self._wanted:
@@ -215,14 +281,14 @@ class _Rebuilding:
         return unlisted
 
     async def _add_later(self, unlisted: list[ObjectInfo]) -> None:
-        found = await restoring.gather_unlisted(self._objects, unlisted, self._report, self._progress)
+        found = await gather_unlisted(self._objects, unlisted, self._report, self._progress)
         for one in found:
             self._seen("topic", one.topic_id)
             self._seen(LEDGER_COUNTER, one.record.ledger_id)
         for (topic_id, _), known in self._known.items():
             known.tail.end = max(known.tail.end, known.record.uploaded_end)
             known.tail.starts = self._starts(self._topics[topic_id], known)
-        chosen = restoring.continue_with({key: one.tail for key, one in self._known.items()}, found)
+        chosen = continue_with({key: one.tail for key, one in self._known.items()}, found)
         for one in chosen:
             await self._list_segment(one)
         added = {one.record.object for one in chosen}
@@ -306,3 +372,90 @@ class _Rebuilding:
         writes, self._writes = self._writes, []
         if writes:
             await self._store.transact([], writes)
+
+
+# -- reading the store -------------------------------------------------------------------------------------------------
+
+
+async def newest_manifest(objects: ObjectStore, cluster: str, report: Restored) -> ClusterManifest:
+    """Raises NotFound where there is none that is whole."""
+    async for manifest in newest_first(objects, cluster, lambda key, _: report.damaged_manifests.append(key)):
+        report.manifest = manifest.name.removeprefix("object ")
+        report.manifest_us = manifest.created_at_us
+        report.cluster = manifest.cluster
+        return manifest
+    if report.damaged_manifests:
+        raise Corrupt(f"none of the manifests in {objects.url} is whole, for example {report.damaged_manifests[0]}")
+    raise NotFound(f"there is no manifest in {objects.url}: nothing was ever kept there, or it is another store")
+
+
+async def listed(objects: ObjectStore, progress: ProgressDone) -> AsyncIterator[ObjectInfo]:
+    """Every segment object of the store."""
+    count = 0
+    async for info in objects.list(OBJECTS_PREFIX):
+        count += 1
+        if count % 1000 == 0:
+            progress(RestoreProgress("objects looked at", count, 0))
+        yield info
+    progress(RestoreProgress("objects looked at", count, count))
+
+
+async def sections_in(objects: ObjectStore, info: ObjectInfo) -> list[CatalogSegment]:
+    """What an object says it holds. Raises Corrupt, or NotFound when it has gone."""
+    footer = await read_whole_footer(objects, info.key, info.size)
+    return [segment_of(info.key, info.size, footer, number) for number in range(len(footer.sections))]
+
+
+async def read_whole_footer(objects: ObjectStore, key: str, size: int) -> SegmentFooter:
+    """The footer of an object of which nothing is known but its size."""
+    tail = await objects.get(key, max(0, size - END_BYTES), size)
+    trailer = read_trailer(tail, size, f"object {key}")
+    footer = trailer.footer_in(tail)
+    if footer is None:
+        footer = await objects.get(key, trailer.footer_start, trailer.footer_end)
+    return decode_footer(footer, trailer)
+
+
+def continue_with(tails: dict[Key, UploadedTail], found: Iterable[CatalogSegment]) -> list[CatalogSegment]:
+    """Those of `found` that continue their partitions exactly, in order; the tails move on.
+
+    Where several do, the one of the latest owner counts, and of these the longest.
+    """
+    waiting: dict[Key, dict[int, list[CatalogSegment]]] = {}
+    for one in found:
+        waiting.setdefault((one.topic_id, one.index), {}).setdefault(one.first_offset, []).append(one)
+    chosen: list[CatalogSegment] = []
+    for key, by_start in waiting.items():
+        tail = tails.get(key)
+        while tail is not None:
+            heirs = [one for start in tail.starts for one in by_start.get(start, ()) if tail.continues(one)]
+            if not heirs:
+                break
+            heir = max(heirs, key=lambda one: (one.record.epoch, one.record.ledger_id, one.end_offset))
+            tail.advance(heir)
+            chosen.append(heir)
+    return chosen
+
+
+async def gather_unlisted(
+    objects: ObjectStore, infos: Iterable[ObjectInfo], report: Restored, progress: ProgressDone
+) -> list[CatalogSegment]:
+    """The sections of objects that the catalog does not know; what cannot be read is left out."""
+    found: list[CatalogSegment] = []
+    unlisted = list(infos)
+    for count, info in enumerate(unlisted, 1):
+        try:
+            found += await sections_in(objects, info)
+        except (Corrupt, NotFound) as error:
+            _leave_out(report, info.key, error)
+        if len(found) > SECTIONS_KEPT_MAX:
+            raise Corrupt(
+                f"{objects.url} has more than {SECTIONS_KEPT_MAX} segments that its manifest does not list: "
+                f"it is not this cluster's, or its manifests are very old"
+            )
+        progress(RestoreProgress("later objects read", count, len(unlisted)))
+    return found
+
+
+def _leave_out(report: Restored, key: str, _error: DanubeError) -> None:
+    report.left_out.append(key)

@@ -7,15 +7,19 @@ Nothing of it is on the way of a publish.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.records import TOPICS, TopicRecord, unpack
+from pydanube.broker.registry.registry import Registry
+from pydanube.codec.manifest import PartitionPositions
 from pydanube.core.tiering import TieringPolicy
 from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.ledgers import CursorEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
@@ -84,6 +88,36 @@ class TieringSettings:
         return UploadSettings(policy, self.upload_interval_s, self.upload_bytes_per_s)
 
 
+class OpenPositions:
+    """Reads from open partitions what the metadata does not hold: their end offsets and the cursors of subscriptions.
+
+    Implements `storage.tiering.manifest.PositionSource`.
+    """
+
+    def __init__(self, registry: Registry, open_partitions: Callable[[int], Sequence[Partition]]) -> None:
+        self._registry = registry
+        self._open_partitions = open_partitions
+
+    def topic_ids(self) -> set[int]:
+        return {self._registry.topic(name).topic_id for name in self._registry.topics()}
+
+    def positions(self) -> list[PartitionPositions]:
+        return [
+            PartitionPositions(
+                topic_id,
+                partition.index,
+                partition.stream.end_offset,
+                [
+                    CursorEntry(one.subscription_id, one.cursor.position, list(one.cursor.acked))
+                    for one in partition.subscriptions.values()
+                ],
+            )
+            for topic_id in self.topic_ids()
+            for partition in self._open_partitions(topic_id)
+            if partition.stored
+        ]
+
+
 class ObjectStorage:
     """One broker's object storage."""
 
@@ -91,12 +125,16 @@ class ObjectStorage:
         self,
         objects: ObjectStore,
         store: MetadataStore,
+        registry: Registry,
+        open_partitions: Callable[[int], Sequence[Partition]],
         writer: LogWriter,
         clock: Clock,
         tasks: Tasks,
         settings: TieringSettings,
         cluster: str,
     ) -> None:
+        """`open_partitions` returns the open partitions of the topic with the given id; it is first called after the
+        broker has been constructed."""
         self._next_merge = 0.0
         self._store = store
         self.objects = objects = TimeLimitedStore(objects, settings.store_timeout_s, self.check_deletion)
@@ -110,7 +148,8 @@ class ObjectStorage:
         self._clock = clock
         process = identity()
         self.uploader = Uploader(objects, self._sealed, process, clock, settings.uploads())
-        self.manifests = ManifestWriter(objects, store, clock, cluster, process)
+        positions = OpenPositions(registry, open_partitions)
+        self.manifests = ManifestWriter(objects, store, clock, cluster, process, positions)
         self.merger = SegmentMerger(
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )

@@ -65,14 +65,14 @@ LEFT_OUT: Final = (
 """What belongs to one data directory, or follows from the rest."""
 
 
-class Living(Protocol):
-    """The broker, as far as it knows more than the metadata says."""
+class PositionSource(Protocol):
+    """The broker, as the source of positions that the metadata does not hold."""
 
-    def places(self) -> list[PartitionPositions]:
-        """Of the partitions that are open."""
+    def positions(self) -> list[PartitionPositions]:
+        """Return the positions of all open partitions."""
 
     def topic_ids(self) -> set[int]:
-        """Of all topics."""
+        """Return the ids of all topics, open or not."""
 
 
 class ManifestWriter:
@@ -85,17 +85,17 @@ class ManifestWriter:
         clock: Clock,
         cluster: str,
         writer: str,
-        living: Living | None = None,
+        source: PositionSource,
     ) -> None:
         self._objects = objects
         self._store = store
         self._clock = clock
         self._cluster = cluster
         self._writer = writer
-        self.living = living
+        self._source = source
         self._writing = asyncio.Lock()
         self._revision = -1
-        self._positions = b""
+        self._fingerprint_written = b""
         self._written_at = float("-inf")
         self._took_s = 0.0
         self._former: dict[tuple[int, int], PartitionPositions] | None = None
@@ -111,7 +111,7 @@ class ManifestWriter:
         if await self._store.revision() == self._revision:
             if since < EVERY_S:
                 return False
-            if self._fingerprint(self._places()) == self._positions:
+            if self._fingerprint(self._source.positions()) == self._fingerprint_written:
                 self._written_at = now
                 return False
         try:
@@ -123,9 +123,6 @@ class ManifestWriter:
             return False
         self.failure = None
         return True
-
-    def _places(self) -> list[PartitionPositions]:
-        return self.living.places() if self.living is not None else []
 
     async def write(self) -> str:
         """Write one now; its key. Cancelled: it is there, or not."""
@@ -140,27 +137,27 @@ class ManifestWriter:
         number = await number_at(self._store, revision)
         if self._former is None:
             self._former = await self._read_former()
-        places = self._places()
+        positions = self._source.positions()
         store_id = (await self._store.identity()).store_id
         builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us(), store_id, revision)
         async for pairs in _pages_of(self._store):
             await asyncio.to_thread(builder.add_keys, pairs)
-        for page in _paged(self._all_places(places)):
+        for page in _paged(self._all_positions(positions)):
             await asyncio.to_thread(builder.add_positions, page)
         pieces = builder.finish()
         key = f"{PREFIX}{number:020d}-{self._writer}{SUFFIX}"
         await self._objects.put(key, pieces)
-        self._revision, self._positions = revision, self._fingerprint(places)
+        self._revision, self._fingerprint_written = revision, self._fingerprint(positions)
         self._written_at = self._clock.monotonic()
         self._took_s = self._written_at - started
         log.debug("manifest.written", object=key, bytes=sum(map(len, pieces)))
         return key
 
-    def _all_places(self, open_ones: list[PartitionPositions]) -> list[PartitionPositions]:
+    def _all_positions(self, open_ones: list[PartitionPositions]) -> list[PartitionPositions]:
         """Of open partitions as they are, of the others as they were."""
         assert self._former is not None
         self._former.update({(one.topic_id, one.index): one for one in open_ones})
-        topics = self.living.topic_ids() if self.living is not None else set()
+        topics = self._source.topic_ids()
         self._former = {key: one for key, one in self._former.items() if key[0] in topics}
         return list(self._former.values())
 
