@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.registry.records import TOPICS, TopicRecord, unpack
+from pydanube.broker.registry.records import DELETED, TOPICS, TopicRecord, deleted_of_key, unpack
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.manifest import PartitionPositions
 from pydanube.core.tiering import TieringPolicy
@@ -137,6 +137,7 @@ class ObjectStorage:
         broker has been constructed."""
         self._next_merge = 0.0
         self._store = store
+        self._registry = registry
         self.objects = objects = TimeLimitedStore(objects, settings.store_timeout_s, self.check_deletion)
         self.settings = settings
         self.claim = StoreOwnership(objects, store, cluster, clock)
@@ -299,13 +300,19 @@ class ObjectStorage:
             log.warning("collection.postponed", store=self.objects.url, error=error.message)
 
     async def forget_deleted_topics(self) -> None:
-        """Topics whose deletion was cut short. The catalog is read first: what it has then existed before."""
-        listed = await self.catalog.topics()
+        """Finish deletions of topics that were cut short: remove their segments from the catalog.
+
+        Only a recorded deletion counts. Segments of a topic that neither exists nor was deleted stay in the catalog:
+        the metadata has lost keys, and a later copy of it may need the objects.
+        """
+        for key in [one.key async for one in list_all(self._store, DELETED)]:
+            await self.forget_topic(deleted_of_key(key))
+        listed = await self.catalog.topics()  # read before the topics, so that a new topic is not taken for unknown
         pairs = [one async for one in list_all(self._store, TOPICS)] if listed else []
-        existing = {unpack(one.value, TopicRecord).topic_id for one in pairs}
-        for topic_id in listed:
-            if topic_id not in existing:
-                await self.forget_topic(topic_id)
+        known = {unpack(one.value, TopicRecord).topic_id for one in pairs}
+        known |= {deleted_of_key(one.key) async for one in list_all(self._store, DELETED)}
+        if unknown := [topic_id for topic_id in listed if topic_id not in known]:
+            log.warning("catalog.unknown_topics", topics=len(unknown), first=unknown[0])
 
     async def trim(self) -> None:
         """Give back the files of the log that are uploaded, but for the newest: they are a warm cache."""
@@ -363,7 +370,11 @@ class ObjectStorage:
         return ""
 
     async def forget_topic(self, topic_id: int) -> None:
-        """A deleted topic's segments leave the catalog. Cancelled: the next collection finds the rest."""
+        """Remove the segments of a deleted topic from the catalog, then the record of its deletion.
+
+        Cancelled or failed: the record is still there, and the next collection removes the rest.
+        """
         for key in [key for key in self.partitions if key[0] == topic_id]:
             del self.partitions[key]
         await self.catalog.remove_topic(topic_id, self._clock.now_us())
+        await self._registry.clean_up(topic_id)
