@@ -9,8 +9,8 @@ from pydanube.core.tiering import (
     MergeCandidate,
     TieringPolicy,
     WaitingUpload,
-    plan,
     plan_merge,
+    plan_uploads,
 )
 
 POLICY = TieringPolicy(segment_bytes=1000, segment_age_us=60, shared_below_bytes=100)
@@ -21,17 +21,17 @@ def waiting(index: int, size: int, oldest_us: int = 0) -> WaitingUpload:
 
 
 def test_a_segments_worth_of_bytes_goes_at_once_in_an_object_of_its_own():
-    (job,) = plan([waiting(0, 1000, oldest_us=59), waiting(1, 999, oldest_us=59)], 60, POLICY)
+    (job,) = plan_uploads([waiting(0, 1000, oldest_us=59), waiting(1, 999, oldest_us=59)], 60, POLICY)
     assert [one.index for one in job.parts] == [0]
 
 
 def test_what_has_waited_long_enough_goes_however_little_it_is():
-    assert plan([waiting(0, 1)], 59, POLICY) == []
-    assert [one.index for job in plan([waiting(0, 1)], 60, POLICY) for one in job.parts] == [0]
+    assert plan_uploads([waiting(0, 1)], 59, POLICY) == []
+    assert [one.index for job in plan_uploads([waiting(0, 1)], 60, POLICY) for one in job.parts] == [0]
 
 
 def test_small_remainders_share_an_object_and_larger_ones_do_not():
-    jobs = plan([waiting(0, 99), waiting(1, 100), waiting(2, 50)], 60, POLICY)
+    jobs = plan_uploads([waiting(0, 99), waiting(1, 100), waiting(2, 50)], 60, POLICY)
     assert sorted([one.index for one in job.parts] for job in jobs) == [[0, 2], [1]]
 
 
@@ -40,17 +40,17 @@ def test_a_topic_may_want_segments_of_its_own_size_and_age():
     large = WaitingUpload(1, 1, 0, 10, 1000, 60, segment_bytes=2000)
     soon = WaitingUpload(1, 2, 0, 10, 100, 50, segment_age_us=10)
     late = WaitingUpload(1, 3, 0, 10, 100, 0, segment_age_us=61)
-    assert [one.index for job in plan([small, large, soon, late], 60, POLICY) for one in job.parts] == [2, 0]
+    assert [one.index for job in plan_uploads([small, large, soon, late], 60, POLICY) for one in job.parts] == [2, 0]
 
 
 def test_everything_goes_when_that_is_asked_for():
-    assert len(plan([waiting(0, 1, 60), waiting(1, 500, 60)], 60, POLICY, everything=True)) == 2
+    assert len(plan_uploads([waiting(0, 1, 60), waiting(1, 500, 60)], 60, POLICY, everything=True)) == 2
 
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 100)), max_size=500), st.booleans())
 def test_nothing_goes_twice_no_shared_object_is_too_large_and_the_oldest_comes_first(sizes, everything):
     given_parts = [waiting(index, size, oldest) for index, (size, oldest) in enumerate(sizes)]
-    jobs = plan(given_parts, 100, POLICY, everything)
+    jobs = plan_uploads(given_parts, 100, POLICY, everything)
     chosen = [one.index for job in jobs for one in job.parts]
     assert len(set(chosen)) == len(chosen)
     due = [one.index for one in given_parts if everything or one.bytes >= 1000 or one.oldest_us <= 40]

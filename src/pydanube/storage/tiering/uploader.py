@@ -1,7 +1,7 @@
 """Uploads: reads sealed ranges from the log, puts them into objects, lists them in the catalog, then lets the log go.
 
 ```
- plan --> read from the log --> object (create-only) --> catalog, comparing the owner's epoch --> log released
+ plan_uploads --> read from the log --> object (create-only) --> catalog, comparing the owner's epoch --> log released
 ```
 
 Each step can be the last one before a crash. Before the catalog entry the object is an orphan, which is collected
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter
-from pydanube.core.tiering import TieringPolicy, UploadJob, WaitingUpload, plan
+from pydanube.core.tiering import TieringPolicy, UploadJob, WaitingUpload, plan_uploads
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoch, Unavailable
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -133,7 +133,9 @@ class Uploader:
             self.unreadable = {key: one for key, one in self.unreadable.items() if key in tiers}
             if only is not None:
                 tiers = {key: one for key, one in tiers.items() if key in only}
-            jobs = plan(self._waiting(tiers.values()), elapsed_us(self._clock), self._settings.policy, everything)
+            jobs = plan_uploads(
+                self._waiting(tiers.values()), elapsed_us(self._clock), self._settings.policy, everything
+            )
             if not jobs and only is None:
                 self.failure, self._retry_s = None, RETRY_S_MIN  # what failed is not wanted any more
             for job in jobs:
