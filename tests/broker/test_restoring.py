@@ -378,29 +378,29 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
 ):
     clock = ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        keep, door = broker.tiers.manifests.keep, Door(broker)
-        assert await keep()
+        write_if_due, door = broker.tiers.manifests.write_if_due, Door(broker)
+        assert await write_if_due()
         await door.create()
-        assert not await keep(), "several changes share a manifest"
+        assert not await write_if_due(), "several changes share a manifest"
         clock.advance(5)
-        assert await keep()
+        assert await write_if_due()
         await door.publish(await door.producer(), [b"x" * 10])
         consumer = await door.subscribe()
         clock.advance(60)
-        assert await keep()
+        assert await write_if_due()
         await consumer.ack((0, 1))
         clock.advance(10)
-        await keep()
+        await write_if_due()
         clock.advance(59)
-        await keep()
+        await write_if_due()
         clock.advance(60)
-        await keep()
+        await write_if_due()
         clock.advance(1000)
-        assert not await keep(), "nothing happened"
+        assert not await write_if_due(), "nothing happened"
         for _ in range(2 * KEPT):
             await Door(broker, TopicName.parse(f"/default/t-{_}")).create()
             clock.advance(5)
-            assert await keep()
+            assert await write_if_due()
         assert len(await keys(objects, "manifests/")) == KEPT
 
 
@@ -433,12 +433,12 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         door = Door(broker)
         await door.create()
-        assert not await broker.tiers.manifests.keep()
+        assert not await broker.tiers.manifests.write_if_due()
         await door.publish(await door.producer(), [b"x"])
         objects.away = False
-        assert not await broker.tiers.manifests.keep(), "not at once again"
+        assert not await broker.tiers.manifests.write_if_due(), "not at once again"
         clock.advance(5)
-        assert await broker.tiers.manifests.keep()
+        assert await broker.tiers.manifests.write_if_due()
         assert broker.tiers.manifests.failure is None
 
 

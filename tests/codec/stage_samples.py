@@ -20,7 +20,7 @@ def built(parts: Sequence[Part], created_at_us: int = 1, topics: Sequence[tuple[
 
 
 def index_of(content: bytes, name: str = NAME) -> StageIndex:
-    front = stage.read_front(content, name)
+    front = stage.read_stage_header(content, name)
     return stage.decode_index(content[stage.HEADER_BYTES : front.index_end], front)
 
 

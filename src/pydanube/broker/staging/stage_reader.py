@@ -134,11 +134,11 @@ class StageReader:
 
     async def _read_index(self, key: str) -> StageIndex:
         async with self._slots:
-            head = await self._objects.get(key, 0, stage.FRONT_BYTES)
-            front = stage.read_front(head, key)
-            if front.index_end > len(head):
-                head = await self._objects.get(key, 0, front.index_end)
-        return stage.decode_index(head[stage.HEADER_BYTES : front.index_end], front)
+            head = await self._objects.get(key, 0, stage.FIRST_READ_BYTES)
+            header = stage.read_stage_header(head, key)
+            if header.index_end > len(head):
+                head = await self._objects.get(key, 0, header.index_end)
+        return stage.decode_index(head[stage.HEADER_BYTES : header.index_end], header)
 
     async def _read_whole(self, key: str) -> memoryview:
         async with self._whole_slots:

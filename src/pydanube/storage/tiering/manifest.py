@@ -1,20 +1,20 @@
-"""Keeps manifests beside the segments: all metadata in one object, for a broker that lost everything else.
+"""Writes manifests into the object store: all metadata in one object, for a broker that lost everything else.
 
 ```
-manifests/<number, 20 digits>-<writer>.manifest      see codec.manifest for what is in it
+manifests/<number, 20 digits>-<writer>.manifest      codec.manifest describes the content
 ```
 
-One is written soon after the metadata changed, and once in a while when only positions did. The newest few are kept.
-The number is the metadata's revision, counted on from the last one before a restore, so that newer manifests have
-higher numbers whatever became of the store.
+A manifest is written soon after the metadata has changed, and about once a minute when only positions have. The newest
+few are kept. The number is the revision of the metadata plus a base that a restore sets, so that newer manifests have
+higher numbers also across restores.
 
-Nothing of it is on the way of a publish; what fails is tried again, and said once. Keys are read and packed page by
-page; what a manifest takes in memory is what it takes in the store. The next one waits at least twenty times as long as
-the last one took, so that a large catalog costs a few percent of one core at most.
+Publishes never wait for a manifest. A failed write is logged once and tried again. Keys are read and packed page by
+page, so a manifest takes as much memory as it takes in the store. After each manifest there is a pause of at least
+twenty times its duration, so that a large catalog costs a few percent of one core at most.
 
 Invariants
-    a manifest is put whole, or not at all
-    a partition that is not open stands in it as it stood in the manifest before
+    a manifest is put completely, or not at all
+    the positions of a partition that is not open are copied from the previous manifest
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ log = get_logger(__name__)
 PREFIX: Final = "manifests/"
 SUFFIX: Final = ".manifest"
 KEPT: Final = 5
-"""Older ones are deleted."""
+"""How many manifests are kept; older ones are deleted."""
 
 CHANGED_S: Final = 5.0
-"""After a change of the metadata; what follows closely is in the same manifest."""
+"""Delay after a change of the metadata, so that changes in quick succession share a manifest."""
 
 EVERY_S: Final = 60.0
-"""Without one, when positions moved."""
+"""Interval of manifests when only positions have moved."""
 
 REST: Final = 20
-"""Times the last one's duration."""
+"""The pause after a manifest, as a multiple of its duration."""
 
 BASE_KEY: Final = "/manifests/base"
-"""In the metadata: what to add to the revision."""
+"""Metadata key of the number that is added to the revision."""
 
 LEFT_OUT: Final = (
     "/dropped/",
@@ -62,7 +62,7 @@ LEFT_OUT: Final = (
     "/staged/decisions/",
     "/staged/pending/",
 )
-"""What belongs to one data directory, or follows from the rest."""
+"""Prefixes of keys that belong to one data directory, or can be derived from the others."""
 
 
 class PositionSource(Protocol):
@@ -76,8 +76,6 @@ class PositionSource(Protocol):
 
 
 class ManifestWriter:
-    """One for each broker."""
-
     def __init__(
         self,
         objects: ObjectStore,
@@ -98,12 +96,15 @@ class ManifestWriter:
         self._fingerprint_written = b""
         self._written_at = float("-inf")
         self._took_s = 0.0
-        self._former: dict[tuple[int, int], PartitionPositions] | None = None
+        self._last_positions: dict[tuple[int, int], PartitionPositions] | None = None
         self.failure: DanubeError | None = None
-        """Why the last one could not be written; None while they can."""
+        """Why the last manifest could not be written; None if it was."""
 
-    async def keep(self) -> bool:
-        """Write one if it is time. What fails is tried again later. Cancelled: it is there, or not."""
+    async def write_if_due(self) -> bool:
+        """Write a manifest if one is due, and return whether it was written. A failure is tried again later.
+
+        Cancelled: the manifest may or may not have been written.
+        """
         now = self._clock.monotonic()
         since = now - self._written_at
         if since < max(CHANGED_S, REST * self._took_s):
@@ -125,7 +126,7 @@ class ManifestWriter:
         return True
 
     async def write(self) -> str:
-        """Write one now; its key. Cancelled: it is there, or not."""
+        """Write a manifest now and return its object key. Cancelled: it may or may not have been written."""
         async with self._writing:
             key = await self._write()
             await self._delete_older()
@@ -135,8 +136,8 @@ class ManifestWriter:
         started = self._clock.monotonic()
         revision = await self._store.revision()
         number = await number_at(self._store, revision)
-        if self._former is None:
-            self._former = await self._read_former()
+        if self._last_positions is None:
+            self._last_positions = await self._read_last_positions()
         positions = self._source.positions()
         store_id = (await self._store.identity()).store_id
         builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us(), store_id, revision)
@@ -154,20 +155,20 @@ class ManifestWriter:
         return key
 
     def _all_positions(self, open_ones: list[PartitionPositions]) -> list[PartitionPositions]:
-        """Of open partitions as they are, of the others as they were."""
-        assert self._former is not None
-        self._former.update({(one.topic_id, one.index): one for one in open_ones})
+        """Return the current positions of open partitions, and the last known ones of the others."""
+        assert self._last_positions is not None
+        self._last_positions.update({(one.topic_id, one.index): one for one in open_ones})
         topics = self._source.topic_ids()
-        self._former = {key: one for key, one in self._former.items() if key[0] in topics}
-        return list(self._former.values())
+        self._last_positions = {key: one for key, one in self._last_positions.items() if key[0] in topics}
+        return list(self._last_positions.values())
 
-    async def _read_former(self) -> dict[tuple[int, int], PartitionPositions]:
+    async def _read_last_positions(self) -> dict[tuple[int, int], PartitionPositions]:
         async for manifest in newest_first(self._objects, self._cluster):
             return positions_by_partition(manifest)
         return {}
 
     def _fingerprint(self, places: list[PartitionPositions]) -> bytes:
-        """Changes when positions do; what came in and was not consumed is no reason for a manifest."""
+        """Return bytes that change when a cursor moves. New messages that were not consumed do not change them."""
         return msgspec.msgpack.encode([[(one[0], one[1], len(one[2])) for one in place.cursors] for place in places])
 
     async def _delete_older(self) -> None:
@@ -177,13 +178,13 @@ class ManifestWriter:
 
 
 async def number_at(store: MetadataStore, revision: int) -> int:
-    """What a manifest of this revision is called."""
+    """Return the number of a manifest of this revision."""
     base = await store.get(BASE_KEY)
     return revision + (int(base.value) if base is not None else 0)
 
 
 async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
-    """The metadata, about PAGE_BYTES at a time."""
+    """Yield the metadata in pages of about PAGE_BYTES."""
     page: list[Pair] = []
     size, after = 0, ""
     while entries := await store.list("", start_after=after, limit=1000):
@@ -198,13 +199,13 @@ async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
                 yield page
                 page, size = [], 0
         if left_out.endswith("/"):
-            after = f"{left_out[:-1]}0"  # the character after the slash: behind all of them
+            after = f"{left_out[:-1]}0"  # "0" follows "/": sorts after all keys with this prefix
     if page:
         yield page
 
 
 def _paged(places: Iterable[PartitionPositions]) -> Iterator[list[PartitionPositions]]:
-    """About PAGE_BYTES at a time; the cursors of one partition may be spread over several pages."""
+    """Yield positions in pages of about PAGE_BYTES. The cursors of one partition may be spread over several pages."""
     page: list[PartitionPositions] = []
     size = 0
     for place in places:
@@ -221,7 +222,7 @@ def _paged(places: Iterable[PartitionPositions]) -> Iterator[list[PartitionPosit
 
 
 def positions_by_partition(manifest: ClusterManifest) -> dict[tuple[int, int], PartitionPositions]:
-    """By topic id and partition."""
+    """Return the positions in a manifest by topic id and partition index."""
     found: dict[tuple[int, int], PartitionPositions] = {}
     for place in manifest.all_positions():
         former = found.setdefault((place.topic_id, place.index), place)
@@ -236,7 +237,7 @@ class Candidate(NamedTuple):
 
 
 async def candidates(objects: ObjectStore) -> list[Candidate]:
-    """Keys of manifests, the newest first."""
+    """Return the manifests in the store, newest first, without reading them."""
     found: list[Candidate] = []
     async for info in objects.list(PREFIX):
         number, _, _ = info.key.removeprefix(PREFIX).partition("-")
@@ -248,7 +249,8 @@ async def candidates(objects: ObjectStore) -> list[Candidate]:
 async def newest_first(
     objects: ObjectStore, cluster: str, damaged: Callable[[str, DanubeError], None] | None = None
 ) -> AsyncIterator[ClusterManifest]:
-    """Manifests that are whole and of this cluster. `damaged` hears of those that are not."""
+    """Yield the manifests of this cluster that are complete, newest first. `damaged` is called for each of the
+    others."""
     found = await candidates(objects)
     while found:
         alike = [one for one in found if one.number == found[0].number]
@@ -261,7 +263,7 @@ async def newest_first(
                 log.warning("manifest.damaged", object=key, error=error.message)
                 if damaged is not None:
                     damaged(key, error)
-        # Two processes may have written at one revision: positions moved in between.
+        # Two processes may have written at the same revision, after positions had moved: the later one is newer.
         for manifest in sorted(opened, key=lambda one: one.created_at_us, reverse=True):
             yield manifest
 
