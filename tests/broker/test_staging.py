@@ -237,8 +237,8 @@ async def test_a_message_that_is_too_large_is_refused_before_it_is_stored(broker
 async def stage_bytes(broker, batches: list[bytes], lengths: list[int] | None = None, **changes) -> str:
     body = b"".join(one + bytes(-len(one) % 64) for one in batches)
     sections = [SectionRequest(TOPIC, 0, lengths if lengths is not None else [len(one) for one in batches])]
-    wish = StageRequest("query", "run", 0, 0, 0, 0, sections)._replace(**changes)
-    return await broker.staging.stage(ANONYMOUS, wish, memoryview(body))
+    request = StageRequest("query", "run", 0, 0, 0, 0, sections)._replace(**changes)
+    return await broker.staging.stage(ANONYMOUS, request, memoryview(body))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ async def test_queries_are_listed_in_order_page_by_page(broker):
 
 
 async def test_a_page_of_queries_with_the_longest_names_fits_an_answer(broker):
-    book = broker.staging._book
+    book = broker.staging._records
     for number in range(400):
         query = f"{number:03}" + "\U0001f30a" * 197
         await book.replace(await book.new(query, query), QueryRecord(query, number + 1, query))
@@ -367,7 +367,7 @@ async def test_whoever_waits_for_a_commit_is_let_go_when_the_broker_drains(tmp_p
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.mood = "unreadable"
         waiting = asyncio.ensure_future(Query(broker).commit(0, stage, wait_ms=60_000))
-        await until(lambda: broker.staging.decisions._of)
+        await until(lambda: broker.staging.decisions._by_query)
         broker.drain()
         async with asyncio.timeout(60):
             assert await waiting == (False, False)

@@ -13,7 +13,7 @@ from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
 from pydanube.broker.staging import stage_publisher
 from pydanube.broker.staging.decisions import WRITES_AT_ONCE
 from pydanube.broker.staging.stage_publisher import PUBLICATIONS_AT_ONCE
-from pydanube.broker.staging.staging import DOUBT_S
+from pydanube.broker.staging.staging import UNCERTAIN_RETRY_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import UNAPPLIED_MAX
 from pydanube.model.errors import Unavailable
@@ -181,7 +181,7 @@ async def test_what_was_decided_for_a_topic_that_is_deleted_is_dropped_and_the_r
         await quiet(broker)
         assert await payloads(broker) == [b"1"]
         assert await payloads(broker, topic=gone) == []
-        assert broker.staging.decisions.applier.dropped == 2
+        assert broker.staging.decisions.publisher.dropped == 2
         assert await staged_keys(broker) == []
 
 
@@ -223,7 +223,7 @@ async def test_what_was_decided_waits_while_a_deletion_is_in_doubt_and_arrives_w
             await deleting
         assert await query.commit(0, stage) == (True, True)
         assert await payloads(broker) == [b"1", b"2"]
-        assert broker.staging.decisions.applier.dropped == 0
+        assert broker.staging.decisions.publisher.dropped == 0
 
 
 # -- topics that nobody uses ---------------------------------------------------------------------------------------
@@ -285,8 +285,8 @@ async def test_an_unused_topic_stays_for_as_long_as_something_may_have_been_deci
     with pytest.raises(Unavailable):
         await Query(broker).commit(0, stage)
     assert await is_kept(unused)
-    unused.clock.advance(DOUBT_S)
-    await until(lambda: not broker.staging._doubtful)
+    unused.clock.advance(UNCERTAIN_RETRY_S)
+    await until(lambda: not broker.staging._uncertain)
     await quiet(broker)
     assert await payloads(broker) == [b"1"] * written
     unused.clock.advance(3600)

@@ -11,7 +11,7 @@ from test_staging_restart import Hiding
 from tiering_harness import keys, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, query_key
-from pydanube.broker.staging.stage_reader import LOOKS_AT_ONCE
+from pydanube.broker.staging.stage_reader import CHECKS_AT_ONCE
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
@@ -63,9 +63,9 @@ async def test_a_commit_looks_for_many_stages_at_once_and_not_for_all_of_them(tm
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
-        stages = [await query.stage(0, {0: [b"%d" % number]}) for number in range(2 * LOOKS_AT_ONCE)]
+        stages = [await query.stage(0, {0: [b"%d" % number]}) for number in range(2 * CHECKS_AT_ONCE)]
         assert await query.commit(0, *stages) == (False, True)
-        assert objects.most == LOOKS_AT_ONCE
+        assert objects.most == CHECKS_AT_ONCE
 
 
 # -- commits that were cancelled -----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Removing:
 
     def __init__(self, broker) -> None:
         self._broker = broker
-        self._store = broker.staging._book._store
+        self._store = broker.staging._records._store
         self.stage: asyncio.Task[str] | None = None
 
     def __getattr__(self, name: str):
@@ -147,7 +147,7 @@ class Removing:
     async def transact(self, compares, writes):
         if self.stage is None and any(isinstance(one, Delete) and one.key == query_key("query") for one in writes):
             self.stage = asyncio.create_task(Query(self._broker).stage(1, {0: [b"between"]}))
-            await until(lambda: self.stage.done() or self._broker.staging._book._locks["query"][1] > 1)
+            await until(lambda: self.stage.done() or self._broker.staging._records._locks["query"][1] > 1)
         return await self._store.transact(compares, writes)
 
 
@@ -158,7 +158,7 @@ async def test_a_stage_that_comes_while_its_query_is_removed_counts_for_the_new_
         query = Query(broker)
         await query.write(0, {0: [b"before"]})
         await quiet(broker)
-        store = broker.staging._book._store = Removing(broker)
+        store = broker.staging._records._store = Removing(broker)
         if by_hand:
             await broker.staging.forget(ANONYMOUS, "query")
         else:

@@ -129,7 +129,7 @@ async def test_what_was_published_is_remembered_though_the_disk_refused_what_cam
 
 
 def number_of(broker) -> int:
-    (number,) = broker.staging.decisions._of
+    (number,) = broker.staging.decisions._by_query
     return number
 
 
@@ -286,7 +286,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await Query(broker).write(4, {0: [b"1"]})
         await quiet(broker)
         await upload_all(broker)
-        before = await broker.staging._book.find("query")
+        before = await broker.staging._records.find("query")
         await broker.tiers.manifests.write()
     (tmp_path / "after").mkdir()
     clock = SystemClock()
@@ -297,7 +297,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await Query(broker).write(5, {0: [b"2"]})
         await Query(broker, "another").write(0, {0: [b"3"]})
         assert await payloads(broker) == [b"1", b"2", b"3"]
-        known, another = await broker.staging._book.find("query"), await broker.staging._book.find("another")
+        known, another = await broker.staging._records.find("query"), await broker.staging._records.find("another")
         assert known.record.number == before.record.number < another.record.number
 
 

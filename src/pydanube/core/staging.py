@@ -87,7 +87,7 @@ def check_attempt(task: int, attempt: int, part: int) -> None:
             raise Invalid(f"{what} {value} is outside 0..{most}")
 
 
-def entered(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
+def with_run(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
     """Return the record with `run` as the current run: the same object if it already is.
 
     Raises StaleEpoch when `run` is an earlier run, which a later one has fenced.
@@ -102,7 +102,7 @@ def entered(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
     return msgspec.structs.replace(record, run=run, earlier_runs=earlier, started_at=now_us)
 
 
-def committed(
+def with_commit(
     record: QueryRecord, batch_id: int, stages: Sequence[StageName], unapplied: int, now_us: int
 ) -> QueryRecord | None:
     """Return the record after a commit of this batch, or None if the batch was committed before.
@@ -136,14 +136,14 @@ def check_stages(stages: Sequence[StageName]) -> None:
         raise Invalid("a commit names the same stage twice")
 
 
-def expiring(record: QueryRecord, before_ms: int) -> QueryRecord | None:
+def with_expiry(record: QueryRecord, before_ms: int) -> QueryRecord | None:
     """Return the record after stages older than `before_ms` have expired, or None if they already have."""
     if before_ms <= record.expired_before_ms:
         return None
     return msgspec.structs.replace(record, expired_before_ms=before_ms)
 
 
-def is_over(record: QueryRecord, before_us: int) -> bool:
+def is_idle(record: QueryRecord, before_us: int) -> bool:
     """Return whether the query has neither started a run nor committed since `before_us`."""
     return max(record.last_commit_at, record.started_at) < before_us
 

@@ -346,7 +346,7 @@ class StorageAdministration:
         done = StorageCollected(found.looked_at, found.deleted, found.deleted_bytes, found.waiting)
         return done, found.stopped_at
 
-    # -- finding things ------------------------------------------------------------------------------------------------
+    # -- shared lookups ------------------------------------------------------------------------------------------------
 
     def _authorize(self, principal: Principal, action: Action, topic: TopicName | None) -> ObjectStorage:
         self._authorizer.check(principal, action, BROKER if topic is None else str(topic))

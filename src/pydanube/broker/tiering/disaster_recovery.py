@@ -269,7 +269,7 @@ class _Restore:
             assert isinstance(write, Put)
             await self._put(write.key, write.value)
 
-    # -- what the store has --------------------------------------------------------------------------------------------
+    # -- comparison with the store -------------------------------------------------------------------------------------
 
     async def _compare_with_store(self) -> list[ObjectInfo]:
         """Report missing objects, and return the objects that the catalog does not list."""
@@ -310,7 +310,7 @@ class _Restore:
             starts = {reserved} if topic.config().ack_level is AckLevel.DURABLE else {*starts, reserved}
         return frozenset(starts)
 
-    # -- what follows from it ------------------------------------------------------------------------------------------
+    # -- topics, partitions, subscriptions -----------------------------------------------------------------------------
 
     async def _restore_topic(self, topic_id: int) -> None:
         topic = self._topics[topic_id]
