@@ -1,4 +1,4 @@
-"""Queries that write by stages, against a broker without doors."""
+"""Queries that write stages to a broker without listeners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker that lost everything but its object store begins again from the manifests there."""
+"""A broker that lost everything except its object store is restored from the manifests there."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -155,7 +155,7 @@ async def test_a_producer_whose_last_messages_are_lost_is_told_to_open_again(tmp
         await door.publish(anew, [b"next"], sequence=0)
 
 
-async def test_subscriptions_stand_where_they_stood(tmp_path: Path, objects: ObjectStore):
+async def test_subscriptions_keep_their_positions(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
         door = Door(broker)
         await door.create()
@@ -337,7 +337,9 @@ async def test_what_a_lost_broker_uploads_after_the_restore_is_not_history(tmp_p
 
 
 @pytest.mark.parametrize("ack_level", [AckLevel.WRITTEN, AckLevel.MEMORY])
-async def test_topics_that_promise_less_are_restored_too(tmp_path: Path, objects: ObjectStore, ack_level: AckLevel):
+async def test_topics_with_weaker_ack_levels_are_restored_too(
+    tmp_path: Path, objects: ObjectStore, ack_level: AckLevel
+):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
         door = Door(broker)
         await door.create(ack_level=ack_level)
@@ -459,7 +461,7 @@ async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, ob
         assert 0 < partition.waiting_bytes < 2000
 
 
-async def test_what_a_restore_left_out_can_be_looked_at_for_a_day(tmp_path: Path, objects: ObjectStore):
+async def test_objects_that_a_restore_left_out_are_kept_for_a_day(tmp_path: Path, objects: ObjectStore):
     clock = ManualClock()
     async with opened(tmp_path / "before", objects, clock=clock, crash=True) as broker:
         await Door(broker).create()

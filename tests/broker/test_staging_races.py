@@ -1,4 +1,4 @@
-"""Staged writes, when somebody or something comes in between: a hand, a cancellation, a removal, a restore."""
+"""Staged writes and concurrent events: manual deletion of stages, cancellation, removal of the query, a restore."""
 
 import asyncio
 from pathlib import Path
@@ -43,7 +43,7 @@ class Counting(MemoryStore):
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-async def test_a_commit_of_which_a_stage_was_deleted_by_hand_is_refused_whole(tmp_path, position):
+async def test_a_commit_is_refused_if_one_of_its_stages_was_deleted_from_the_store(tmp_path, position):
     objects = MemoryStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -58,7 +58,7 @@ async def test_a_commit_of_which_a_stage_was_deleted_by_hand_is_refused_whole(tm
         assert await payloads(broker) == [b"0", b"1", b"2"]
 
 
-async def test_a_commit_looks_for_many_stages_at_once_and_not_for_all_of_them(tmp_path):
+async def test_a_commit_checks_a_limited_number_of_stages_concurrently(tmp_path):
     objects = Counting()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -93,7 +93,7 @@ async def test_a_commit_that_was_cancelled_can_be_repeated(tmp_path, written):
         assert await payloads(broker) == [b"1", b"2"]
 
 
-async def test_a_commit_that_was_cancelled_and_happened_is_published_without_being_asked_for(tmp_path):
+async def test_a_cancelled_commit_that_was_written_is_published_without_a_repetition(tmp_path):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -116,7 +116,7 @@ async def test_a_commit_that_is_cancelled_while_the_broker_closes_is_only_cancel
         assert await payloads(broker) == [b"1"]
 
 
-async def test_what_may_have_been_decided_is_forgotten_with_its_query(tmp_path):
+async def test_an_uncertain_decision_is_removed_with_its_query(tmp_path):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())

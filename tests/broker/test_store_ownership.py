@@ -170,7 +170,7 @@ async def test_manifests_of_a_restored_broker_are_newer_than_any_of_the_lost_one
         assert (await candidates(objects))[0].key == newest
 
 
-async def test_a_claim_is_looked_at_again_only_after_a_while_or_before_a_deletion(tmp_path: Path):
+async def test_ownership_is_checked_again_only_after_a_while_or_before_a_deletion(tmp_path: Path):
     class Counting(MemoryStore):
         looks = 0
 
@@ -188,7 +188,7 @@ async def test_a_claim_is_looked_at_again_only_after_a_while_or_before_a_deletio
         assert objects.looks <= 6
 
 
-async def test_a_store_that_cannot_compare_is_taken_over_all_the_same(tmp_path: Path):
+async def test_a_store_without_conditional_puts_is_taken_over_too(tmp_path: Path):
     class Simple(MemoryStore):
         @property
         def capabilities(self):

@@ -1,4 +1,4 @@
-"""What goes to object storage, and in which pieces."""
+"""Which data is uploaded to object storage, in which objects, and which segments are merged."""
 
 from hypothesis import given
 from hypothesis import strategies as st

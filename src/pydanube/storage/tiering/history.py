@@ -106,7 +106,7 @@ class LoadingCache(Generic[T]):
             del self._loading[key]
             if not loading.done():
                 loading.set_exception(outcome)
-                loading.exception()  # mark as retrieved: nobody may wait for a read-ahead
+                loading.exception()  # mark as retrieved: a read-ahead may have no caller
 
     def _keep(self, key: Hashable, value: T) -> None:
         self._kept[key] = value

@@ -98,7 +98,7 @@ class StoreOwnership:
         """The result of the last check."""
 
     async def check(self, *, within_s: float = CHECK_S) -> None:
-        """Check that this broker owns the store; take it over if nobody does, or after a restore.
+        """Check that this broker owns the store; take it over if it has no owner, or after a restore.
 
         A successful check within the last `within_s` seconds is enough. Raises Refused when the store belongs to
         another cluster or broker, and Unavailable when the store does not answer. Cancelled: the store may or may not
