@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from .broker.tiering.disaster_recovery import ProgressDone, Restored, rebuild
+from .broker.tiering.disaster_recovery import OnProgress, Restored, rebuild
 from .metadata.embedded import EmbeddedStore
 from .metadata.journal import journal_path
 from .metadata.store import Compare, Put
@@ -26,7 +26,7 @@ from .storage.tiering.store_ownership import StoreOwner, read_owner
 
 
 async def restore(
-    settings: Settings, progress: ProgressDone = lambda _: None, components: Components | None = None
+    settings: Settings, progress: OnProgress = lambda _: None, components: Components | None = None
 ) -> Restored:
     """Rebuild what the settings name from the store they name. `progress` hears of every step.
 
@@ -56,7 +56,7 @@ async def _fill(
     objects: ObjectStore,
     directory: DataDirectory,
     owner: StoreOwner,
-    progress: ProgressDone,
+    progress: OnProgress,
 ) -> Restored:
     async with await EmbeddedStore.open(settings.metadata_path, world.clock) as store:
         if await store.revision():

@@ -70,7 +70,6 @@ COUNTERS: Final = ("topic", "subscription", "producer", LEDGER_COUNTER)
 _OF_TOPIC: Final = ("/access/", "/partitions/", "/producers/", SEGMENTS, "/subscriptions/")
 """Prefixes of keys that are followed by a topic id."""
 
-
 SECTIONS_KEPT_MAX: Final = 1_000_000
 """The most sections of unlisted objects that are held in memory while they are ordered."""
 
@@ -111,7 +110,7 @@ class RestoreProgress:
     total: int
 
 
-ProgressDone = Callable[[RestoreProgress], None]
+OnProgress = Callable[[RestoreProgress], None]
 
 
 @dataclass(slots=True)
@@ -136,7 +135,7 @@ class UploadedTail:
 
 
 async def rebuild(
-    objects: ObjectStore, store: MetadataStore, clock: Clock, owner: StoreOwner, progress: ProgressDone = lambda _: None
+    objects: ObjectStore, store: MetadataStore, clock: Clock, owner: StoreOwner, progress: OnProgress = lambda _: None
 ) -> Restored:
     """Fill the empty metadata `store` from the newest manifest in `objects`, and return a report.
 
@@ -158,7 +157,7 @@ async def rebuild(
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownPartition:
     """What the manifest contains of one partition."""
 
     record: PartitionRecord = field(default_factory=PartitionRecord)
@@ -177,7 +176,7 @@ class _Restore:
         owner: StoreOwner,
         now_us: int,
         report: Restored,
-        progress: ProgressDone,
+        progress: OnProgress,
     ) -> None:
         self._objects = objects
         self._store = store
@@ -186,9 +185,9 @@ class _Restore:
         self._now_us = now_us
         self._report = report
         self._progress = progress
-        self._places = positions_by_partition(manifest)
+        self._positions = positions_by_partition(manifest)
         self._topics: dict[int, TopicRecord] = {}
-        self._known: dict[Key, _Known] = {}
+        self._known: dict[Key, _KnownPartition] = {}
         self._subscriptions: dict[int, list[Pair]] = {}
         self._wanted: dict[str, int] = {}
         """Sizes of the objects in the catalog."""
@@ -205,8 +204,8 @@ class _Restore:
             await self._restore_topic(topic_id)
         for name, last in self._counters.items():
             await self._put(counter_key(name), b"%d" % (last + IDS_SKIPPED))
-        restore, claim = next_restore(self._owner)
-        await self._put(claim.key, claim.value)
+        restore, restore_write = next_restore(self._owner)
+        await self._put(restore_write.key, restore_write.value)
         # Higher than all that the lost broker may still write, so that its manifests are never the newest.
         await self._put(BASE_KEY, b"%d" % max(self._manifest.number + 1, restore << MANIFESTS_PER_RESTORE_BITS))
         await self._flush()
@@ -231,7 +230,7 @@ class _Restore:
         for record in self._topics.values():
             self._raise_counter("topic", record.topic_id)
             for index in range(record.config().partition_count):
-                self._known[record.topic_id, index] = _Known()
+                self._known[record.topic_id, index] = _KnownPartition()
 
     def _raise_counter(self, counter: str, number: int) -> None:
         self._counters[counter] = max(self._counters[counter], number)
@@ -246,7 +245,7 @@ class _Restore:
             self._raise_counter(name, int(value))
         elif key.startswith("/partitions/"):
             topic_id, index = (int(part, 16) for part in key.split("/")[2:])
-            self._known.setdefault((topic_id, index), _Known()).record = records.unpack(value, PartitionRecord)
+            self._known.setdefault((topic_id, index), _KnownPartition()).record = records.unpack(value, PartitionRecord)
         elif key.startswith("/subscriptions/"):
             self._subscriptions.setdefault(int(key.split("/")[2], 16), []).append((key, value))
         elif key.startswith(SEGMENTS):
@@ -256,7 +255,7 @@ class _Restore:
 
     async def _list_segment(self, segment: CatalogSegment) -> None:
         """Add a segment to the catalog. Segments come in order, so the last one of a partition is its tail."""
-        known = self._known.setdefault((segment.topic_id, segment.index), _Known())
+        known = self._known.setdefault((segment.topic_id, segment.index), _KnownPartition())
         known.tail.advance(segment)
         # The recorded total is kept, so that segments that the catalog has lost are still noticed.
         known.total = segment.record.total = segment.record.total or known.total + segment.bytes
@@ -302,7 +301,7 @@ class _Restore:
         for key in self._report.left_out:
             await self._put(garbage_key(key), garbage(key, self._now_us + LEFT_OUT_KEPT_US).value)
 
-    def _starts(self, topic: TopicRecord, known: _Known) -> frozenset[int]:
+    def _starts(self, topic: TopicRecord, known: _KnownPartition) -> frozenset[int]:
         reserved, starts = known.record.reserved_end, {known.tail.end, known.record.start_offset}
         if reserved > known.tail.end:
             # A durable topic reserves offsets only in a restore. What a former owner uploaded since does not belong to
@@ -317,20 +316,22 @@ class _Restore:
         ends: dict[int, tuple[int, int]] = {}
         for index in range(topic.config().partition_count):
             known = self._known[topic_id, index]
-            place = self._places.get((topic_id, index), PartitionPositions(topic_id, index, 0, []))
-            ends[index] = await self._restore_partition(topic, index, known, place)
+            positions = self._positions.get((topic_id, index), PartitionPositions(topic_id, index, 0, []))
+            ends[index] = await self._restore_partition(topic, index, known, positions)
             self._report.partitions += 1
         for key, value in self._subscriptions.get(topic_id, ()):
             await self._restore_subscription(topic, key, records.unpack(value, SubscriptionRecord), ends)
             self._report.subscriptions += 1
 
     async def _restore_partition(
-        self, topic: TopicRecord, index: int, known: _Known, place: PartitionPositions
+        self, topic: TopicRecord, index: int, known: _KnownPartition, positions: PartitionPositions
     ) -> tuple[int, int]:
         """Restore the record of a partition. Returns the range of offsets that are lost."""
         record, tail = known.record, known.tail
         end = max(tail.end, record.start_offset)
-        given_out = max([end, record.reserved_end, place.end_offset, *(Cursor(*one[1:]).end for one in place.cursors)])
+        given_out = max(
+            [end, record.reserved_end, positions.end_offset, *(Cursor(*one[1:]).end for one in positions.cursors)]
+        )
         if topic.reliable:
             seconds = max(BEHIND_S_MIN, (self._now_us - self._manifest.created_at_us) // MICROSECONDS + 1)
             given_out += seconds * OFFSETS_PER_S
@@ -361,8 +362,8 @@ class _Restore:
         await self._put(key, records.pack(msgspec.structs.replace(record, starts=starts)))
 
     def _cursor(self, topic_id: int, index: int, record: SubscriptionRecord) -> Cursor:
-        place = self._places.get((topic_id, index))
-        for entry in place.cursors if place is not None else ():
+        positions = self._positions.get((topic_id, index))
+        for entry in positions.cursors if positions is not None else ():
             if entry.subscription_id == record.subscription_id:
                 return Cursor(entry.position, entry.acked)
         return Cursor(record.start(index))
@@ -395,7 +396,7 @@ async def newest_manifest(objects: ObjectStore, cluster: str, report: Restored) 
     raise NotFound(f"there is no manifest in {objects.url}: nothing was ever kept there, or it is another store")
 
 
-async def list_segment_objects(objects: ObjectStore, progress: ProgressDone) -> AsyncIterator[ObjectInfo]:
+async def list_segment_objects(objects: ObjectStore, progress: OnProgress) -> AsyncIterator[ObjectInfo]:
     """Yield every segment object of the store."""
     count = 0
     async for info in objects.list(OBJECTS_PREFIX):
@@ -444,7 +445,7 @@ def choose_continuations(tails: dict[Key, UploadedTail], found: Iterable[Catalog
 
 
 async def read_unlisted(
-    objects: ObjectStore, infos: Iterable[ObjectInfo], report: Restored, progress: ProgressDone
+    objects: ObjectStore, infos: Iterable[ObjectInfo], report: Restored, progress: OnProgress
 ) -> list[CatalogSegment]:
     """Return the segments in objects that the catalog does not list. Unreadable objects are reported as left out."""
     found: list[CatalogSegment] = []

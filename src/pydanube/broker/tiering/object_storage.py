@@ -176,7 +176,7 @@ class ObjectStorage:
             appended = self._writer.appended_bytes
             pause_s = self._pause_s(self._clock.monotonic() - started) if made else self.uploader.pause_s
             await self._clock.sleep(pause_s)
-            if self._is_burst(self._writer.appended_bytes - appended, pause_s, started):
+            if self._should_wait_for_burst(self._writer.appended_bytes - appended, pause_s, started):
                 continue
             started = self._clock.monotonic()
             try:
@@ -216,7 +216,7 @@ class ObjectStorage:
             log.warning("merge.postponed", store=self.objects.url, error=error.message)
         self._next_merge = self._clock.monotonic() + (0 if merged else MERGE_EVERY_S)
 
-    def _is_burst(self, appended: int, within_s: float, last_round: float) -> bool:
+    def _should_wait_for_burst(self, appended: int, within_s: float, last_round: float) -> bool:
         """Return whether uploads should wait because much is being published and the log has room for it: the store and
         the log may be on the same disk."""
         if self._clock.monotonic() - last_round > BURST_S_MAX or appended < within_s * BURST_BYTES_PER_S:

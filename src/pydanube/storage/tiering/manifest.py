@@ -45,7 +45,7 @@ CHANGED_S: Final = 5.0
 EVERY_S: Final = 60.0
 """Interval of manifests when only positions have moved."""
 
-REST: Final = 20
+PAUSE_FACTOR: Final = 20
 """The pause after a manifest, as a multiple of its duration."""
 
 BASE_KEY: Final = "/manifests/base"
@@ -107,7 +107,7 @@ class ManifestWriter:
         """
         now = self._clock.monotonic()
         since = now - self._written_at
-        if since < max(CHANGED_S, REST * self._took_s):
+        if since < max(CHANGED_S, PAUSE_FACTOR * self._took_s):
             return False
         if await self._store.revision() == self._revision:
             if since < EVERY_S:
@@ -141,9 +141,9 @@ class ManifestWriter:
         positions = self._source.positions()
         store_id = (await self._store.identity()).store_id
         builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us(), store_id, revision)
-        async for pairs in _pages_of(self._store):
+        async for pairs in _metadata_pages(self._store):
             await asyncio.to_thread(builder.add_keys, pairs)
-        for page in _paged(self._all_positions(positions)):
+        for page in _position_pages(self._all_positions(positions)):
             await asyncio.to_thread(builder.add_positions, page)
         pieces = builder.finish()
         key = f"{PREFIX}{number:020d}-{self._writer}{SUFFIX}"
@@ -167,9 +167,11 @@ class ManifestWriter:
             return positions_by_partition(manifest)
         return {}
 
-    def _fingerprint(self, places: list[PartitionPositions]) -> bytes:
+    def _fingerprint(self, positions: list[PartitionPositions]) -> bytes:
         """Return bytes that change when a cursor moves. New messages that were not consumed do not change them."""
-        return msgspec.msgpack.encode([[(one[0], one[1], len(one[2])) for one in place.cursors] for place in places])
+        return msgspec.msgpack.encode(
+            [[(one[0], one[1], len(one[2])) for one in partition.cursors] for partition in positions]
+        )
 
     async def _delete_older(self) -> None:
         found = [info.key async for info in self._objects.list(PREFIX) if info.key.endswith(SUFFIX)]
@@ -183,7 +185,7 @@ async def number_at(store: MetadataStore, revision: int) -> int:
     return revision + (int(base.value) if base is not None else 0)
 
 
-async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
+async def _metadata_pages(store: MetadataStore) -> AsyncIterator[list[Pair]]:
     """Yield the metadata in pages of about PAGE_BYTES."""
     page: list[Pair] = []
     size, after = 0, ""
@@ -204,19 +206,19 @@ async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
         yield page
 
 
-def _paged(places: Iterable[PartitionPositions]) -> Iterator[list[PartitionPositions]]:
+def _position_pages(positions: Iterable[PartitionPositions]) -> Iterator[list[PartitionPositions]]:
     """Yield positions in pages of about PAGE_BYTES. The cursors of one partition may be spread over several pages."""
     page: list[PartitionPositions] = []
     size = 0
-    for place in places:
-        page.append(msgspec.structs.replace(place, cursors=[]))
+    for partition in positions:
+        page.append(msgspec.structs.replace(partition, cursors=[]))
         size += 32
-        for cursor in place.cursors:
+        for cursor in partition.cursors:
             page[-1].cursors.append(cursor)
             size += 32 + 18 * len(cursor.acked)
             if size >= PAGE_BYTES:
                 yield page
-                page, size = [msgspec.structs.replace(place, cursors=[])], 0
+                page, size = [msgspec.structs.replace(partition, cursors=[])], 0
     if page:
         yield page
 
@@ -224,10 +226,10 @@ def _paged(places: Iterable[PartitionPositions]) -> Iterator[list[PartitionPosit
 def positions_by_partition(manifest: ClusterManifest) -> dict[tuple[int, int], PartitionPositions]:
     """Return the positions in a manifest by topic id and partition index."""
     found: dict[tuple[int, int], PartitionPositions] = {}
-    for place in manifest.all_positions():
-        former = found.setdefault((place.topic_id, place.index), place)
-        if former is not place:
-            former.cursors.extend(place.cursors)
+    for partition in manifest.all_positions():
+        known = found.setdefault((partition.topic_id, partition.index), partition)
+        if known is not partition:
+            known.cursors.extend(partition.cursors)
     return found
 
 
