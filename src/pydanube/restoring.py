@@ -2,7 +2,7 @@
 
 The order is that of trust again: the directory is locked and stays nobody's until all metadata is in it; its identity
 is written last. Whatever is cut short leaves a directory that no broker starts on: empty it, and begin again. The store
-is only read: the restored broker takes it over when it starts (storage.tiering.claim), and not before.
+is only read: the restored broker takes it over when it starts (storage.tiering.store_ownership), and not before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from .broker.tiering.disaster_recovery import rebuild
+from .broker.tiering.disaster_recovery import OnProgress, Restored, rebuild
 from .metadata.embedded import EmbeddedStore
 from .metadata.journal import journal_path
 from .metadata.store import Compare, Put
@@ -22,12 +22,11 @@ from .runtime.objects.opening import open_store
 from .server import DEFAULT_NODE, IDENTITY_KEY, METADATA_PART, Components
 from .settings import Settings
 from .storage.directory import IDENTITY, DataDirectory
-from .storage.tiering.claim import Owner, owner_of
-from .storage.tiering.restoring import ProgressDone, Restored
+from .storage.tiering.store_ownership import StoreOwner, read_owner
 
 
 async def restore(
-    settings: Settings, progress: ProgressDone = lambda _: None, components: Components | None = None
+    settings: Settings, progress: OnProgress = lambda _: None, components: Components | None = None
 ) -> Restored:
     """Rebuild what the settings name from the store they name. `progress` hears of every step.
 
@@ -36,7 +35,7 @@ async def restore(
     """
     world = components or Components.real()
     async with await open_store(settings.store_url, settings.storage.options) as objects:
-        owner = await owner_of(objects)
+        owner = await read_owner(objects)
         _refuse_used(world.disk, settings)
         data_dir = settings.server.data_dir
         beside = frozenset({"objects"}) if not settings.storage.url else frozenset[str]()
@@ -56,8 +55,8 @@ async def _fill(
     world: Components,
     objects: ObjectStore,
     directory: DataDirectory,
-    owner: Owner,
-    progress: ProgressDone,
+    owner: StoreOwner,
+    progress: OnProgress,
 ) -> Restored:
     async with await EmbeddedStore.open(settings.metadata_path, world.clock) as store:
         if await store.revision():

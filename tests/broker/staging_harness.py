@@ -1,4 +1,4 @@
-"""Queries that write by stages, against a broker without doors."""
+"""Queries that write stages to a broker without listeners."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Query:
                 body += batch + bytes(-len(batch) % 64)
             sections.append(SectionRequest(self.topic, partition, lengths))
         self.parts += 1
-        wish = StageRequest(self.name, self.run, batch_id, 0, attempt, self.parts, sections)
-        return await self.broker.staging.stage(ANONYMOUS, wish, memoryview(body))
+        request = StageRequest(self.name, self.run, batch_id, 0, attempt, self.parts, sections)
+        return await self.broker.staging.stage(ANONYMOUS, request, memoryview(body))
 
     async def commit(self, batch_id: int, *stages: str, wait_ms: int = 30_000) -> Committed:
         return await self.broker.staging.commit(
@@ -88,9 +88,9 @@ async def until(condition, seconds: float = 60) -> None:
 
 async def quiet(broker: Broker) -> None:
     """Until nothing is left of what was decided."""
-    await until(lambda: not broker.staging.decisions._of)
+    await until(lambda: not broker.staging.decisions._by_query)
 
 
 async def staged_keys(broker) -> list[str]:
     """Decisions, and what is pending of them."""
-    return [one.key async for one in list_all(broker.staging._book._store, "/staged/") if "/queries/" not in one.key]
+    return [one.key async for one in list_all(broker.staging._records._store, "/staged/") if "/queries/" not in one.key]

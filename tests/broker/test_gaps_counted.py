@@ -19,7 +19,7 @@ from pydanube.model.storage import StoragePlace
 from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import Owner
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 SMALL = replace(TIERING, segment_bytes=1 << 14, shared_below_bytes=1 << 8, segment_age_s=0)
 BEFORE, AFTER = 30, 20
@@ -62,7 +62,7 @@ class Gapped:
             self.directory = self.directory / "restored"
             self.directory.mkdir()
             async with await EmbeddedStore.open(self.directory / "metadata.db", self.clock) as store:
-                await rebuild(self.objects, store, self.clock, Owner("cluster"))
+                await rebuild(self.objects, store, self.clock, StoreOwner("cluster"))
 
     async def more(self, door: Door) -> None:
         producer = await door.producer()
@@ -298,7 +298,7 @@ async def test_an_empty_partition_is_restored_without_a_message_and_without_a_lo
     (tmp_path / "restored").mkdir()
     gapped.directory = tmp_path / "restored"
     async with await EmbeddedStore.open(gapped.directory / "metadata.db", gapped.clock) as store:
-        await rebuild(gapped.objects, store, gapped.clock, Owner("cluster"))
+        await rebuild(gapped.objects, store, gapped.clock, StoreOwner("cluster"))
     for messages in (0, AFTER):
         async with gapped.opened() as broker:
             if messages:

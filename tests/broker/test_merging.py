@@ -1,4 +1,4 @@
-"""Small segments become large ones: nothing is lost, doubled or changed, whenever it is cut short."""
+"""Merging of small segments: nothing is lost, duplicated or changed, also when a merge is interrupted."""
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -76,7 +76,9 @@ async def segments(broker, topic: TopicName = TOPIC):
     return [one async for page in broker.tiers.catalog.pages(topic_id, 0) for one in page]
 
 
-async def test_crumbs_become_segments_and_their_objects_go_after_the_grace(tmp_path: Path, objects: Counted):
+async def test_small_segments_are_merged_and_their_objects_are_deleted_after_the_grace_period(
+    tmp_path: Path, objects: Counted
+):
     clock = ManualClock()
     async with opened(tmp_path, objects, clock=clock) as broker:
         await Door(broker).create()
@@ -157,7 +159,7 @@ async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, obj
         assert await everything(broker) == await everything(broker, OTHER) == list(range(20))
 
 
-async def test_a_reader_in_the_middle_of_it_goes_on(tmp_path: Path, objects: Counted):
+async def test_a_reader_continues_during_a_merge(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects) as broker:
         door = Door(broker)
         await door.create()
@@ -227,7 +229,7 @@ async def test_a_fenced_owner_merges_nothing(tmp_path: Path, objects: Counted):
         assert len(await segments(former)) == 20
 
 
-async def test_a_damaged_crumb_is_let_be_and_the_others_go_on(tmp_path: Path, objects: Counted):
+async def test_a_damaged_small_segment_is_skipped_and_others_are_merged(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects) as broker:
         for topic in (TOPIC, OTHER):
             await Door(broker, topic).create()

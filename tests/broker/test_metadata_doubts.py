@@ -8,12 +8,12 @@ import pytest
 from broker_harness import TOPIC, Door, open_broker
 from lifetimes_harness import Hourglass
 from metadata_harness import FaultyStore, deletes, puts
-from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
+from tiering_harness import PER_BATCH, SMALL, WAL, everything, filled, keys, upload_all
 
 from pydanube.broker.registry import records
 from pydanube.broker.registry.registry import DOUBT_S
 from pydanube.core.access import ANONYMOUS
-from pydanube.metadata.store import Put, list_all
+from pydanube.metadata.store import Delete, Put, list_all
 from pydanube.model.errors import AlreadyExists, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
@@ -106,14 +106,50 @@ async def test_a_topic_whose_objects_could_not_be_forgotten_is_gone_and_they_go_
         await door.create()
         await filled(door, 2)
         await upload_all(broker)
+        topic_id = broker._registry.topic(TOPIC).topic_id
         metadata.refuse(deletes("/segments/"))
         await delete(broker)
         assert not await exists(broker)
         assert len(await keys(objects)) == 1
+        assert await left_of(topic_id, metadata) == [records.deleted_key(topic_id)]
+    async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
         await broker.tiers.forget_deleted_topics()
         clock.advance(SMALL.grace_s)
         await broker.tiers._collect(orphans=False)
         assert await keys(objects) == []
+        assert await left_of(topic_id, metadata) == []
+
+
+async def test_segments_of_a_topic_that_the_metadata_lost_are_kept(tmp_path, metadata, clock):
+    objects = MemoryStore(clock=clock)
+    async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 2)
+        await upload_all(broker)
+        topic_id = broker._registry.topic(TOPIC).topic_id
+        lost = await metadata.get(records.topic_key(TOPIC))
+        await metadata.transact([], [Delete(records.topic_key(TOPIC))])
+        for _ in range(2):
+            await broker.tiers._collect(orphans=True)
+            clock.advance(SMALL.grace_s)
+        assert len(await keys(objects)) == 1
+        assert await broker.tiers.catalog.topics() == [topic_id]
+        await metadata.transact([], [Put(lost.key, lost.value)])
+        assert len(await everything(door)) == 2 * PER_BATCH
+
+
+async def test_a_deleted_topic_with_uploaded_segments_leaves_no_key_behind(tmp_path, metadata, clock):
+    objects = MemoryStore(clock=clock)
+    async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
+        door = Door(broker)
+        await door.create()
+        await filled(door, 2)
+        await upload_all(broker)
+        topic_id = broker._registry.topic(TOPIC).topic_id
+        await delete(broker)
+        assert await left_of(topic_id, metadata) == []
+        assert await broker.tiers.catalog.topics() == []
 
 
 async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, metadata):

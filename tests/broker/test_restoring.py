@@ -1,4 +1,4 @@
-"""A broker that lost everything but its object store begins again from the manifests there."""
+"""A broker that lost everything except its object store is restored from the manifests there."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
 
-from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, rebuild
+from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, Restored, rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.counters import last_id
 from pydanube.metadata.embedded import EmbeddedStore
@@ -18,9 +18,8 @@ from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import Clock, ManualClock, SystemClock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import Owner
 from pydanube.storage.tiering.manifest import KEPT
-from pydanube.storage.tiering.restoring import Restored
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segment_age_s=0)
 
@@ -38,7 +37,7 @@ def opened(path: Path, objects: ObjectStore, **changes):
 async def restored(path: Path, objects: ObjectStore, clock: Clock | None = None) -> Restored:
     clock = clock or SystemClock()
     async with await EmbeddedStore.open(path / "metadata.db", clock) as store:
-        return await rebuild(objects, store, clock, Owner("cluster"))
+        return await rebuild(objects, store, clock, StoreOwner("cluster"))
 
 
 async def upload(broker) -> None:
@@ -156,7 +155,7 @@ async def test_a_producer_whose_last_messages_are_lost_is_told_to_open_again(tmp
         await door.publish(anew, [b"next"], sequence=0)
 
 
-async def test_subscriptions_stand_where_they_stood(tmp_path: Path, objects: ObjectStore):
+async def test_subscriptions_keep_their_positions(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
         door = Door(broker)
         await door.create()
@@ -338,7 +337,9 @@ async def test_what_a_lost_broker_uploads_after_the_restore_is_not_history(tmp_p
 
 
 @pytest.mark.parametrize("ack_level", [AckLevel.WRITTEN, AckLevel.MEMORY])
-async def test_topics_that_promise_less_are_restored_too(tmp_path: Path, objects: ObjectStore, ack_level: AckLevel):
+async def test_topics_with_weaker_ack_levels_are_restored_too(
+    tmp_path: Path, objects: ObjectStore, ack_level: AckLevel
+):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
         door = Door(broker)
         await door.create(ack_level=ack_level)
@@ -379,29 +380,29 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
 ):
     clock = ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        keep, door = broker.tiers.manifests.keep, Door(broker)
-        assert await keep()
+        write_if_due, door = broker.tiers.manifests.write_if_due, Door(broker)
+        assert await write_if_due()
         await door.create()
-        assert not await keep(), "several changes share a manifest"
+        assert not await write_if_due(), "several changes share a manifest"
         clock.advance(5)
-        assert await keep()
+        assert await write_if_due()
         await door.publish(await door.producer(), [b"x" * 10])
         consumer = await door.subscribe()
         clock.advance(60)
-        assert await keep()
+        assert await write_if_due()
         await consumer.ack((0, 1))
         clock.advance(10)
-        await keep()
+        await write_if_due()
         clock.advance(59)
-        await keep()
+        await write_if_due()
         clock.advance(60)
-        await keep()
+        await write_if_due()
         clock.advance(1000)
-        assert not await keep(), "nothing happened"
+        assert not await write_if_due(), "nothing happened"
         for _ in range(2 * KEPT):
             await Door(broker, TopicName.parse(f"/default/t-{_}")).create()
             clock.advance(5)
-            assert await keep()
+            assert await write_if_due()
         assert len(await keys(objects, "manifests/")) == KEPT
 
 
@@ -434,12 +435,12 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         door = Door(broker)
         await door.create()
-        assert not await broker.tiers.manifests.keep()
+        assert not await broker.tiers.manifests.write_if_due()
         await door.publish(await door.producer(), [b"x"])
         objects.away = False
-        assert not await broker.tiers.manifests.keep(), "not at once again"
+        assert not await broker.tiers.manifests.write_if_due(), "not at once again"
         clock.advance(5)
-        assert await broker.tiers.manifests.keep()
+        assert await broker.tiers.manifests.write_if_due()
         assert broker.tiers.manifests.failure is None
 
 
@@ -460,7 +461,7 @@ async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, ob
         assert 0 < partition.waiting_bytes < 2000
 
 
-async def test_what_a_restore_left_out_can_be_looked_at_for_a_day(tmp_path: Path, objects: ObjectStore):
+async def test_objects_that_a_restore_left_out_are_kept_for_a_day(tmp_path: Path, objects: ObjectStore):
     clock = ManualClock()
     async with opened(tmp_path / "before", objects, clock=clock, crash=True) as broker:
         await Door(broker).create()

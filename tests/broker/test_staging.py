@@ -1,4 +1,4 @@
-"""Staged writes: invisible until committed, then there, once, whatever happens in between."""
+"""Staged writes: invisible until committed, then published exactly once."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_stages_of_a_commit_are_published_in_the_order_in_which_they_are_n
     assert await payloads(broker, 2) == [b"x"]
 
 
-async def test_a_stage_that_is_not_named_is_never_seen(broker):
+async def test_a_stage_that_no_commit_names_is_never_published(broker):
     query = Query(broker)
     await query.stage(0, {0: [b"lost attempt"]}, attempt=1)
     good = await query.stage(0, {0: [b"good attempt"]}, attempt=2)
@@ -64,7 +64,7 @@ async def test_a_commit_that_is_repeated_changes_nothing(broker):
     assert await payloads(broker) == [b"1"]
 
 
-async def test_a_commit_without_stages_counts_all_the_same(broker):
+async def test_a_commit_without_stages_advances_the_batch_id(broker):
     query = Query(broker)
     assert await query.commit(5) == (False, True)
     assert await query.commit(5) == (True, True)
@@ -72,7 +72,7 @@ async def test_a_commit_without_stages_counts_all_the_same(broker):
     assert await payloads(broker) == []
 
 
-async def test_what_is_published_leaves_nothing_behind(broker, objects):
+async def test_a_published_commit_leaves_no_keys_and_no_objects(broker, objects):
     query = Query(broker)
     for batch_id in range(3):
         await query.write(batch_id, {0: [b"%d" % batch_id], 1: [b"x"]}, {2: [b"y"]})
@@ -117,7 +117,7 @@ async def test_what_is_published_is_signed_by_the_query(broker):
     assert [one.first_sequence for one in headers] == [0, 2]
 
 
-async def test_nobody_can_publish_under_the_name_of_a_query(broker):
+async def test_a_producer_cannot_publish_with_the_id_of_a_query(broker):
     await Query(broker).write(0, {0: [b"1"]})
     fetched = await Door(broker).fetch(EARLIEST)
     producer_id = Batch.open(fetched.batches[0], stamped=True).header.producer_id
@@ -158,7 +158,7 @@ async def test_a_new_run_that_commits_what_is_committed_fences_the_old_one(broke
     assert await new.write(1, {0: [b"new"]}) == (False, True)
 
 
-async def test_of_runs_that_race_for_a_batch_one_wins_whole(broker):
+async def test_of_concurrent_commits_of_a_batch_exactly_one_is_published_completely(broker):
     queries = [Query(broker, run=f"run {number}") for number in range(8)]
 
     async def write(number: int) -> bool:
@@ -222,7 +222,7 @@ async def test_stages_for_what_does_not_exist_are_refused_by_name(broker):
         await Query(broker).stage(0, {3: [b"1"]})
 
 
-async def test_a_topic_that_somebody_has_for_himself_takes_no_stages(broker):
+async def test_a_topic_with_an_exclusive_producer_refuses_stages(broker):
     await Door(broker).producer(access="exclusive")
     with pytest.raises(Refused, match="exclusive"):
         await Query(broker).stage(0, {0: [b"1"]})
@@ -237,8 +237,8 @@ async def test_a_message_that_is_too_large_is_refused_before_it_is_stored(broker
 async def stage_bytes(broker, batches: list[bytes], lengths: list[int] | None = None, **changes) -> str:
     body = b"".join(one + bytes(-len(one) % 64) for one in batches)
     sections = [SectionRequest(TOPIC, 0, lengths if lengths is not None else [len(one) for one in batches])]
-    wish = StageRequest("query", "run", 0, 0, 0, 0, sections)._replace(**changes)
-    return await broker.staging.stage(ANONYMOUS, wish, memoryview(body))
+    request = StageRequest("query", "run", 0, 0, 0, 0, sections)._replace(**changes)
+    return await broker.staging.stage(ANONYMOUS, request, memoryview(body))
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,7 @@ async def stage_bytes(broker, batches: list[bytes], lengths: list[int] | None = 
         ([encode([b"1"], publish_times=1)], None, {"task": -1}, "task"),
     ],
 )
-async def test_a_stage_that_makes_no_sense_is_refused_and_leaves_nothing(
-    broker, objects, batches, lengths, changes, error
-):
+async def test_an_invalid_stage_is_refused_and_leaves_nothing(broker, objects, batches, lengths, changes, error):
     with pytest.raises(Invalid, match=error):
         await stage_bytes(broker, [bytes(one) for one in batches], lengths, **changes)
     assert await stages_in(objects) == []
@@ -329,7 +327,7 @@ async def test_queries_are_listed_in_order_page_by_page(broker):
 
 
 async def test_a_page_of_queries_with_the_longest_names_fits_an_answer(broker):
-    book = broker.staging._book
+    book = broker.staging._records
     for number in range(400):
         query = f"{number:03}" + "\U0001f30a" * 197
         await book.replace(await book.new(query, query), QueryRecord(query, number + 1, query))
@@ -360,14 +358,14 @@ async def test_an_unknown_query_cannot_be_forgotten(broker):
         await broker.staging.forget(ANONYMOUS, "nobody")
 
 
-async def test_whoever_waits_for_a_commit_is_let_go_when_the_broker_drains(tmp_path):
+async def test_a_waiting_commit_returns_when_the_broker_drains(tmp_path):
     objects = Moody()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.mood = "unreadable"
         waiting = asyncio.ensure_future(Query(broker).commit(0, stage, wait_ms=60_000))
-        await until(lambda: broker.staging.decisions._of)
+        await until(lambda: broker.staging.decisions._by_query)
         broker.drain()
         async with asyncio.timeout(60):
             assert await waiting == (False, False)

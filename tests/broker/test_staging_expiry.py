@@ -1,4 +1,4 @@
-"""Stages that nobody named expire, and queries that nobody heard of are forgotten."""
+"""Stages that are not committed expire, and idle queries are removed."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ async def aging(tmp_path, clock):
         yield broker
 
 
-async def test_a_stage_that_nobody_named_expires_and_a_commit_that_names_it_is_refused_whole(aging, clock):
+async def test_an_uncommitted_stage_expires_and_a_later_commit_of_it_is_refused(aging, clock):
     query = Query(aging)
     old = await query.stage(0, {0: [b"old"]})
     clock.advance(DAY_S - 1)
@@ -45,7 +45,7 @@ async def test_a_stage_that_nobody_named_expires_and_a_commit_that_names_it_is_r
     assert await query.commit(0, young) == (False, True)
 
 
-async def test_a_stage_that_is_decided_does_not_expire(tmp_path, clock):
+async def test_a_committed_stage_does_not_expire(tmp_path, clock):
     objects = Moody()
     async with staging_broker(tmp_path, objects, clock=clock) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -63,7 +63,7 @@ async def test_a_stage_that_is_decided_does_not_expire(tmp_path, clock):
         await until(is_there)
 
 
-async def test_an_expiry_that_comes_between_the_look_at_a_stage_and_the_decision_wins(aging, clock, monkeypatch):
+async def test_an_expiry_between_the_check_of_a_stage_and_the_decision_wins(aging, clock, monkeypatch):
     query = Query(aging)
     stage = await query.stage(0, {0: [b"1"]})
     clock.advance(2 * DAY_S)
@@ -79,19 +79,19 @@ async def test_an_expiry_that_comes_between_the_look_at_a_stage_and_the_decision
     assert await payloads(aging) == []
 
 
-async def test_a_decision_that_comes_between_the_look_at_the_record_and_its_move_wins(aging, clock, monkeypatch):
+async def test_a_decision_between_reading_and_writing_the_record_by_an_expiry_wins(aging, clock, monkeypatch):
     query = Query(aging)
     stage = await query.stage(0, {0: [b"1"]})
     clock.advance(2 * DAY_S)
-    find = aging.staging.expiry._book.find_number
+    find = aging.staging.expiry._records.find_number
 
     async def commit_meanwhile(number):
         found = await find(number)
-        monkeypatch.setattr(aging.staging.expiry._book, "find_number", find)
+        monkeypatch.setattr(aging.staging.expiry._records, "find_number", find)
         await query.commit(0, stage)
         return found
 
-    monkeypatch.setattr(aging.staging.expiry._book, "find_number", commit_meanwhile)
+    monkeypatch.setattr(aging.staging.expiry._records, "find_number", commit_meanwhile)
     await aging.staging.expiry.expire_stages()
     assert await query.commit(0, stage) == (True, True)
     assert await payloads(aging) == [b"1"]
@@ -110,7 +110,7 @@ async def test_a_query_is_remembered_longer_than_its_stages_and_then_forgotten(a
     assert await payloads(aging) == [b"1", b"again"]
 
 
-async def test_stages_of_a_query_that_is_forgotten_go(aging, clock):
+async def test_stages_of_a_removed_query_are_deleted(aging, clock):
     query = Query(aging)
     await query.stage(0, {0: [b"1"]})
     clock.advance(11 * DAY_S)

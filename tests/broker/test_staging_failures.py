@@ -1,4 +1,4 @@
-"""Staged writes while stores fail, partitions wait and topics go."""
+"""Staged writes while stores fail, partitions wait and topics are deleted."""
 
 import asyncio
 
@@ -10,10 +10,10 @@ from staging_harness import Query, payloads, quiet, staged_keys, stages_in, stag
 from tiering_harness import Moody
 
 from pydanube.broker.registry.records import DECISIONS, PENDING, topic_key
-from pydanube.broker.staging import publishing as stage_applying
+from pydanube.broker.staging import stage_publisher
 from pydanube.broker.staging.decisions import WRITES_AT_ONCE
-from pydanube.broker.staging.publishing import LANES_AT_ONCE
-from pydanube.broker.staging.staging import DOUBT_S
+from pydanube.broker.staging.stage_publisher import PUBLICATIONS_AT_ONCE
+from pydanube.broker.staging.staging import UNCERTAIN_RETRY_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import UNAPPLIED_MAX
 from pydanube.model.errors import Unavailable
@@ -54,7 +54,7 @@ async def test_a_commit_whose_stages_cannot_be_read_now_is_unavailable_and_not_d
         assert await Query(broker).commit(0, stage) == (False, True)
 
 
-async def test_what_is_decided_waits_until_the_store_can_be_read(tmp_path):
+async def test_a_decision_waits_until_the_store_can_be_read(tmp_path):
     objects = Moody()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -70,13 +70,13 @@ async def test_what_is_decided_waits_until_the_store_can_be_read(tmp_path):
         assert await payloads(broker) == [b"1"]
 
 
-async def test_a_mistake_while_publishing_is_said_and_what_was_decided_is_tried_again(tmp_path, monkeypatch):
+async def test_a_bug_while_publishing_is_reported_and_the_decision_is_retried(tmp_path, monkeypatch):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1"]})
         with monkeypatch.context() as mistaken:
-            mistaken.setattr("pydanube.broker.staging.publishing.rows_to_skip", lambda *_: 1 / 0)
+            mistaken.setattr("pydanube.broker.staging.stage_publisher.rows_to_skip", lambda *_: 1 / 0)
             assert await query.commit(0, stage, wait_ms=50) == (False, False)
             await until(lambda: obstacle(broker))
             assert "internal error: ZeroDivisionError" in await obstacle(broker)
@@ -146,7 +146,7 @@ async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_p
 
 
 async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_path):
-    slow, count = TopicName.parse("/default/slow"), LANES_AT_ONCE + 8
+    slow, count = TopicName.parse("/default/slow"), PUBLICATIONS_AT_ONCE + 8
     async with staging_broker(tmp_path, MemoryStore()) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         await broker.create_topic(ANONYMOUS, slow, TopicConfig(partitions=count))
@@ -165,7 +165,7 @@ async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_p
 # -- topics that go ------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_decided_for_a_topic_that_is_deleted_is_dropped_and_the_rest_arrives(tmp_path):
+async def test_messages_for_a_deleted_topic_are_dropped_and_the_others_are_published(tmp_path):
     objects, gone = Moody(), TopicName.parse("/default/gone")
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -181,7 +181,7 @@ async def test_what_was_decided_for_a_topic_that_is_deleted_is_dropped_and_the_r
         await quiet(broker)
         assert await payloads(broker) == [b"1"]
         assert await payloads(broker, topic=gone) == []
-        assert broker.staging.decisions.applier.dropped == 2
+        assert broker.staging.decisions.publisher.dropped == 2
         assert await staged_keys(broker) == []
 
 
@@ -197,11 +197,11 @@ async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
         objects.mood = "fine"
 
 
-async def test_what_was_decided_waits_while_a_deletion_is_in_doubt_and_arrives_when_the_topic_is_back(
+async def test_a_decision_waits_while_a_deletion_is_uncertain_and_is_published_if_the_topic_stays(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(stage_applying, "RETRY_S", (0.01,))
-    monkeypatch.setattr(stage_applying, "LOST_RETRY_S", 0.01)
+    monkeypatch.setattr(stage_publisher, "RETRY_S", (0.01,))
+    monkeypatch.setattr(stage_publisher, "LOST_RETRY_S", 0.01)
     objects, metadata = Moody(), FaultyStore()
     async with staging_broker(tmp_path, objects, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -223,7 +223,7 @@ async def test_what_was_decided_waits_while_a_deletion_is_in_doubt_and_arrives_w
             await deleting
         assert await query.commit(0, stage) == (True, True)
         assert await payloads(broker) == [b"1", b"2"]
-        assert broker.staging.decisions.applier.dropped == 0
+        assert broker.staging.decisions.publisher.dropped == 0
 
 
 # -- topics that nobody uses ---------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ async def is_kept(door: Hourglass) -> bool:
     return str(TOPIC) in await door.broker.list_topics(ANONYMOUS)
 
 
-async def test_an_unused_topic_stays_while_what_was_decided_for_it_is_being_spread(unused, metadata):
+async def test_an_unused_topic_stays_while_the_pending_keys_of_a_decision_are_written(unused, metadata):
     query = Query(unused.broker)
     stage = await query.stage(0, {index: [b"1"] for index in range(WRITES_AT_ONCE + 1)})
     spreading = metadata.hold(puts(PENDING))
@@ -264,7 +264,7 @@ async def test_an_unused_topic_stays_while_what_was_decided_for_it_is_being_spre
     assert await payloads(unused.broker, WRITES_AT_ONCE) == [b"1"]
 
 
-async def test_an_unused_topic_stays_while_something_is_being_decided_for_it(unused, metadata):
+async def test_an_unused_topic_stays_while_a_commit_is_in_progress(unused, metadata):
     query = Query(unused.broker)
     stage = await query.stage(0, {0: [b"1"]})
     deciding = metadata.hold(puts(DECISIONS))
@@ -277,7 +277,7 @@ async def test_an_unused_topic_stays_while_something_is_being_decided_for_it(unu
 
 
 @pytest.mark.parametrize("written", [False, True])
-async def test_an_unused_topic_stays_for_as_long_as_something_may_have_been_decided_for_it(unused, metadata, written):
+async def test_an_unused_topic_stays_while_a_commit_is_uncertain(unused, metadata, written):
     broker = unused.broker
     stage = await Query(broker).stage(0, {0: [b"1"]})
     doubt = metadata.lose_answer if written else metadata.refuse
@@ -285,15 +285,15 @@ async def test_an_unused_topic_stays_for_as_long_as_something_may_have_been_deci
     with pytest.raises(Unavailable):
         await Query(broker).commit(0, stage)
     assert await is_kept(unused)
-    unused.clock.advance(DOUBT_S)
-    await until(lambda: not broker.staging._doubtful)
+    unused.clock.advance(UNCERTAIN_RETRY_S)
+    await until(lambda: not broker.staging._uncertain)
     await quiet(broker)
     assert await payloads(broker) == [b"1"] * written
     unused.clock.advance(3600)
     assert not await is_kept(unused)
 
 
-async def test_an_unused_topic_goes_although_keys_of_what_it_has_got_are_still_there(unused, metadata):
+async def test_an_unused_topic_is_deleted_although_its_published_pending_keys_are_left(unused, metadata):
     sweeping = metadata.hold(deletes(PENDING))
     assert (await Query(unused.broker).write(0, {0: [b"1"]})).applied
     await sweeping.asked.wait()

@@ -141,10 +141,10 @@ class Machine:
             assert len(found) == sum(len(life.rows[index]) for life in self.lives), (
                 "something came that was not committed"
             )
-        store = self.broker.staging._book._store
+        store = self.broker.staging._records._store
         assert [one.key async for one in list_all(store, "/staged/") if "/queries/" not in one.key] == []
         for life in self.lives:
-            with_record = await self.broker.staging._book.find(life.name)
+            with_record = await self.broker.staging._records.find(life.name)
             if with_record is not None:
                 await self.broker.staging.forget(ANONYMOUS, life.name)
         assert await stages_in(self.objects) == []

@@ -1,4 +1,4 @@
-"""Staged writes, when somebody or something comes in between: a hand, a cancellation, a removal, a restore."""
+"""Staged writes and concurrent events: manual deletion of stages, cancellation, removal of the query, a restore."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from test_staging_restart import Hiding
 from tiering_harness import keys, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, query_key
-from pydanube.broker.staging.stage_reader import LOOKS_AT_ONCE
+from pydanube.broker.staging.stage_reader import CHECKS_AT_ONCE
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
@@ -21,7 +21,7 @@ from pydanube.model.topics import TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import Owner
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 class Counting(MemoryStore):
@@ -43,7 +43,7 @@ class Counting(MemoryStore):
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-async def test_a_commit_of_which_a_stage_was_deleted_by_hand_is_refused_whole(tmp_path, position):
+async def test_a_commit_is_refused_if_one_of_its_stages_was_deleted_from_the_store(tmp_path, position):
     objects = MemoryStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -58,14 +58,14 @@ async def test_a_commit_of_which_a_stage_was_deleted_by_hand_is_refused_whole(tm
         assert await payloads(broker) == [b"0", b"1", b"2"]
 
 
-async def test_a_commit_looks_for_many_stages_at_once_and_not_for_all_of_them(tmp_path):
+async def test_a_commit_checks_a_limited_number_of_stages_concurrently(tmp_path):
     objects = Counting()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
-        stages = [await query.stage(0, {0: [b"%d" % number]}) for number in range(2 * LOOKS_AT_ONCE)]
+        stages = [await query.stage(0, {0: [b"%d" % number]}) for number in range(2 * CHECKS_AT_ONCE)]
         assert await query.commit(0, *stages) == (False, True)
-        assert objects.most == LOOKS_AT_ONCE
+        assert objects.most == CHECKS_AT_ONCE
 
 
 # -- commits that were cancelled -----------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ async def test_a_commit_that_was_cancelled_can_be_repeated(tmp_path, written):
         assert await payloads(broker) == [b"1", b"2"]
 
 
-async def test_a_commit_that_was_cancelled_and_happened_is_published_without_being_asked_for(tmp_path):
+async def test_a_cancelled_commit_that_was_written_is_published_without_a_repetition(tmp_path):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -116,7 +116,7 @@ async def test_a_commit_that_is_cancelled_while_the_broker_closes_is_only_cancel
         assert await payloads(broker) == [b"1"]
 
 
-async def test_what_may_have_been_decided_is_forgotten_with_its_query(tmp_path):
+async def test_an_uncertain_decision_is_removed_with_its_query(tmp_path):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -138,7 +138,7 @@ class Removing:
 
     def __init__(self, broker) -> None:
         self._broker = broker
-        self._store = broker.staging._book._store
+        self._store = broker.staging._records._store
         self.stage: asyncio.Task[str] | None = None
 
     def __getattr__(self, name: str):
@@ -147,7 +147,7 @@ class Removing:
     async def transact(self, compares, writes):
         if self.stage is None and any(isinstance(one, Delete) and one.key == query_key("query") for one in writes):
             self.stage = asyncio.create_task(Query(self._broker).stage(1, {0: [b"between"]}))
-            await until(lambda: self.stage.done() or self._broker.staging._book._locks["query"][1] > 1)
+            await until(lambda: self.stage.done() or self._broker.staging._records._locks["query"][1] > 1)
         return await self._store.transact(compares, writes)
 
 
@@ -158,7 +158,7 @@ async def test_a_stage_that_comes_while_its_query_is_removed_counts_for_the_new_
         query = Query(broker)
         await query.write(0, {0: [b"before"]})
         await quiet(broker)
-        store = broker.staging._book._store = Removing(broker)
+        store = broker.staging._records._store = Removing(broker)
         if by_hand:
             await broker.staging.forget(ANONYMOUS, "query")
         else:
@@ -197,7 +197,7 @@ async def test_a_batch_that_is_committed_again_after_a_restore_in_other_pieces_i
     (tmp_path / "after").mkdir()
     clock = SystemClock()
     async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", clock) as store:
-        await rebuild(objects, store, clock, Owner("cluster"))
+        await rebuild(objects, store, clock, StoreOwner("cluster"))
     async with staging_broker(tmp_path / "after", objects) as broker:
         assert await payloads(broker) == rows[:3]
         query = Query(broker, run="another")

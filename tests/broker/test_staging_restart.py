@@ -1,4 +1,4 @@
-"""Staged writes over restarts: what was decided goes on behind what is stored, whatever else happened meanwhile."""
+"""Staged writes across restarts: decisions continue after what is already stored."""
 
 import asyncio
 import errno
@@ -12,7 +12,7 @@ from test_failing_disk import FAST_CURE, FailingDisk, until_cured
 from tiering_harness import Moody, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, PENDING
-from pydanube.broker.staging import publishing as stage_applying
+from pydanube.broker.staging import stage_publisher
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.core.staging import STAGED_PRODUCER
@@ -21,7 +21,7 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import Owner
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 class Hiding(MemoryStore):
@@ -50,7 +50,7 @@ async def has(broker, count: int) -> bool:
 
 
 @pytest.mark.parametrize("ack_level", [AckLevel.DURABLE, AckLevel.WRITTEN])
-async def test_a_partition_that_had_got_a_part_gets_the_rest(tmp_path, ack_level):
+async def test_a_partition_that_has_a_part_of_a_batch_gets_the_rest(tmp_path, ack_level):
     objects = Hiding()
     async with staging_broker(tmp_path, objects, crash=True) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(ack_level=ack_level))
@@ -107,11 +107,11 @@ async def others(broker, payload: bytes) -> None:
         await door.publish(await door.producer(), [payload], sequence=0)
 
 
-async def test_what_was_published_is_remembered_though_the_disk_refused_what_came_next(tmp_path, monkeypatch):
+async def test_published_rows_are_not_repeated_after_the_disk_refused_later_ones(tmp_path, monkeypatch):
     """The first batch's key stays, the second batch does not reach the log, and somebody else begins a new ledger."""
     objects, disk, metadata = MemoryStore(), FailingDisk(), FaultyStore()
     metadata.refuse_all(deletes(PENDING))
-    monkeypatch.setattr(stage_applying, "RETRY_S", (60.0,))
+    monkeypatch.setattr(stage_publisher, "RETRY_S", (60.0,))
     async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         query, door = Query(broker), Door(broker)
@@ -129,11 +129,11 @@ async def test_what_was_published_is_remembered_though_the_disk_refused_what_cam
 
 
 def number_of(broker) -> int:
-    (number,) = broker.staging.decisions._of
+    (number,) = broker.staging.decisions._by_query
     return number
 
 
-async def test_a_query_is_not_kept_in_mind_longer_than_it_has_something_to_get(tmp_path):
+async def test_a_query_is_unpinned_once_nothing_of_it_is_pending(tmp_path):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         for batch_id in range(3):
@@ -144,7 +144,7 @@ async def test_a_query_is_not_kept_in_mind_longer_than_it_has_something_to_get(t
         assert any(one.producer_id & STAGED_PRODUCER for one in partition.remembered.entries())
 
 
-async def test_a_query_is_kept_in_mind_while_one_of_its_later_batches_has_a_pending_key(tmp_path):
+async def test_a_query_stays_pinned_while_a_later_batch_has_a_pending_key(tmp_path):
     objects, metadata, remembered = MemoryStore(), FaultyStore(), {"remembered_max": 1}
     first, later = metadata.hold(deletes(PENDING)), metadata.hold(deletes(PENDING))
     async with staging_broker(tmp_path, objects, crash=True, metadata=metadata, **remembered) as broker:
@@ -212,7 +212,7 @@ async def test_a_topic_that_is_gone_after_the_restart_gets_nothing(tmp_path):
 
 @pytest.mark.parametrize("partitions", [1, 120])
 @pytest.mark.parametrize("written", [False, True])
-async def test_a_commit_of_which_nobody_knows_whether_it_happened_can_be_repeated(tmp_path, written, partitions):
+async def test_an_uncertain_commit_can_be_repeated(tmp_path, written, partitions):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=partitions))
@@ -227,7 +227,7 @@ async def test_a_commit_of_which_nobody_knows_whether_it_happened_can_be_repeate
         assert await payloads(broker) == [b"1", b"2"]
 
 
-async def test_a_commit_that_happened_unnoticed_is_published_without_being_asked_for(tmp_path):
+async def test_an_uncertain_commit_that_was_written_is_published_without_a_repetition(tmp_path):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -263,7 +263,7 @@ async def arrived_beside(broker) -> bool:
     return await payloads(broker, 1) == [b"other"]
 
 
-async def test_a_topic_that_is_taken_for_itself_after_the_decision_gets_its_share(tmp_path):
+async def test_a_topic_with_an_exclusive_producer_gets_what_was_committed_before(tmp_path):
     objects = Moody()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
@@ -286,18 +286,18 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
         await Query(broker).write(4, {0: [b"1"]})
         await quiet(broker)
         await upload_all(broker)
-        before = await broker.staging._book.find("query")
+        before = await broker.staging._records.find("query")
         await broker.tiers.manifests.write()
     (tmp_path / "after").mkdir()
     clock = SystemClock()
     async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", clock) as store:
-        await rebuild(objects, store, clock, Owner("cluster"))
+        await rebuild(objects, store, clock, StoreOwner("cluster"))
     async with staging_broker(tmp_path / "after", objects) as broker:
         assert await Query(broker).commit(4) == (True, True)
         await Query(broker).write(5, {0: [b"2"]})
         await Query(broker, "another").write(0, {0: [b"3"]})
         assert await payloads(broker) == [b"1", b"2", b"3"]
-        known, another = await broker.staging._book.find("query"), await broker.staging._book.find("another")
+        known, another = await broker.staging._records.find("query"), await broker.staging._records.find("another")
         assert known.record.number == before.record.number < another.record.number
 
 

@@ -10,7 +10,7 @@ from broker_harness import TOPIC, Door, open_broker
 from storage_harness import OTHER, SMALL, WAL, Away, collected, filled, keys, uploaded, usage, verified
 from tiering_harness import Moody
 
-from pydanube.broker.tiering import administration as storage_room
+from pydanube.broker.tiering import administration
 from pydanube.core.access import ANONYMOUS, Action, Principal
 from pydanube.metadata.store import Delete
 from pydanube.model.errors import Denied, Invalid, NotFound, Refused, Unavailable
@@ -59,7 +59,7 @@ async def test_a_long_history_is_counted_in_parts(tmp_path: Path, objects: Away,
                 await uploaded(broker)
         _, whole = await usage(broker)
         assert [one.segments for one in whole] == [4, 4]
-        monkeypatch.setattr(storage_room, "COUNTED_MAX", 1)
+        monkeypatch.setattr(administration, "COUNTED_MAX", 1)
         pages = broker.tiers.catalog.pages
         monkeypatch.setattr(broker.tiers.catalog, "pages", lambda *place: pages(*place, size=1))
         _, parts = await usage(broker)
@@ -176,7 +176,9 @@ async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Pat
 
 
 @pytest.mark.parametrize("bytes_max", [1, 10_000, 1 << 30])
-async def test_what_is_sound_is_read_whole_in_steps_of_any_size(tmp_path: Path, objects: Away, bytes_max: int):
+async def test_intact_segments_are_verified_completely_in_steps_of_any_size(
+    tmp_path: Path, objects: Away, bytes_max: int
+):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=replace(SMALL, segment_bytes=1 << 22)) as broker:
         for door in (Door(broker), Door(broker, OTHER)):
             await door.create(partitions=2)
@@ -188,7 +190,7 @@ async def test_what_is_sound_is_read_whole_in_steps_of_any_size(tmp_path: Path, 
         assert (await verified(broker, OTHER, bytes_max)).messages == 20_000
 
 
-async def test_each_damage_is_told_by_object_and_offsets_and_nothing_is_changed(tmp_path: Path, objects: Away):
+async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_changed(tmp_path: Path, objects: Away):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
         door = Door(broker)
         await door.create()
@@ -303,7 +305,7 @@ async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
         clock.set_wall(max(modified.values()) + 601_000_000)
         await broker.delete_topic(ANONYMOUS, OTHER)
         assert await collected(broker, orphans=True, dry_run=True) == StorageCollected(5, 3, 30)
-        monkeypatch.setattr(storage_room, "STEP_S", 0.0)  # every step ends after its first object
+        monkeypatch.setattr(administration, "STEP_S", 0.0)  # every step ends after its first object
         assert await collected(broker, orphans=True) == StorageCollected(5, 3, 30)
         assert await keys(objects) == [needed, leaving]
 
@@ -362,7 +364,7 @@ async def test_the_authorizer_is_asked_before_anything_else(tmp_path: Path, obje
 @pytest.mark.parametrize(
     "place", [StoragePlace(partition=-1), StoragePlace(offset=-1), StoragePlace(byte=-1), StoragePlace(crc=1 << 32)]
 )
-async def test_a_place_that_nobody_gave_is_refused(tmp_path: Path, objects: Away, place: StoragePlace):
+async def test_an_invalid_place_to_continue_is_refused(tmp_path: Path, objects: Away, place: StoragePlace):
     async with open_broker(tmp_path, objects=objects, tiering=SMALL) as broker:
         with pytest.raises(Invalid):
             await broker.storage.usage(ANONYMOUS, None, place)

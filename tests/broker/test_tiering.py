@@ -1,4 +1,4 @@
-"""History in object storage: uploaded, let go by the log, read again, and cleaned up; over restarts and crashes."""
+"""History in object storage: uploaded, released from the log, read back and deleted; across restarts and crashes."""
 
 from dataclasses import replace
 from pathlib import Path

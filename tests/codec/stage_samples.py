@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydanube.codec import stage
-from pydanube.codec.stage import StageBuilder, StageIndex
+from pydanube.codec.stage import StageIndex, StagePart
 
 TOPICS = [(18, "/default/orders"), (19, "/default/letters")]
 NAME = "stages/a/b/c"
@@ -15,12 +15,12 @@ Part = tuple[int, int, Sequence[bytes | bytearray], int]
 
 
 def built(parts: Sequence[Part], created_at_us: int = 1, topics: Sequence[tuple[int, str]] = TOPICS) -> bytes:
-    pieces, _ = stage.encode(created_at_us, topics, [StageBuilder(*part) for part in parts])
+    pieces, _ = stage.encode(created_at_us, topics, [StagePart(*part) for part in parts])
     return b"".join(pieces)
 
 
 def index_of(content: bytes, name: str = NAME) -> StageIndex:
-    front = stage.read_front(content, name)
+    front = stage.read_stage_header(content, name)
     return stage.decode_index(content[stage.HEADER_BYTES : front.index_end], front)
 
 

@@ -8,13 +8,16 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.codec.manifest import ClusterManifest, ManifestBuilder, ManifestPlace
+from pydanube.codec.manifest import ClusterManifest, ManifestBuilder, PartitionPositions
 from pydanube.model.errors import Corrupt
 from pydanube.model.ledgers import CursorEntry
 
 NOW = 1_700_000_000_000_000
 PAIRS = [("/counters/topic", b"7"), ("/topics/default/orders", b"\x81\xa8topic_id\x07")]
-PLACES = [ManifestPlace(7, 0, 1234, [CursorEntry(3, 1000, [(1002, 1004), (1100, 1234)])]), ManifestPlace(7, 1, 0, [])]
+PLACES = [
+    PartitionPositions(7, 0, 1234, [CursorEntry(3, 1000, [(1002, 1004), (1100, 1234)])]),
+    PartitionPositions(7, 1, 0, []),
+]
 GOLDEN = """
 444d414e 01 00 0000 00401e18240a0600 2a00000000000000
 000000000000000000000000000000000000000000000000000000000000000000000000 3a8a26ef
@@ -30,7 +33,7 @@ GOLDEN = """
 def built(pairs=PAIRS, places=PLACES) -> bytes:
     builder = ManifestBuilder("danube", "4f1d2c", 42, NOW)
     builder.add_keys(pairs)
-    builder.add_places(places)
+    builder.add_positions(places)
     return b"".join(builder.finish())
 
 
@@ -38,7 +41,7 @@ def test_a_manifest_says_what_was_put_in():
     manifest = ClusterManifest.open(built())
     assert (manifest.cluster, manifest.writer, manifest.number, manifest.created_at_us) == ("danube", "4f1d2c", 42, NOW)
     assert [pair for page in manifest.pairs() for pair in page] == PAIRS
-    assert list(manifest.all_places()) == PLACES
+    assert list(manifest.all_positions()) == PLACES
     assert (manifest.keys, manifest.places) == (2, 2)
 
 
@@ -47,7 +50,7 @@ def test_the_bytes_drawn_on_the_page_are_read():
     manifest = ClusterManifest.open(bytes.fromhex(GOLDEN))
     assert (manifest.cluster, manifest.writer, manifest.number, manifest.created_at_us) == ("danube", "4f1d2c", 42, NOW)
     assert [pair for page in manifest.pairs() for pair in page] == PAIRS
-    assert list(manifest.all_places()) == PLACES
+    assert list(manifest.all_positions()) == PLACES
 
 
 def test_the_page_draws_these_bytes():
@@ -73,7 +76,7 @@ def test_a_manifest_names_the_metadata_store_it_was_made_from():
 
 def test_an_empty_cluster_has_a_manifest():
     manifest = ClusterManifest.open(built([], []))
-    assert (list(manifest.pairs()), list(manifest.all_places())) == ([], [])
+    assert (list(manifest.pairs()), list(manifest.all_positions())) == ([], [])
 
 
 @given(

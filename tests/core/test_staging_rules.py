@@ -14,13 +14,13 @@ from pydanube.core.staging import (
     StageName,
     check_attempt,
     check_stages,
-    committed,
-    entered,
     epoch_of,
-    expiring,
-    is_over,
+    is_idle,
     rows_to_skip,
     stage_time,
+    with_commit,
+    with_expiry,
+    with_run,
 )
 from pydanube.model.errors import Invalid, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import METADATA_VALUE_BYTES_MAX, STAGES_PER_COMMIT_MAX
@@ -37,27 +37,27 @@ def stage(at_ms: int = 1_000, chance: str = "0" * 12) -> StageName:
 
 
 def test_the_current_run_changes_nothing():
-    assert entered(RECORD, "a", 5) is RECORD
+    assert with_run(RECORD, "a", 5) is RECORD
 
 
 def test_an_unknown_run_takes_the_place_of_the_current_one():
-    after = entered(RECORD, "b", 5)
+    after = with_run(RECORD, "b", 5)
     assert (after.run, after.earlier_runs, after.started_at) == ("b", ["a"], 5)
 
 
 def test_a_run_that_was_followed_by_another_is_fenced_and_both_are_named():
     with pytest.raises(StaleEpoch, match=r"run 'a' of query 'q' is over: run 'b'"):
-        entered(entered(RECORD, "b", 5), "a", 6)
+        with_run(with_run(RECORD, "b", 5), "a", 6)
 
 
 def test_the_last_sixteen_runs_stay_fenced():
     record = RECORD
     for number in range(RUNS_REMEMBERED + 3):
-        record = entered(record, f"r{number}", 5)
+        record = with_run(record, f"r{number}", 5)
     assert len(record.earlier_runs) == RUNS_REMEMBERED
     for run in record.earlier_runs:
         with pytest.raises(StaleEpoch):
-            entered(record, run, 6)
+            with_run(record, run, 6)
     assert record.run not in record.earlier_runs
 
 
@@ -65,30 +65,30 @@ def test_the_last_sixteen_runs_stay_fenced():
 
 
 def test_a_commit_moves_the_last_batch_id():
-    after = committed(RECORD, 3, [stage()], 0, 9)
+    after = with_commit(RECORD, 3, [stage()], 0, 9)
     assert after is not None
     assert (after.last_batch_id, after.last_commit_at) == (3, 9)
 
 
 @pytest.mark.parametrize("batch_id", [0, 2, 3])
 def test_a_batch_id_that_was_committed_or_passed_by_changes_nothing(batch_id):
-    after = committed(RECORD, 3, [stage()], 0, 9)
+    after = with_commit(RECORD, 3, [stage()], 0, 9)
     assert after is not None
-    assert committed(after, batch_id, [stage(0)], UNAPPLIED_MAX, 10) is None
+    assert with_commit(after, batch_id, [stage(0)], UNAPPLIED_MAX, 10) is None
 
 
 def test_a_stage_from_before_the_expiry_refuses_the_whole_commit():
-    record = expiring(RECORD, 1_000)
+    record = with_expiry(RECORD, 1_000)
     assert record is not None
     with pytest.raises(Refused, match="has expired"):
-        committed(record, 0, [stage(1_000), stage(999, "1" * 12)], 0, 9)
-    assert committed(record, 0, [stage(1_000)], 0, 9) is not None
+        with_commit(record, 0, [stage(1_000), stage(999, "1" * 12)], 0, 9)
+    assert with_commit(record, 0, [stage(1_000)], 0, 9) is not None
 
 
 def test_a_query_with_many_unpublished_batches_waits():
-    assert committed(RECORD, 0, [stage()], UNAPPLIED_MAX - 1, 9) is not None
+    assert with_commit(RECORD, 0, [stage()], UNAPPLIED_MAX - 1, 9) is not None
     with pytest.raises(Unavailable, match="commit again"):
-        committed(RECORD, 0, [stage()], UNAPPLIED_MAX, 9)
+        with_commit(RECORD, 0, [stage()], UNAPPLIED_MAX, 9)
 
 
 def test_a_stage_that_is_named_twice_is_invalid():
@@ -105,14 +105,14 @@ def test_too_many_stages_are_invalid():
 
 
 def test_an_expiry_never_moves_back():
-    record = expiring(RECORD, 1_000)
+    record = with_expiry(RECORD, 1_000)
     assert record is not None
-    assert expiring(record, 1_000) is None
-    assert expiring(record, 999) is None
+    assert with_expiry(record, 1_000) is None
+    assert with_expiry(record, 999) is None
 
 
 def test_a_new_stage_has_not_expired_wherever_the_clock_went():
-    record = expiring(RECORD, 5_000)
+    record = with_expiry(RECORD, 5_000)
     assert record is not None
     assert stage_time(record, 4_000_000) == 5_000
     assert stage_time(record, 6_000_000) == 6_000
@@ -120,8 +120,8 @@ def test_a_new_stage_has_not_expired_wherever_the_clock_went():
 
 def test_a_query_is_over_when_neither_a_commit_nor_a_run_came():
     record = QueryRecord("q", 7, "a", last_commit_at=10, started_at=20)
-    assert not is_over(record, 20)
-    assert is_over(record, 21)
+    assert not is_idle(record, 20)
+    assert is_idle(record, 21)
 
 
 # -- names ---------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ async def test_stages_are_unpacked_a_few_at_a_time(monkeypatch: pytest.MonkeyPat
     async with door() as there, neighbour(there), await Peer.greet(there) as peer:
         await peer.create_topic()
         turns = Turns()
-        monkeypatch.setattr("pydanube.broker.staging.intake.Batch", turns.spy())
+        monkeypatch.setattr("pydanube.broker.staging.stage_writer.Batch", turns.spy())
         name = await stage(peer, {(TOPIC, 0): [bomb() for _ in range(20)]})
         turns.stop()
         assert sum(turns.opened.values()) >= 20 * BOMB_BYTES

@@ -31,7 +31,7 @@ async def until_kept(store_url: str, cluster: str, messages: int, position: int)
         while True:
             async for manifest in newest_first(objects, cluster):
                 ends = {key.split("/")[-1] for page in manifest.pairs() for key, _ in page if "/segments/" in key}
-                cursors = [cursor for place in manifest.all_places() for cursor in place.cursors]
+                cursors = [cursor for place in manifest.all_positions() for cursor in place.cursors]
                 if f"{messages:016x}" in ends and any(cursor.position == position for cursor in cursors):
                     return
                 break

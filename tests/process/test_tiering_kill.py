@@ -15,7 +15,7 @@ from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.storage.tiering.catalog import Catalog
-from pydanube.storage.tiering.collecting import Collector
+from pydanube.storage.tiering.garbage_collector import GarbageCollector
 
 TOPIC = "/default/load"
 SETTINGS = {
@@ -112,7 +112,7 @@ async def check_stored(directory: Path) -> None:
             offset = segment.end_offset
             used.add(segment.record.object)
     assert offset > 0
-    await Collector(objects, catalog, clock, 3_600_000_000).collect_orphans()
+    await GarbageCollector(objects, catalog, clock, 3_600_000_000).collect_orphans()
     assert {info.key async for info in objects.list("segments/")} == used
     await objects.close()
     await store.close()

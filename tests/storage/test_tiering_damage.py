@@ -1,4 +1,4 @@
-"""Damaged objects: an error that names the object, nobody else is harmed, and reading goes on once it is put back."""
+"""Damaged objects: the error names the object, other readers are unaffected, and a copy that is put back is read."""
 
 import asyncio
 import random

@@ -18,7 +18,7 @@ from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.tiering.catalog import Catalog, CatalogSegment, segment_key
-from pydanube.storage.tiering.claim import Owner
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 async def segments_of(catalog: Catalog) -> list[CatalogSegment]:
@@ -88,7 +88,7 @@ async def test_what_retention_took_is_not_missed(tmp_path: Path):
 async def restored(path: Path, objects: MemoryStore) -> None:
     await asyncio.to_thread(path.mkdir)
     async with await EmbeddedStore.open(path / "metadata.db", SystemClock()) as store:
-        await rebuild(objects, store, SystemClock(), Owner("cluster"))
+        await rebuild(objects, store, SystemClock(), StoreOwner("cluster"))
 
 
 async def test_the_gap_that_a_restore_leaves_is_passed_over(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The log gives a file back in the very moment in which somebody reads or searches it: what was in it is elsewhere."""
+"""The log deletes a file while a reader uses it: the reader continues with the uploaded copy."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What a start makes of history: the log lets go of what was uploaded before, nothing pins it, nothing is forgotten."""
+"""Restarts with uploaded history: the log releases what was uploaded, nothing pins files, and nothing is lost."""
 
 from dataclasses import replace
 from pathlib import Path

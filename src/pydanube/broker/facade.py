@@ -17,7 +17,6 @@ from pydanube.broker.staging.staging import Staging
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
 from pydanube.broker.tiering.object_storage import ObjectStorage, TieringSettings
-from pydanube.broker.tiering.places import RunningPositions
 from pydanube.codec.batch import Batch, Codec
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.metadata.store import MetadataStore
@@ -83,7 +82,17 @@ class Broker:
         """Without `objects` the log keeps everything."""
         self.tiers: ObjectStorage | None = None
         if objects is not None and tiering is not None:
-            self.tiers = ObjectStorage(objects, store, writer, clock, tasks, tiering, settings.cluster)
+            self.tiers = ObjectStorage(
+                objects,
+                store,
+                registry,
+                lambda topic_id: self._partitions.open_of(topic_id),
+                writer,
+                clock,
+                tasks,
+                tiering,
+                settings.cluster,
+            )
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -108,8 +117,6 @@ class Broker:
             lambda: self.address,
             self.tiers,
         )
-        if self.tiers is not None:
-            self.tiers.manifests.living = RunningPositions(registry, self._partitions)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyBook(registry, self._partitions, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)

@@ -17,8 +17,8 @@ from .options import STORE_OPTION, config_option, examples, json_option
 from .output import emit_json, fail, fields, note, plural, size
 
 if TYPE_CHECKING:
+    from pydanube.broker.tiering.disaster_recovery import Restored, RestoreProgress
     from pydanube.settings import Settings
-    from pydanube.storage.tiering.restoring import Restored, RestoreProgress
 
 
 @click.command(

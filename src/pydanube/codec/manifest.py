@@ -1,4 +1,4 @@
-"""The manifest: all metadata of a cluster in one object, from which a broker that lost everything begins again.
+"""The manifest format: all metadata of a cluster in one object, from which a lost broker is restored.
 
 Numbers are little-endian; times are microseconds since 1970.
 
@@ -14,17 +14,17 @@ Numbers are little-endian; times are microseconds since 1970.
            12  4 CRC32C of bytes 0..12 and of the stored bytes        16  the stored bytes: zlib over MessagePack
 
  1 ABOUT    [format = 1, cluster, writer, store id, revision]
- 2 KEYS     [[key, value], ...]                                        the metadata, in the order of its keys
+ 2 KEYS     [[key, value], ...]                                        the metadata, sorted by key
  3 PLACES   [[topic id, partition, end offset, [cursor, ...]], ...]    as the running broker knew them
    cursor   [subscription id, position, [[start, end], ...]]           acked: all below the position, and these
  4 END      [pages before this one, keys, places]
 ```
 
-A manifest counts only whole: every page is checked, and END says how many there are.
+A manifest is valid only if it is complete: every page is checked, and END contains the number of pages.
 
-Invariants of a manifest that `Manifest.open` returned
+Invariants of a manifest that `ClusterManifest.open` returned
     every page can be read, none is missing, nothing follows END
-    keys rise
+    keys are strictly increasing
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ FORMAT: Final = 1
 HEADER_BYTES: Final = 64
 
 PAGE_BYTES: Final = 1 * MIB
-"""A page is closed when its rows have come to about this, before they are compressed."""
+"""Approximate size at which a page is closed, before compression."""
 
 PAGE_BYTES_MAX: Final = 16 * MIB
-"""What a page may come to with its last row, a value of the metadata or all cursors of a partition."""
+"""The most that a page may have, with a large last row: a metadata value, or all cursors of a partition."""
 
 _HEADER: Final = struct.Struct("<4sBBHqQ36s")
 _PAGE: Final = struct.Struct("<B3sII")
@@ -64,25 +64,25 @@ Pair: TypeAlias = tuple[str, bytes]
 assert _HEADER.size + _CRC.size == HEADER_BYTES
 
 
-class ManifestKind(IntEnum):
+class PageKind(IntEnum):
     ABOUT = 1
     KEYS = 2
     PLACES = 3
     END = 4
 
 
-class About(msgspec.Struct, array_like=True, frozen=True):
+class ManifestAbout(msgspec.Struct, array_like=True, frozen=True):
     format: int
     cluster: str
     writer: str
     store_id: str = ""
-    """Of the metadata store that it was made from; empty in manifests of earlier releases."""
+    """Id of the metadata store that the manifest was made from; empty in manifests of earlier releases."""
     revision: int = 0
-    """Of that store."""
+    """Revision of that store."""
 
 
-class ManifestPlace(msgspec.Struct, array_like=True, frozen=True):
-    """Where a partition ended, and where its subscriptions stood."""
+class PartitionPositions(msgspec.Struct, array_like=True, frozen=True):
+    """The end offset of a partition, and the cursors of its subscriptions."""
 
     topic_id: int
     index: int
@@ -97,7 +97,7 @@ class End(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ManifestBuilder:
-    """One manifest, page by page. Only pages as they are stored are kept."""
+    """Builds a manifest page by page. It holds only compressed pages in memory."""
 
     def __init__(
         self, cluster: str, writer: str, number: int, created_at_us: int, store_id: str = "", revision: int = 0
@@ -105,25 +105,25 @@ class ManifestBuilder:
         checked = _HEADER.pack(MAGIC, VERSION, 0, 0, created_at_us, number, bytes(36))
         self._pieces: list[bytes] = [checked + _CRC.pack(crc32c(checked))]
         self._keys = self._places = 0
-        self._add(ManifestKind.ABOUT, About(FORMAT, cluster, writer, store_id, revision))
+        self._add(PageKind.ABOUT, ManifestAbout(FORMAT, cluster, writer, store_id, revision))
 
     def add_keys(self, pairs: Sequence[Pair]) -> None:
-        """The next ones. As many as come to PAGE_BYTES make a good page."""
+        """Add a page of key-value pairs, ideally of about PAGE_BYTES. Keys continue after those of the last page."""
         if pairs:
-            self._add(ManifestKind.KEYS, pairs)
+            self._add(PageKind.KEYS, pairs)
             self._keys += len(pairs)
 
-    def add_places(self, places: Sequence[ManifestPlace]) -> None:
+    def add_positions(self, places: Sequence[PartitionPositions]) -> None:
         if places:
-            self._add(ManifestKind.PLACES, places)
+            self._add(PageKind.PLACES, places)
             self._places += len(places)
 
     def finish(self) -> list[bytes]:
-        """The object in pieces, in order."""
-        self._add(ManifestKind.END, End(len(self._pieces) - 1, self._keys, self._places))
+        """Return the object as a list of pieces."""
+        self._add(PageKind.END, End(len(self._pieces) - 1, self._keys, self._places))
         return self._pieces
 
-    def _add(self, kind: ManifestKind, content: Any) -> None:
+    def _add(self, kind: PageKind, content: Any) -> None:
         plain = msgspec.msgpack.encode(content)
         assert len(plain) <= PAGE_BYTES_MAX
         stored = zlib.compress(plain, 1)
@@ -132,9 +132,9 @@ class ManifestBuilder:
 
 
 class ClusterManifest:
-    """A manifest that is whole. Its pages are unpacked when they are asked for."""
+    """A complete manifest. Its pages are decompressed on access."""
 
-    def __init__(self, name: str, number: int, created_at_us: int, about: About) -> None:
+    def __init__(self, name: str, number: int, created_at_us: int, about: ManifestAbout) -> None:
         self.name = name
         self.number = number
         """Of two manifests of a cluster, the one with the higher number is newer."""
@@ -143,34 +143,34 @@ class ClusterManifest:
         self.writer = about.writer
         self.store_id = about.store_id
         self.revision = about.revision
-        self._pages: list[tuple[ManifestKind, memoryview, int]] = []
+        self._pages: list[tuple[PageKind, memoryview, int]] = []
         self.keys = self.places = 0
 
     @classmethod
     def open(cls, data: ByteBuffer, name: str = "manifest") -> Self:
-        """Raises Corrupt, and nothing else, unless all of it can be read."""
+        """Open and check a manifest. Raises only Corrupt, if any part of it cannot be read."""
         number, created_at_us = _read_header(data, name)
         pages = list(_pages(memoryview(data), name))
-        if len(pages) < 2 or pages[0][0] is not ManifestKind.ABOUT or pages[-1][0] is not ManifestKind.END:
+        if len(pages) < 2 or pages[0][0] is not PageKind.ABOUT or pages[-1][0] is not PageKind.END:
             raise Corrupt(f"{name}: does not begin and end as a manifest does: it is cut short")
-        about = _unpack(pages[0], About, name)
+        about = _decode_page(pages[0], ManifestAbout, name)
         if about.format != FORMAT:
             raise Corrupt(f"{name}: has format {about.format}, and this release reads format {FORMAT}")
         manifest = cls(name, number, created_at_us, about)
         manifest._pages = pages[1:-1]
-        manifest._check(_unpack(pages[-1], End, name), len(pages) - 1)
+        manifest._check(_decode_page(pages[-1], End, name), len(pages) - 1)
         return manifest
 
     def pairs(self) -> Iterator[list[Pair]]:
-        """The metadata, in the order of its keys, page by page."""
+        """Yield the metadata page by page, sorted by key."""
         for page in self._pages:
-            if page[0] is ManifestKind.KEYS:
-                yield _unpack(page, list[Pair], self.name)
+            if page[0] is PageKind.KEYS:
+                yield _decode_page(page, list[Pair], self.name)
 
-    def all_places(self) -> Iterator[ManifestPlace]:
+    def all_positions(self) -> Iterator[PartitionPositions]:
         for page in self._pages:
-            if page[0] is ManifestKind.PLACES:
-                yield from _unpack(page, list[ManifestPlace], self.name)
+            if page[0] is PageKind.PLACES:
+                yield from _decode_page(page, list[PartitionPositions], self.name)
 
     def _check(self, end: End, pages: int) -> None:
         last = ""
@@ -180,7 +180,7 @@ class ClusterManifest:
                     raise Corrupt(f"{self.name}: key {key!r} comes after {last!r}")
                 last = key
             self.keys += len(pairs)
-        self.places = sum(1 for _ in self.all_places())
+        self.places = sum(1 for _ in self.all_positions())
         if (end.pages, end.keys, end.places) != (pages, self.keys, self.places):
             raise Corrupt(f"{self.name}: has {pages} pages, {self.keys} keys and {self.places} places instead of {end}")
 
@@ -200,8 +200,8 @@ def _read_header(data: ByteBuffer, name: str) -> tuple[int, int]:
     return number, created_at_us
 
 
-def _pages(data: memoryview, name: str) -> Iterator[tuple[ManifestKind, memoryview, int]]:
-    """Every page as it is stored, checked, and how long it is when unpacked."""
+def _pages(data: memoryview, name: str) -> Iterator[tuple[PageKind, memoryview, int]]:
+    """Yield every page after a check: its kind, its stored bytes and its decompressed length."""
     at = HEADER_BYTES
     while at < len(data):
         if at + _PAGE_HEAD_BYTES > len(data):
@@ -216,18 +216,18 @@ def _pages(data: memoryview, name: str) -> Iterator[tuple[ManifestKind, memoryvi
         if plain_length > PAGE_BYTES_MAX or any(zeros):
             raise Corrupt(f"{name}: page at byte {at} is nothing that this release knows")
         try:
-            yield ManifestKind(kind), stored, plain_length
+            yield PageKind(kind), stored, plain_length
         except ValueError:
             raise Corrupt(f"{name}: page at byte {at} is of kind {kind}, unknown to this release") from None
         at = end
 
 
-def _unpack(page: tuple[ManifestKind, memoryview, int], kind: Any, name: str) -> Any:
+def _decode_page(page: tuple[PageKind, memoryview, int], kind: Any, name: str) -> Any:
     what, stored, plain_length = page
     try:
-        unpacking = zlib.decompressobj()
-        plain = unpacking.decompress(stored, plain_length + 1)
-        if len(plain) != plain_length or not unpacking.eof or unpacking.unused_data:
+        decompression = zlib.decompressobj()
+        plain = decompression.decompress(stored, plain_length + 1)
+        if len(plain) != plain_length or not decompression.eof or decompression.unused_data:
             raise Corrupt(f"{name}: a page of {what.name} does not unpack to its {plain_length} bytes")
         return msgspec.msgpack.decode(plain, type=kind)
     except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A stage: one object that holds batches nobody sees yet, of any number of partitions, unchanged.
+"""The stage format: one object with batches of any number of partitions, unchanged, that are not published yet.
 
 ```
  0         64                    section 1        section 2                     size
@@ -15,11 +15,11 @@
  section     [topic (its place in the list), partition, start byte, end byte, batches, messages]
 ```
 
-All numbers are little-endian, and every batch starts on a multiple of 64. A stage is made in one go from one frame, so
-its index stands in front: one read of a fixed size tells what is in it, as a rule. Batches carry their own checksums.
+All numbers are little-endian, and every batch starts on a multiple of 64. A stage is made from one frame, so its index
+can be at the front: usually one read of a fixed size returns header and index. Batches have their own checksums.
 
 Invariants of an index that `decode_index` returned
-    sections lie one after the other, from behind the index to the end of the object, and none is empty
+    sections are contiguous, from the end of the index to the end of the object, and none is empty
     no partition has two sections
 """
 
@@ -47,12 +47,12 @@ FORMAT: Final = 1
 FLAGS_KNOWN: Final = 0
 
 HEADER_BYTES: Final = 64
-FRONT_BYTES: Final = 16 * 1024
-"""A good first read: the header, and the index too unless hundreds of partitions are in it."""
+FIRST_READ_BYTES: Final = 16 * 1024
+"""Size of the first read: contains the header, and the index unless the stage has hundreds of partitions."""
 
 INDEX_BYTES_MAX: Final = 4 * MIB
 OBJECT_BYTES_MAX: Final = FRAME_BYTES_MAX + INDEX_BYTES_MAX + 2 * ALIGNMENT
-"""What one frame brings, behind the largest index."""
+"""The content of one frame after the largest index."""
 
 _HEADER: Final = struct.Struct("<4sBBHqQIII24s")
 _CRC: Final = struct.Struct("<I")
@@ -63,10 +63,10 @@ assert _HEADER.size + _CRC.size == HEADER_BYTES == ALIGNMENT
 
 
 class StageSection(msgspec.Struct, array_like=True, frozen=True):
-    """The batches of one partition: bytes [start, end) of the object, with the zeros behind the last batch."""
+    """The batches of one partition: bytes [start, end) of the object, including the padding after the last batch."""
 
     topic: int
-    """Its place in the index's list."""
+    """Index into StageIndex.topics."""
     partition: int
     start: int
     end: int
@@ -75,11 +75,11 @@ class StageSection(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StageIndex(msgspec.Struct, array_like=True, frozen=True):
-    """What a stage holds."""
+    """The topics and sections of a stage."""
 
     format: int
     topics: list[tuple[int, str]]
-    """Id and name."""
+    """Id and name of each topic."""
     sections: list[StageSection]
 
     def topic_id(self, section: StageSection) -> int:
@@ -87,8 +87,8 @@ class StageIndex(msgspec.Struct, array_like=True, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
-    """The header of a stage. Holding one means that its numbers fit each other."""
+class StageHeader:
+    """The header of a stage, whose numbers were checked to be consistent."""
 
     index_length: int
     index_crc: int
@@ -96,7 +96,7 @@ class Front:
     size: int
     created_at_us: int
     name: str = "stage"
-    """What whoever read it calls the object."""
+    """The name of the object, for error messages."""
 
     @property
     def index_end(self) -> int:
@@ -107,8 +107,8 @@ class Front:
         return aligned(self.index_end)
 
 
-class StageBuilder(NamedTuple):
-    """What of one partition goes into a stage: batches that were checked."""
+class StagePart(NamedTuple):
+    """The checked batches of one partition that go into a stage. `topic` is an index into the list of topics."""
 
     topic: int
     partition: int
@@ -117,25 +117,25 @@ class StageBuilder(NamedTuple):
 
 
 def padding(length: int) -> bytes:
-    """The zeros up to the next multiple of 64."""
+    """Return zeros up to the next multiple of 64."""
     return _ZEROS[: -length % ALIGNMENT]
 
 
 def aligned(length: int) -> int:
-    """The next multiple of 64."""
+    """Return `length` rounded up to a multiple of 64."""
     return (length + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def encode(
-    created_at_us: int, topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder]
+    created_at_us: int, topics: Sequence[tuple[int, str]], parts: Sequence[StagePart]
 ) -> tuple[list[ByteBuffer], StageIndex]:
-    """The object in pieces, in order, and its index. No batch is copied."""
+    """Return the object as a list of pieces, and its index. No batch is copied."""
     sizes = [sum(aligned(len(batch)) for batch in part.batches) for part in parts]
     index = _place(topics, parts, sizes)
     encoded = msgspec.msgpack.encode(index)
     first = index.sections[0].start
     size = first + sum(sizes)
-    check_sections(index, Front(len(encoded), 0, len(parts), size, created_at_us, "stage being made"))
+    check_sections(index, StageHeader(len(encoded), 0, len(parts), size, created_at_us, "stage being made"))
     checked = _HEADER.pack(
         MAGIC, VERSION, 0, 0, created_at_us, size, len(encoded), crc32c(encoded), len(parts), _ZEROS[:24]
     )
@@ -149,10 +149,11 @@ def encode(
     return pieces, index
 
 
-def _place(topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder], sizes: Sequence[int]) -> StageIndex:
-    """The index says where sections are, and its own length moves them: tried until both agree.
+def _place(topics: Sequence[tuple[int, str]], parts: Sequence[StagePart], sizes: Sequence[int]) -> StageIndex:
+    """Return the index with the final byte positions of the sections.
 
-    Larger numbers never take fewer bytes, so the place only rises, and no place is passed by.
+    The positions depend on the length of the encoded index, and that on the positions, so this repeats until both
+    agree. Larger numbers never take fewer bytes, so the start of the first section only rises, and the loop ends.
     """
     first = aligned(HEADER_BYTES + 1)
     while True:
@@ -168,8 +169,8 @@ def _place(topics: Sequence[tuple[int, str]], parts: Sequence[StageBuilder], siz
         first = needed
 
 
-def read_front(head: ByteBuffer, name: str = "stage") -> Front:
-    """The header in the first bytes of an object; `head` may hold more. Raises Corrupt, and nothing else."""
+def read_stage_header(head: ByteBuffer, name: str = "stage") -> StageHeader:
+    """Decode the header from the first bytes of an object; `head` may be longer. Raises only Corrupt."""
     if len(head) < HEADER_BYTES:
         raise Corrupt(f"{name}: header is cut short at {len(head)} bytes")
     magic, version, zero, flags, created_at_us, size, length, index_crc, sections, zeros = _HEADER.unpack_from(head)
@@ -183,27 +184,27 @@ def read_front(head: ByteBuffer, name: str = "stage") -> Front:
         raise Corrupt(f"{name}: unused bytes of the header are in use, which this release does not know of")
     if not 1 <= length <= INDEX_BYTES_MAX or not aligned(HEADER_BYTES + length) < size <= OBJECT_BYTES_MAX:
         raise Corrupt(f"{name}: an index of {length} bytes in an object of {size} is impossible")
-    return Front(length, index_crc, sections, size, created_at_us, name)
+    return StageHeader(length, index_crc, sections, size, created_at_us, name)
 
 
-def decode_index(buffer: ByteBuffer, front: Front) -> StageIndex:
-    """The index that the header speaks of. Raises Corrupt, and nothing else, under the header's name."""
-    expected = Expected("index", front.index_length, front.index_crc, FORMAT, front.name)
+def decode_index(buffer: ByteBuffer, header: StageHeader) -> StageIndex:
+    """Decode the index that `header` describes. Raises only Corrupt, with the name in the header."""
+    expected = Expected("index", header.index_length, header.index_crc, FORMAT, header.name)
     index = decode_contents(buffer, expected, StageIndex)
-    check_sections(index, front)
+    check_sections(index, header)
     return index
 
 
-def check_sections(index: StageIndex, front: Front) -> None:
-    """Corrupt unless they account for everything behind the index, each for another partition."""
-    place, name = front.batches_start, front.name
+def check_sections(index: StageIndex, header: StageHeader) -> None:
+    """Raise Corrupt unless the sections cover everything after the index, each with a different partition."""
+    place, name = header.batches_start, header.name
     seen: set[tuple[int, int]] = set()
-    if len(index.sections) != front.sections or not index.sections:
-        raise Corrupt(f"{name}: index has {len(index.sections)} sections and the header {front.sections}")
+    if len(index.sections) != header.sections or not index.sections:
+        raise Corrupt(f"{name}: index has {len(index.sections)} sections and the header {header.sections}")
     if any(topic_id < 1 for topic_id, _ in index.topics):
         raise Corrupt(f"{name}: a topic has no id")
     for number, one in enumerate(index.sections):
-        if one.start != place or one.end > front.size or one.end % ALIGNMENT:
+        if one.start != place or one.end > header.size or one.end % ALIGNMENT:
             raise Corrupt(f"{name}: section {number} is at {one.start}..{one.end}, not behind {place}")
         if not 0 <= one.topic < len(index.topics) or one.partition < 0 or (one.topic, one.partition) in seen:
             raise Corrupt(f"{name}: section {number} is of a partition that is unknown, or had one already")
@@ -211,14 +212,14 @@ def check_sections(index: StageIndex, front: Front) -> None:
             raise Corrupt(f"{name}: section {number} cannot hold {one.batches} batches of {one.messages} messages")
         seen.add((one.topic, one.partition))
         place = one.end
-    if place != front.size:
-        raise Corrupt(f"{name}: sections end at {place}, and the object at {front.size}")
+    if place != header.size:
+        raise Corrupt(f"{name}: sections end at {place}, and the object at {header.size}")
 
 
 def split(section: memoryview, about: StageSection, name: str = "stage") -> list[memoryview]:
-    """The batches of a section, in order, each exactly its own bytes, which are still the ones that were staged.
+    """Split the bytes of a section into its batches, in order, and check that they are unchanged.
 
-    Raises Corrupt, and nothing else.
+    `about` describes the section. Raises only Corrupt.
     """
     batches: list[memoryview] = []
     at = messages = 0

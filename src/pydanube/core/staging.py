@@ -1,12 +1,12 @@
-"""Decides about staged writes: which run counts, what a commit changes, what has expired, what is stored already.
+"""Decides about staged writes: which run is current, what a commit changes, what has expired, what is published.
 
-What is known of a query is one record, and every decision is a new record made of the last one. Whoever writes it
-compares that the last one still stands; lost that, he reads again and decides again.
+The state of a query is one record, and every decision makes a new record from the last one. The caller writes it with a
+compare-and-set against the last one; when the comparison fails, it reads the record again and decides again.
 
 Invariants
-    a query has one current run; the runs before it, as far as they are remembered, never count again
+    a query has one current run; earlier runs, as far as they are remembered, stay fenced
     last_batch_id only rises: a batch id is committed at most once
-    a stage that was named before `expired_before_ms` is in no commit from then on
+    a stage with a time before `expired_before_ms` in its name can no longer be committed
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from pydanube.model.errors import Invalid, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import STAGES_PER_COMMIT_MAX
 
 RUNS_REMEMBERED: Final = 16
-"""Lives of a query that are known to be over. One that is older still and comes back would count as new."""
+"""How many earlier runs of a query are remembered as fenced. A run older than these would be taken for a new one."""
 
 UNAPPLIED_MAX: Final = 4
-"""Batches of a query that are decided and not in the log yet: past it the query waits, as a publisher would."""
+"""Batches of a query that are committed and not in the log yet. At this limit further commits are Unavailable: flow
+control for queries."""
 
 STAGED_PRODUCER: Final = 1 << 63
-"""This bit of a producer id says that a query is meant, by its number. Producers are given smaller ids, so that nobody
-can publish under the name of a query."""
+"""A producer id with this bit set stands for a query, by its number. Producers get smaller ids, so no producer can
+publish with the id of a query."""
 
 TASK_MAX: Final = 2**31 - 1
 ATTEMPT_MAX: Final = 2**63 - 1
@@ -37,21 +38,22 @@ _NAME: Final = re.compile(r"([0-9a-f]{11})-([0-9a-f]{1,8})-([0-9a-f]{1,16})-([0-
 
 
 class QueryRecord(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What is remembered of a query; see model.staging for the words."""
+    """What the metadata holds about a query; model.staging defines the terms."""
 
     query: str
     number: int
-    """Given out once. It names the query's stages, and stands for the query as the producer of what it wrote."""
+    """Never used twice. It is part of the names of the query's stages and of the producer id of what the query
+    publishes."""
     run: str
     earlier_runs: list[str] = []
-    """The latest last."""
+    """Oldest first."""
     last_batch_id: int = -1
     last_commit_at: int = 0
-    """Microseconds, as all times but that of stages; 0: never."""
+    """Microseconds, like all times except those of stages; 0: never."""
     started_at: int = 0
-    """When the current run came."""
+    """When the current run was first seen."""
     expired_before_ms: int = 0
-    """Stages with an earlier time in their names are gone, or will be at any moment."""
+    """Stages with an earlier time in their names are deleted, or will be at any moment."""
 
     @property
     def producer_id(self) -> int:
@@ -59,7 +61,7 @@ class QueryRecord(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 class StageName(NamedTuple):
-    """What a stage is called: when it was staged, by whom, and something nobody can guess."""
+    """The name of a stage: when it was staged, by which task and attempt, and random digits that cannot be guessed."""
 
     staged_at_ms: int
     task: int
@@ -85,8 +87,11 @@ def check_attempt(task: int, attempt: int, part: int) -> None:
             raise Invalid(f"{what} {value} is outside 0..{most}")
 
 
-def entered(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
-    """The record under this run: the same one if it is the current run, else one in which it is. Raises StaleEpoch."""
+def with_run(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
+    """Return the record with `run` as the current run: the same object if it already is.
+
+    Raises StaleEpoch when `run` is an earlier run, which a later one has fenced.
+    """
     if run == record.run:
         return record
     if run in record.earlier_runs:
@@ -97,12 +102,13 @@ def entered(record: QueryRecord, run: str, now_us: int) -> QueryRecord:
     return msgspec.structs.replace(record, run=run, earlier_runs=earlier, started_at=now_us)
 
 
-def committed(
+def with_commit(
     record: QueryRecord, batch_id: int, stages: Sequence[StageName], unapplied: int, now_us: int
 ) -> QueryRecord | None:
-    """The record once this batch is committed; None: it was before, and nothing changes.
+    """Return the record after a commit of this batch, or None if the batch was committed before.
 
-    Raises Refused for stages that have expired, and Unavailable while `unapplied` batches are too many.
+    `unapplied` is the number of committed batches that are not published yet. Raises Refused when a stage has expired,
+    and Unavailable when `unapplied` has reached its limit.
     """
     if batch_id <= record.last_batch_id:
         return None
@@ -130,30 +136,33 @@ def check_stages(stages: Sequence[StageName]) -> None:
         raise Invalid("a commit names the same stage twice")
 
 
-def expiring(record: QueryRecord, before_ms: int) -> QueryRecord | None:
-    """The record once stages from before that time count no more; None: they do not already."""
+def with_expiry(record: QueryRecord, before_ms: int) -> QueryRecord | None:
+    """Return the record after stages older than `before_ms` have expired, or None if they already have."""
     if before_ms <= record.expired_before_ms:
         return None
     return msgspec.structs.replace(record, expired_before_ms=before_ms)
 
 
-def is_over(record: QueryRecord, before_us: int) -> bool:
-    """Whether a query was not heard of since then."""
+def is_idle(record: QueryRecord, before_us: int) -> bool:
+    """Return whether the query has neither started a run nor committed since `before_us`."""
     return max(record.last_commit_at, record.started_at) < before_us
 
 
 def stage_time(record: QueryRecord, now_us: int) -> int:
-    """The time in the name of a new stage, in milliseconds: one that has not expired, wherever the clock went."""
+    """Return the time for the name of a new stage, in milliseconds. It has not expired, even if the clock went back."""
     return max(now_us // 1000, record.expired_before_ms)
 
 
 def epoch_of(batch_id: int) -> int:
-    """The producer epoch of what a batch publishes: a later batch's is higher."""
+    """Return the producer epoch under which a batch is published; later batches have higher epochs."""
     return batch_id + 1
 
 
 def rows_to_skip(reached: tuple[int, int] | None, batch_id: int) -> int | None:
-    """How many rows of a batch a partition has already, by the epoch and next sequence it knows; None: all of them."""
+    """Return how many rows of the batch a partition already has; None means all of them.
+
+    `reached` is the epoch and the next sequence that the partition knows of the query.
+    """
     if reached is None or reached[0] < epoch_of(batch_id):
         return 0
     return reached[1] if reached[0] == epoch_of(batch_id) else None

@@ -1,8 +1,8 @@
-"""Decides what goes to object storage, and in which pieces.
+"""Decides what is uploaded to object storage, in which objects, and which small segments are merged.
 
-A partition that has gathered a segment's worth of bytes gets an object of its own. What has waited long enough goes
-however little it is; small remainders of different partitions share an object, so that quiet partitions neither pin the
-log nor make thousands of tiny objects.
+A partition whose backlog of uploads reaches the segment size gets an object of its own. Data that has waited for the
+segment age is uploaded whatever its size; small remainders of several partitions share one object, so that quiet
+partitions neither pin log files nor produce thousands of tiny objects.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 SECTIONS_MAX: Final = 200
-"""Partitions that share one object."""
+"""The most partitions that share one object."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingUpload:
-    """What a partition has in its log and not yet in object storage."""
+    """The offsets [first_offset, end_offset) of a partition that are in the log and not yet in object storage."""
 
     topic_id: int
     index: int
@@ -25,10 +25,10 @@ class WaitingUpload:
     end_offset: int
     bytes: int
     oldest_us: int
-    """Since when it has been seen waiting, by a clock that never goes back."""
+    """When they were first seen waiting, by a monotonic clock."""
     segment_bytes: int = 0
     segment_age_us: int = 0
-    """What the topic wants; 0: as everybody."""
+    """Policies of the topic; 0 means the broker's setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class TieringPolicy:
     segment_bytes: int
     segment_age_us: int
     shared_below_bytes: int
-    """Less than this shares an object with others."""
+    """Uploads smaller than this share an object with those of other partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadJob:
-    """One object to make: of one partition, or of several that have little."""
+    """One object to upload: the data of one partition, or of several that have little."""
 
     parts: tuple[WaitingUpload, ...]
 
@@ -50,10 +50,13 @@ class UploadJob:
         return min(one.oldest_us for one in self.parts)
 
 
-def plan(
+def plan_uploads(
     waiting: Sequence[WaitingUpload], now_us: int, policy: TieringPolicy, everything: bool = False
 ) -> list[UploadJob]:
-    """The objects to make now, the one that waits longest first. `everything`: whatever there is, however young."""
+    """Return the objects to upload now, the one that has waited longest first.
+
+    `everything` ignores the segment age and uploads all that is waiting.
+    """
     jobs: list[UploadJob] = []
     small: list[WaitingUpload] = []
     for one in waiting:
@@ -64,11 +67,11 @@ def plan(
                 jobs.append(UploadJob((one,)))
             else:
                 small.append(one)
-    jobs += _shared(sorted(small, key=lambda one: one.oldest_us), policy)
+    jobs += _group_small(sorted(small, key=lambda one: one.oldest_us), policy)
     return sorted(jobs, key=lambda job: job.oldest_us)
 
 
-def _shared(small: Sequence[WaitingUpload], policy: TieringPolicy) -> list[UploadJob]:
+def _group_small(small: Sequence[WaitingUpload], policy: TieringPolicy) -> list[UploadJob]:
     jobs: list[UploadJob] = []
     group: list[WaitingUpload] = []
     size = 0
@@ -82,34 +85,38 @@ def _shared(small: Sequence[WaitingUpload], policy: TieringPolicy) -> list[Uploa
 
 
 MERGED_MAX: Final = 30
-"""Segments that one merge replaces: a transaction has room for so many."""
+"""The most segments that one merge replaces; limited by the size of a metadata transaction."""
 
 MERGED_MANY: Final = 16
-"""So many small objects are merged although what they make is small again."""
+"""This many small objects are merged even if the result is small again."""
 
 
-class UploadPiece(NamedTuple):
-    """An object, as far as it is a partition's: neighbouring segments of it."""
+class MergeCandidate(NamedTuple):
+    """The neighbouring segments of one partition that are in one object."""
 
     bytes: int
     segments: int = 1
 
 
-def merge_plan(pieces: Sequence[UploadPiece], segment_bytes: int) -> tuple[int, int] | None:
-    """Neighbours [start, end) that are worth one object: each below a quarter of a segment, together at least a half,
-    or many. What is merged once is so large that it is not merged again, or makes sixteen times fewer objects."""
+def plan_merge(pieces: Sequence[MergeCandidate], segment_bytes: int) -> tuple[int, int] | None:
+    """Return the range [start, end) of neighbours to merge into one object, or None.
+
+    Each of them is smaller than a quarter of a segment, and together they make at least half of one, or they are at
+    least MERGED_MANY. So a merged object is either too large to be merged again, or the number of objects falls by a
+    factor of sixteen.
+    """
     small = segment_bytes // 4
     start = size = segments = 0
     for place, piece in enumerate(pieces):
         ends = piece.bytes >= small
         if ends or size + piece.bytes > segment_bytes or segments + piece.segments > MERGED_MAX:
-            if _is_worth(place - start, size, segment_bytes):
+            if _is_worth_merging(place - start, size, segment_bytes):
                 return start, place
             start, size, segments = place + ends, 0, 0
         if not ends:
             size, segments = size + piece.bytes, segments + piece.segments
-    return (start, len(pieces)) if _is_worth(len(pieces) - start, size, segment_bytes) else None
+    return (start, len(pieces)) if _is_worth_merging(len(pieces) - start, size, segment_bytes) else None
 
 
-def _is_worth(pieces: int, size: int, segment_bytes: int) -> bool:
+def _is_worth_merging(pieces: int, size: int, segment_bytes: int) -> bool:
     return pieces >= MERGED_MANY or (pieces > 1 and size >= segment_bytes // 2)

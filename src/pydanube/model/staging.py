@@ -1,8 +1,8 @@
-"""Staged writes: messages that are stored in the dark, and published all together or not at all.
+"""Staged writes: messages that are stored invisibly first, and then published all together or not at all.
 
-A *query* writes in *batches* that it counts itself. Each batch is staged by several *attempts* (of a Spark task, for
-example), and one commit says which of the stages count. A *run* is one life of the query: a later one fences those
-before it.
+A *query* writes *batches*, which it numbers itself. Each batch is staged by several *attempts* (of a Spark task, for
+example), and one commit names the stages that are published. A *run* is one start of the query: a later run fences the
+earlier ones.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from .errors import Invalid
 
 QUERY_CHARACTERS_MAX: Final = 200
 BATCH_ID_MAX: Final = 2**31 - 1
-"""A batch id is the producer's epoch of what is published for it."""
+"""Limited because the batch id becomes the producer epoch of what is published."""
 
 
 class StagedQuery(msgspec.Struct, omit_defaults=True):
-    """What is remembered of a query."""
+    """The state of a query, as administrators see it."""
 
     query: str
     run: str
-    """The latest; all others are fenced."""
+    """The current run; all earlier ones are fenced."""
     last_batch_id: int = -1
-    """The last one that was committed; -1: none."""
+    """The last batch that was committed; -1: none."""
     last_commit_at: int = 0
     """Microseconds; 0: never."""
     pending: int = 0
-    """Partitions that have not got all of what was committed."""
+    """The number of partitions into which committed messages are still to be published."""
     obstacle: str = ""
-    """Why, where it takes long."""
+    """Why they are still pending, if it takes long."""
 
 
 def check_query(what: str, text: str) -> str:
-    """A query's or a run's name, or Invalid."""
+    """Return the name of a query or of a run; raise Invalid unless it is well formed."""
     if not 0 < len(text) <= QUERY_CHARACTERS_MAX or not text.isprintable():
         raise Invalid(f"{what} {text[:40]!r} is no name: use 1 to {QUERY_CHARACTERS_MAX} printable characters")
     return text

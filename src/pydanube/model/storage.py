@@ -1,4 +1,4 @@
-"""What is in object storage, what is on its way there, and what looking at it found."""
+"""Types that describe object storage: usage, segments, uploads, and results of verification and garbage collection."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class StoragePlace:
-    """Where a walk over everything that is stored goes on. Whoever walks hands it back as it was given."""
+    """The point at which a step-by-step walk over all segments continues. The caller passes it back unchanged."""
 
     topic: str = ""
     partition: int = 0
     offset: int = 0
     object: str = ""
-    """Set within an object: the bytes below `byte` of it were read, and have this checksum."""
+    """Set when the walk continues inside this object: the bytes below `byte` were read, and their checksum is `crc`."""
     byte: int = 0
     crc: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StorageStatus:
-    """The store of one broker, and how the way there is."""
+    """The object store of one broker, and whether uploads to it work."""
 
     url: str
     """Without credentials."""
     uploads: str = "ok"
-    """"ok", "failing" (tried again by itself), "refused" (somebody has to do something), or "damaged" (the log of some
-    partition cannot be read; the others are uploaded)."""
+    """One of "ok", "failing" (tried again automatically), "refused" (an administrator has to act), or "damaged" (the
+    log of some partition cannot be read; the others are uploaded)."""
     failure: str = ""
     failing_since: int = 0
     """Microseconds since 1970; 0 while uploads work."""
     refusing: str = ""
-    """Why publishes are refused: the log is as large as it may be. Empty while they are taken."""
+    """Why publishes are refused: the log has reached its size limit. Empty while publishes are accepted."""
     log_bytes: int = 0
-    """What the log takes on disk, with what is uploaded and kept there all the same."""
+    """Size of the log on disk, including what is uploaded and kept in the log as a cache."""
     log_bytes_max: int = 0
     """0: no limit."""
     uploaded_bytes: int = 0
     objects_made: int = 0
-    """Since the broker's start, both."""
+    """Both count from the start of the broker."""
     garbage: int = 0
-    """Objects that nobody needs any more and that wait for the grace period to end; counted up to 10,000."""
+    """Unused objects that will be deleted after the grace period; counted up to 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionUsage:
-    """One partition, or several added up."""
+    """The storage used by one partition, or the sums over several."""
 
     topic: str
     partition: int = 0
     start_offset: int = 0
     uploaded_end: int = 0
-    """What lies below it is in object storage."""
+    """Offsets below this one are in object storage."""
     end_offset: int = 0
     segments: int = 0
     uploaded_bytes: int = 0
     messages: int = 0
-    """In segments, as are the bytes."""
+    """Messages in segments, like `uploaded_bytes`."""
     log_bytes: int = 0
     waiting_bytes: int = 0
-    """In the log and not yet uploaded, about."""
+    """Approximate size of what is in the log and not yet uploaded."""
     waiting_messages: int = 0
     waiting_s: float = 0.0
-    """Age of the oldest of these."""
+    """Age of the oldest message that is not yet uploaded."""
     health: str = "ok"
 
 
@@ -72,7 +72,7 @@ _SAME: Final = ("topic", "partition", "start_offset", "uploaded_end", "end_offse
 
 
 def added_up(topic: str, parts: Iterable[PartitionUsage]) -> PartitionUsage:
-    """The numbers of several partitions under one name; offsets mean nothing there and are 0."""
+    """Return the sums over several partitions under the name `topic`; offsets are 0 there, since they mean nothing."""
     found = list(parts)
     sums = {
         one.name: sum(getattr(part, one.name) for part in found)
@@ -97,7 +97,7 @@ class StorageUsage:
 
     @property
     def topics(self) -> list[PartitionUsage]:
-        """Added up over the partitions of each topic, in the order of their names."""
+        """The sums over the partitions of each topic, ordered by topic name."""
         by_topic: dict[str, list[PartitionUsage]] = {}
         for one in self.partitions:
             by_topic.setdefault(one.topic, []).append(one)
@@ -115,18 +115,18 @@ class SegmentDescription:
     bytes: int
     object: str
     object_bytes: int = 0
-    """Of the whole object, which may hold ranges of others too."""
+    """Size of the whole object, which may also hold segments of other partitions."""
     section: int = 0
     first_time: int = 0
     last_time: int = 0
-    """When the first and the last of it were appended, microseconds since 1970."""
+    """Append times of the first and the last message, microseconds since 1970."""
     ledger_id: int = 0
     epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StorageDamage:
-    """Something in object storage that is not what the catalog says."""
+    """A place where object storage does not hold what the catalog says."""
 
     topic: str
     partition: int
@@ -136,12 +136,12 @@ class StorageDamage:
     """"missing" or "damaged"."""
     detail: str
     object: str = ""
-    """Empty where the catalog itself has a hole."""
+    """Empty when the catalog itself has a hole."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageVerified:
-    """What a verification has read so far, and what it found."""
+    """What a verification has read so far, and the damages it found."""
 
     segments: int = 0
     messages: int = 0
@@ -159,14 +159,14 @@ class StorageVerified:
 
 @dataclass(frozen=True, slots=True)
 class StorageCollected:
-    """What a collection of garbage did, or with a dry run would do."""
+    """What a garbage collection did or, with a dry run, would do."""
 
     looked_at: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
-    """Of orphans; of other garbage only the number is known."""
+    """Size of deleted orphans; for other garbage only the number of objects is known."""
     waiting: int = 0
-    """Not needed, and within the grace period."""
+    """Unused objects whose grace period has not ended."""
 
     def plus(self, other: StorageCollected) -> StorageCollected:
         return StorageCollected(
@@ -179,13 +179,13 @@ class StorageCollected:
 
 @dataclass(frozen=True, slots=True)
 class StorageUpload:
-    """How an upload of everything that waited stands."""
+    """Progress of an upload that an administrator started."""
 
     run: int
-    """Which one: whoever began it asks for it by this number."""
+    """The number of this upload, with which its progress is requested."""
     total_bytes: int = 0
     left_bytes: int = 0
     partitions_left: int = 0
     done: bool = False
     failure: str = ""
-    """Why it ended before everything was uploaded."""
+    """Why the upload ended before everything was uploaded."""

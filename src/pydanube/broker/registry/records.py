@@ -8,7 +8,7 @@
 /subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
 /access/<topic id>                            AccessRecord        who last had the topic to itself
-/deleted/<topic id>                           nothing             a topic of which something may be left behind
+/deleted/<topic id>                           nothing             a deleted topic; other keys or segments may be left
 /dropped/<ledger id>                          nothing             tombstone of a ledger whose records the log may hold
 /restored/<topic id>/<index>/<subscription>   RestoredRecord      where it stood, until the log says; after a restore
 /staged/queries/<query>                       QueryRecord         of core.staging: who writes by stages, and how far

@@ -28,6 +28,7 @@ from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.locks import SharedLock
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.tiering.catalog import segments_of
 
 from . import records
 from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
@@ -219,7 +220,10 @@ class Registry:
         return topic_id in self._leaving
 
     async def clean_up(self, topic_id: int) -> None:
-        """What a deleted topic left behind. What cannot be removed now is at the next start."""
+        """Remove what a deleted topic left behind. What cannot be removed now is removed at the next start.
+
+        The record of the deletion stays as long as the catalog lists segments of the topic.
+        """
         prefixes: tuple[Callable[[int], str], ...] = (
             records.partitions_of,  # the first: whoever still writes compares its record
             records.ledgers_of,
@@ -232,6 +236,8 @@ class Registry:
         )
         try:
             for prefix in prefixes:
+                if prefix is records.deleted_key and await self._store.list(segments_of(topic_id), limit=1):
+                    break
                 keys = [one.key async for one in list_all(self._store, prefix(topic_id))]
                 if prefix is records.ledgers_of:
                     for writes in drop_writes(keys):

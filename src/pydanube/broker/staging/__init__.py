@@ -1,1 +1,1 @@
-"""Staged writes: batches that are stored unseen, and published together by one commit."""
+"""Staged writes: batches that are stored invisibly, and published together by one commit."""

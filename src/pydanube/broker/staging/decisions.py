@@ -1,16 +1,16 @@
-"""Decisions on their way: from the metadata to the partitions, and out of the metadata when all is published.
+"""Carries out decisions: a decision is the record of a committed batch, kept until the batch is published.
 
 ```
- decided ─ pending keys written ─► spread ─ lanes ─► every partition has it: applied
+ decided ─ pending keys written ─► spread ─ published, partition by partition ─► applied
          ─ pending keys deleted ─ stages deleted ─ the decision deleted ─► over
 ```
 
-A start finds each of them in one of these states and goes on from there.
+After a restart each decision continues from the state in which the metadata has it.
 
 Invariants
     nothing of a decision is published before all its pending keys are written
-    the decisions of a query are handed to the lanes in the order of their batch ids
-    stages are deleted only when no partition needs them; a decision only after them
+    the decisions of a query are enqueued for publishing in the order of their batch ids
+    stages are deleted only when no partition needs them, and the decision only after its stages
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .publishing import Applier, Decision
+from .stage_publisher import Decision, StagePublisher
 from .stage_reader import StageReader
 
 log = get_logger(__name__)
 
 WRITES_AT_ONCE: Final = 100
-"""In one transaction, beside a record and a decision."""
+"""The most pending keys in one transaction, besides a query's record and a decision."""
 
 DELETED_AT_ONCE: Final = 100
-"""Objects."""
+"""The most objects that one call deletes."""
 
 RETRY_S: Final = 1.0
-"""Between tries to write what must be written."""
+"""Pause before a failed write to the metadata is repeated."""
 
 
 def decision_writes(decision: Decision, keys: Iterable[Key], now_us: int) -> list[Put | Delete]:
-    """The decision, and these pending keys of it."""
+    """Return the writes for the decision and for its pending keys of these partitions."""
     record = DecisionRecord(decision.query, decision.stages, decision.spread, now_us)
     return [Put(decision_key(decision.number, decision.batch_id), pack(record)), *pending_writes(decision, keys)]
 
@@ -72,7 +72,7 @@ def pending_writes(decision: Decision, keys: Iterable[Key]) -> list[Put | Delete
 
 
 class Decisions:
-    """All that are not over. Whoever adds one has written it."""
+    """All decisions that are not over. A decision is added after it was written to the metadata."""
 
     def __init__(
         self,
@@ -89,116 +89,119 @@ class Decisions:
         self._reader = reader
         self._clock = clock
         self._tasks = Tasks()
-        self.applier = Applier(registry, partitions, reader, clock, self._tasks, self._got)
-        self._of: dict[int, dict[int, Decision]] = {}
-        """By number, then by batch id."""
-        self._to_hand: dict[int, deque[Decision]] = {}
-        """By number: those that the lanes do not have yet, in order."""
-        self._finished: list[tuple[Decision, Key]] = []
-        self._is_sweeping = False
+        self.publisher = StagePublisher(registry, partitions, reader, clock, self._tasks, self._partition_done)
+        self._by_query: dict[int, dict[int, Decision]] = {}
+        """Decisions by the number of their query, then by batch id."""
+        self._not_enqueued: dict[int, deque[Decision]] = {}
+        """By the number of the query: decisions that are not enqueued yet, in order."""
+        self._done_keys: list[tuple[Decision, Key]] = []
+        self._is_deleting_keys = False
         self._is_draining = False
 
     def drain(self) -> None:
-        """Nobody waits any longer for what goes on by itself."""
+        """Wake all callers that wait for a decision: the broker is stopping. Publishing continues."""
         self._is_draining = True
-        for known in self._of.values():
+        for known in self._by_query.values():
             for decision in known.values():
                 decision.wake()
 
     async def close(self) -> None:
-        """Cancelled or not: the next start goes on."""
+        """Stop all tasks. The next start continues."""
         await self._tasks.close()
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- lookup --------------------------------------------------------------------------------------------------------
 
     def find(self, number: int, batch_id: int) -> Decision | None:
-        return self._of.get(number, {}).get(batch_id)
+        return self._by_query.get(number, {}).get(batch_id)
 
     def of(self, number: int) -> list[Decision]:
-        return list(self._of.get(number, {}).values())
+        return list(self._by_query.get(number, {}).values())
 
-    def concern(self, topic_id: int) -> bool:
-        """Whether one that is not applied has something for the topic, or may have."""
-        pending = (one for known in self._of.values() for one in known.values() if not one.applied)
+    def has_unapplied_for(self, topic_id: int) -> bool:
+        """Return whether a decision that is not applied has messages for the topic, or may have."""
+        pending = (one for known in self._by_query.values() for one in known.values() if not one.applied)
         return any(topic_id in one.topics or not one.topics for one in pending)
 
     def unapplied(self, number: int) -> int:
         return sum(not one.applied for one in self.of(number))
 
-    # -- beginning -----------------------------------------------------------------------------------------------------
+    # -- starting ------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """What an earlier life decided goes on by itself."""
+        """Read all decisions from the metadata, and continue with them in the background."""
         async for one in list_all(self._store, DECISIONS):
             number, batch_id = decision_of_key(one.key)
-            self._remember(_restored(number, batch_id, unpack(one.value, DecisionRecord)))
+            self._register(_decision_of(number, batch_id, unpack(one.value, DecisionRecord)))
         stray: list[Put | Delete] = []
         async for one in list_all(self._store, PENDING):
             topic_id, index, number, batch_id = pending_of_key(one.key)
             decision = self.find(number, batch_id)
             if decision is None:
-                stray.append(Delete(one.key))  # its query was forgotten
+                stray.append(Delete(one.key))  # its query was removed
                 continue
             decision.topics[topic_id] = unpack(one.value, PendingRecord).topic
             decision.keys.add((topic_id, index))
         await self._write(stray)
-        for number in sorted(self._of):
+        for number in sorted(self._by_query):
             for decision in self.of(number):
-                self._begin(decision)
-        if self._of:
-            log.info("stages.resumed", decisions=sum(map(len, self._of.values())))
+                self._start(decision)
+        if self._by_query:
+            log.info("stages.resumed", decisions=sum(map(len, self._by_query.values())))
 
     async def adopt(self, number: int, batch_id: int) -> bool:
-        """Whether there is such a decision; one that was written unnoticed is taken up."""
+        """Return whether the metadata has this decision, and start it if it is not known here.
+
+        For a write whose outcome was uncertain.
+        """
         if self.find(number, batch_id) is not None:
             return True
         found = await self._store.get(decision_key(number, batch_id))
         if found is None:
             return False
-        decision = _restored(number, batch_id, unpack(found.value, DecisionRecord))
+        decision = _decision_of(number, batch_id, unpack(found.value, DecisionRecord))
         if decision.spread:
             plan = await decision.plan(self._reader)
-            decision.keys.update(plan)  # nothing of it was published: it was in nobody's hands
+            decision.keys.update(plan)  # nothing of it was published yet
         self.add(decision)
         return True
 
     def add(self, decision: Decision) -> None:
-        """It is in the metadata."""
-        self._remember(decision)
-        self._begin(decision)
+        """Start a decision that was written to the metadata."""
+        self._register(decision)
+        self._start(decision)
 
-    def _remember(self, decision: Decision) -> None:
+    def _register(self, decision: Decision) -> None:
         if self._is_draining:
             decision.wake()
-        self._of.setdefault(decision.number, {})[decision.batch_id] = decision
+        self._by_query.setdefault(decision.number, {})[decision.batch_id] = decision
 
-    def _begin(self, decision: Decision) -> None:
+    def _start(self, decision: Decision) -> None:
         decision.waiting = set(decision.keys)
-        waiting = self._to_hand.get(decision.number)
+        waiting = self._not_enqueued.get(decision.number)
         if waiting is not None:
             waiting.append(decision)
         elif decision.spread:
-            self._hand(decision)
+            self._enqueue(decision)
         else:
-            self._to_hand[decision.number] = deque([decision])
-            self._tasks.spawn(self._hand_in_order(decision.number), f"decisions of query {decision.number}")
+            self._not_enqueued[decision.number] = deque([decision])
+            self._tasks.spawn(self._enqueue_in_order(decision.number), f"decisions of query {decision.number}")
 
-    async def _hand_in_order(self, number: int) -> None:
-        waiting = self._to_hand[number]
+    async def _enqueue_in_order(self, number: int) -> None:
+        waiting = self._not_enqueued[number]
         while waiting:
             await self._spread(waiting[0])
-            self._hand(waiting.popleft())
-        del self._to_hand[number]
+            self._enqueue(waiting.popleft())
+        del self._not_enqueued[number]
 
     async def _spread(self, decision: Decision) -> None:
-        """Write a key for each partition that gets something. Written again, they are the same."""
+        """Write a pending key for each partition that gets messages. Idempotent; repeated until it succeeds."""
         while not decision.spread and not decision.forgotten:
             try:
                 plan = sorted(await decision.plan(self._reader))
                 for start in range(0, len(plan), WRITES_AT_ONCE):
                     await self._store.transact([], pending_writes(decision, plan[start : start + WRITES_AT_ONCE]))
                 decision.spread = True
-                await self._note_spread(decision)
+                await self._record_spread(decision)
             except DanubeError as error:
                 decision.spread = False
                 decision.obstacles[-1, -1] = error.message
@@ -209,64 +212,64 @@ class Decisions:
             decision.keys.update(plan)
             decision.waiting.update(plan)
 
-    async def _note_spread(self, decision: Decision) -> None:
-        """Only where it still is as it was decided: a query that was forgotten meanwhile does not come back."""
+    async def _record_spread(self, decision: Decision) -> None:
+        """Record that all pending keys are written, unless the decision was removed meanwhile with its query."""
         compare = Compare.version(decision_key(decision.number, decision.batch_id), 1)
         await self._store.transact([compare], decision_writes(decision, (), self._clock.now_us()))
 
-    def _hand(self, decision: Decision) -> None:
+    def _enqueue(self, decision: Decision) -> None:
         if decision.forgotten:
             return
         if decision.waiting:
-            self.applier.enqueue(decision)
+            self.publisher.enqueue(decision)
         else:
-            decision.settle()
-            self._tasks.spawn(self._end(decision), f"end of {decision}")
+            decision.mark_applied()
+            self._tasks.spawn(self._finish(decision), f"end of {decision}")
 
-    # -- ending --------------------------------------------------------------------------------------------------------
+    # -- finishing -----------------------------------------------------------------------------------------------------
 
-    def _got(self, decision: Decision, key: Key) -> None:
-        """A partition has all of it."""
+    def _partition_done(self, decision: Decision, key: Key) -> None:
+        """Record that a partition has all messages of the decision."""
         decision.waiting.discard(key)
         if not decision.waiting:
-            decision.settle()
-        self._finished.append((decision, key))
-        if not self._is_sweeping:
-            self._is_sweeping = True
-            self._tasks.spawn(self._sweep(), "pending keys")
+            decision.mark_applied()
+        self._done_keys.append((decision, key))
+        if not self._is_deleting_keys:
+            self._is_deleting_keys = True
+            self._tasks.spawn(self._delete_pending_keys(), "pending keys")
 
-    async def _sweep(self) -> None:
-        """Delete the pending keys of what is finished; many at once."""
+    async def _delete_pending_keys(self) -> None:
+        """Delete the pending keys of partitions that are done, many in one transaction."""
         try:
-            while self._finished:
-                batch, self._finished = self._finished[:WRITES_AT_ONCE], self._finished[WRITES_AT_ONCE:]
+            while self._done_keys:
+                batch, self._done_keys = self._done_keys[:WRITES_AT_ONCE], self._done_keys[WRITES_AT_ONCE:]
                 await self._write([Delete(pending_key(*key, one.number, one.batch_id)) for one, key in batch])
                 for decision, key in batch:
                     decision.keys.discard(key)
-                    self._let_go(decision, key)
+                    self._unpin_producer(decision, key)
                 for decision in {id(one): one for one, _ in batch}.values():
                     if not decision.keys and not decision.forgotten:
-                        await self._end(decision)
+                        await self._finish(decision)
         finally:
-            self._is_sweeping = False
+            self._is_deleting_keys = False
 
-    def _let_go(self, decision: Decision, key: Key) -> None:
-        """The partition need not remember the query for our sake."""
-        if self.applier.waits_for(key, decision.number) or any(key in one.keys for one in self.of(decision.number)):
+    def _unpin_producer(self, decision: Decision, key: Key) -> None:
+        """Unpin the query in the producer table of the partition, unless another decision of the query needs it."""
+        if self.publisher.waits_for(key, decision.number) or any(key in one.keys for one in self.of(decision.number)):
             return
         for partition in self._partitions.open_of(key[0]):
             if partition.index == key[1]:
                 partition.remembered.let_go(decision.producer_id)
 
-    async def _end(self, decision: Decision) -> None:
-        """Stages first: what is left of them after a crash is found by the decision."""
+    async def _finish(self, decision: Decision) -> None:
+        """Delete the stages, then the decision: after a crash the decision still names the stages that are left."""
         await self._delete_stages(decision.object_keys)
         await self._write([Delete(decision_key(decision.number, decision.batch_id))])
-        self._drop(decision)
+        self._remove(decision)
         log.debug("stages.published", query=decision.query, batch_id=decision.batch_id, stages=len(decision.stages))
 
     async def _delete_stages(self, keys: Sequence[str]) -> None:
-        """What cannot be deleted now expires: no decision will name it."""
+        """Delete stages. Those that cannot be deleted now expire later, since no decision names them."""
         for key in keys:
             self._reader.forget(key)
         try:
@@ -275,28 +278,31 @@ class Decisions:
         except DanubeError as error:
             log.warning("stages.left_behind", store=self._objects.url, error=error.message)
 
-    def _drop(self, decision: Decision) -> None:
-        known = self._of.get(decision.number, {})
+    def _remove(self, decision: Decision) -> None:
+        known = self._by_query.get(decision.number, {})
         known.pop(decision.batch_id, None)
         if not known:
-            self._of.pop(decision.number, None)
+            self._by_query.pop(decision.number, None)
 
-    async def forget(self, number: int, doubtful: int | None = None) -> None:
-        """A query's decisions go, published or not; also the one with the batch id `doubtful`, if it was written. Its
-        pending keys go at the next start."""
-        if doubtful is not None:
-            await self._write([Delete(decision_key(number, doubtful))])
+    async def forget(self, number: int, uncertain: int | None = None) -> None:
+        """Delete all decisions of a query, published or not.
+
+        `uncertain` is the batch id of a decision that may have been written; its pending keys are deleted at the next
+        start.
+        """
+        if uncertain is not None:
+            await self._write([Delete(decision_key(number, uncertain))])
         for decision in self.of(number):
             decision.forgotten = True
-            decision.settle()
-            self._drop(decision)
+            decision.mark_applied()
+            self._remove(decision)
             for key in decision.object_keys:
                 self._reader.forget(key)
             pending = [Delete(pending_key(*key, number, decision.batch_id)) for key in decision.keys]
             await self._write([Delete(decision_key(number, decision.batch_id)), *pending])
 
     async def _write(self, writes: Sequence[Put | Delete]) -> None:
-        """Until it is written; written again, it changes nothing."""
+        """Write to the metadata, and repeat until it succeeds. The writes must be idempotent."""
         for start in range(0, len(writes), WRITES_AT_ONCE):
             while True:
                 try:
@@ -307,7 +313,7 @@ class Decisions:
                     await self._clock.sleep(RETRY_S)
 
 
-def _restored(number: int, batch_id: int, record: DecisionRecord) -> Decision:
+def _decision_of(number: int, batch_id: int, record: DecisionRecord) -> Decision:
     decision = Decision(record.query, number, batch_id, record.stages)
     decision.spread = record.spread
     return decision

@@ -1,7 +1,7 @@
-"""Stages as their readers see them: indexes and sections, read from the object store, checked, and shared.
+"""Reads stages from the object store: indexes and sections, checked and cached.
 
-Many partitions read the same stage at about the same time: it is read whole while most of it is still wanted, and
-after that in ranges.
+Many partitions read the same stage at about the same time. So a stage is read whole while most of its sections are
+still needed, and section by section after that.
 """
 
 from __future__ import annotations
@@ -18,99 +18,100 @@ from pydanube.runtime.objects import ObjectStore
 
 STAGES: Final = "stages/"
 READS_AT_ONCE: Final = 16
-"""Of indexes and sections."""
+"""Concurrent reads of indexes and sections."""
 
-LOOKS_AT_ONCE: Final = 32
-"""Whether stages are there. Their own, so that a commit does not wait behind what is being published."""
+CHECKS_AT_ONCE: Final = 32
+"""Concurrent checks whether stages exist. A separate limit, so that commits do not wait for publishing."""
 
-WHOLES_AT_ONCE: Final = 3
-"""Each is as large as a frame may be. Partitions go through stages in the same order, so the next ones are enough."""
+WHOLE_READS_AT_ONCE: Final = 3
+"""Concurrent reads of whole stages, each up to the size of a frame. Partitions read stages in the same order, so a few
+are enough."""
 
 CACHED_BYTES: Final = 32 << 20
-"""Of stages that are being published; the last one read stays, however large."""
+"""Size of the cache of whole stages; the last one that was read stays, whatever its size."""
 
 CACHED_SECTIONS: Final = 100_000
-"""Of indexes: some tens of megabytes."""
+"""Size of the cache of indexes, in sections: some tens of megabytes."""
 
 Value = TypeVar("Value")
 
 
 def stages_of(number: int, batch_id: int | None = None) -> str:
-    """Where the stages of a query, or of one of its batches, lie."""
+    """Return the key prefix of the stages of a query, or of one of its batches."""
     return f"{STAGES}{number:016x}/" if batch_id is None else f"{STAGES}{number:016x}/{batch_id:010d}/"
 
 
-class _Cache(Generic[Value]):
-    """What was read last, up to a size; whoever asks for what is being read waits for it."""
+class _StageCache(Generic[Value]):
+    """An LRU cache of bounded size; concurrent requests for one key share one read."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
         self._size = 0
-        self._held: OrderedDict[str, tuple[Value, int]] = OrderedDict()
-        self._coming: dict[str, asyncio.Event] = {}
+        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()
+        self._reads: dict[str, asyncio.Event] = {}
 
     def get(self, key: str) -> Value | None:
-        found = self._held.get(key)
+        found = self._entries.get(key)
         if found is None:
             return None
-        self._held.move_to_end(key)
+        self._entries.move_to_end(key)
         return found[0]
 
     def put(self, key: str, value: Value, size: int) -> None:
         self.drop(key)
-        self._held[key] = value, size
+        self._entries[key] = value, size
         self._size += size
-        while self._size > self._size_max and len(self._held) > 1:
-            self.drop(next(iter(self._held)))
+        while self._size > self._size_max and len(self._entries) > 1:
+            self.drop(next(iter(self._entries)))
 
     def drop(self, key: str) -> None:
-        found = self._held.pop(key, None)
+        found = self._entries.pop(key, None)
         self._size -= found[1] if found is not None else 0
 
     async def get_or_read(
         self, key: str, read: Callable[[str], Awaitable[Value]], size_of: Callable[[Value], int]
     ) -> Value:
-        """Cancelled or failed: the next one who waits reads it himself."""
+        """Return the cached value, or read it. Cancelled or failed: one of the waiting callers reads it instead."""
         while (found := self.get(key)) is None:
-            if (coming := self._coming.get(key)) is not None:
-                await coming.wait()
+            if (reading := self._reads.get(key)) is not None:
+                await reading.wait()
                 continue
-            self._coming[key] = asyncio.Event()
+            self._reads[key] = asyncio.Event()
             try:
                 found = await read(key)
                 self.put(key, found, size_of(found))
                 return found
             finally:
-                self._coming.pop(key).set()
+                self._reads.pop(key).set()
         return found
 
 
 class StageReader:
-    """Reads stages for everybody in one broker."""
+    """Reads stages, with caches that the whole broker shares."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._slots = asyncio.Semaphore(READS_AT_ONCE)
-        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
-        self._whole_slots = asyncio.Semaphore(WHOLES_AT_ONCE)
-        self._indexes: _Cache[StageIndex] = _Cache(CACHED_SECTIONS)
-        self._wholes: _Cache[memoryview] = _Cache(CACHED_BYTES)
-        self._taken: dict[str, int] = {}
-        """How many sections of a stage were read since it came."""
+        self._check_slots = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._whole_slots = asyncio.Semaphore(WHOLE_READS_AT_ONCE)
+        self._indexes: _StageCache[StageIndex] = _StageCache(CACHED_SECTIONS)
+        self._whole_objects: _StageCache[memoryview] = _StageCache(CACHED_BYTES)
+        self._sections_read: dict[str, int] = {}
+        """How many sections of each stage were read."""
 
-    def learn(self, key: str, index: StageIndex) -> None:
-        """A stage was just made."""
+    def add_index(self, key: str, index: StageIndex) -> None:
+        """Cache the index of a stage that was just stored."""
         self._indexes.put(key, index, len(index.sections))
 
     def forget(self, key: str) -> None:
-        """Nobody will ask for it again."""
+        """Drop the stage from the caches."""
         self._indexes.drop(key)
-        self._wholes.drop(key)
-        self._taken.pop(key, None)
+        self._whole_objects.drop(key)
+        self._sections_read.pop(key, None)
 
-    async def look(self, key: str) -> None:
-        """Whether a stage is there now, whatever was known of it: somebody may have deleted it. Raises NotFound."""
-        async with self._looks:
+    async def check_exists(self, key: str) -> None:
+        """Raise NotFound if the stage is not in the store now, even if it is cached."""
+        async with self._check_slots:
             try:
                 await self._objects.head(key)
             except NotFound:
@@ -118,15 +119,15 @@ class StageReader:
                 raise
 
     async def index(self, key: str) -> StageIndex:
-        """What a stage holds. Raises NotFound and Corrupt, naming it."""
+        """Return the index of a stage. Raises NotFound or Corrupt, with its key in the message."""
         return await self._indexes.get_or_read(key, self._read_index, _sections_of)
 
     async def batches(self, key: str, section: StageSection) -> list[memoryview]:
-        """The batches of one section, checked. They share memory with others: copy what is to be kept."""
+        """Return the checked batches of one section. They are views of shared memory: copy what must be kept."""
         index = await self.index(key)
-        taken = self._taken[key] = self._taken.get(key, 0) + 1
-        if 2 * taken <= len(index.sections) + 1 or self._wholes.get(key) is not None:
-            whole = await self._wholes.get_or_read(key, self._read_whole, len)
+        sections_read = self._sections_read[key] = self._sections_read.get(key, 0) + 1
+        if 2 * sections_read <= len(index.sections) + 1 or self._whole_objects.get(key) is not None:
+            whole = await self._whole_objects.get_or_read(key, self._read_whole, len)
             return stage.split(whole[section.start : section.end], section, key)
         async with self._slots:
             found = await self._objects.get(key, section.start, section.end)
@@ -134,11 +135,11 @@ class StageReader:
 
     async def _read_index(self, key: str) -> StageIndex:
         async with self._slots:
-            head = await self._objects.get(key, 0, stage.FRONT_BYTES)
-            front = stage.read_front(head, key)
-            if front.index_end > len(head):
-                head = await self._objects.get(key, 0, front.index_end)
-        return stage.decode_index(head[stage.HEADER_BYTES : front.index_end], front)
+            head = await self._objects.get(key, 0, stage.FIRST_READ_BYTES)
+            header = stage.read_stage_header(head, key)
+            if header.index_end > len(head):
+                head = await self._objects.get(key, 0, header.index_end)
+        return stage.decode_index(head[stage.HEADER_BYTES : header.index_end], header)
 
     async def _read_whole(self, key: str) -> memoryview:
         async with self._whole_slots:
@@ -149,6 +150,6 @@ def _sections_of(index: StageIndex) -> int:
     return len(index.sections)
 
 
-def is_lost(error: DanubeError) -> bool:
-    """Whether trying again is no use, for all that is known."""
+def is_permanent(error: DanubeError) -> bool:
+    """Return whether the error is probably permanent, so that frequent retries are useless."""
     return isinstance(error, NotFound | Corrupt)

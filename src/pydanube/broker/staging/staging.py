@@ -1,16 +1,16 @@
-"""Staged writes, as the doors see them: stages are stored in the dark, and a commit decides which of them count.
+"""Staged writes, as the listeners use them: stages are stored invisibly, and a commit decides which are published.
 
 ```
- STAGE   ─ checked ─► one object in the store
- commit  ─ stages looked for ─ query's record compared ─► decision     from here on it counts, whatever happens
+ STAGE   ─ batches checked ─► one object in the store
+ commit  ─ stages found ─ query's record compared ─► decision     from here on the batch will be published
 ```
 
-What `core.staging` decides is written by comparing the query's record, so that of two runs, or of a commit and an
-expiry, only one wins. What becomes of a decision is told in `decisions`.
+What `core.staging` decides is written by compare-and-set on the query's record, so that of two runs, or of a commit and
+an expiry, only one wins. `decisions` describes how a decision is carried out.
 
 Invariants
     a decision and the query's record are written in one transaction
-    a commit that was answered is published, whole and once, by whoever opens the metadata next
+    a commit that was answered is published completely and exactly once, also after a restart
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ from pydanube.runtime.telemetry import get_logger
 
 from .decisions import WRITES_AT_ONCE, Decisions, decision_writes
 from .expiry import StageExpiry
-from .intake import StageIntake, StageRequest
-from .publishing import Decision
-from .queries import LOST_COMPARISONS_MAX, KnownQuery, QueryBook, lost_comparisons
+from .query_records import LOST_COMPARISONS_MAX, KnownQuery, QueryRecords, lost_comparisons
+from .stage_publisher import Decision
 from .stage_reader import StageReader, stages_of
+from .stage_writer import StageRequest, StageWriter
 
 log = get_logger(__name__)
 
-DOUBT_S: Final = 1.0
-"""Between looks at metadata that failed."""
+UNCERTAIN_RETRY_S: Final = 1.0
+"""Pause before the metadata is read again after it failed."""
 
 WAIT_S_MAX: Final = 60.0
-"""For the messages of a commit: whoever wants to wait longer commits again."""
+"""The longest time that a commit waits for its messages to be published; the caller may repeat the commit."""
 
 QUERIES_MAX: Final = 1000
 PAGE_BYTES: Final = CONTROL_BYTES_MAX // 2
-"""Queries in one answer, and about how many bytes of them: the longest names and obstacles would not fit a frame."""
+"""Queries in one response, and about how many bytes: with the longest names and obstacles they would not fit a
+frame."""
 
 OBSTACLE_CHARACTERS: Final = 300
 
 
 class CommitRequest(NamedTuple):
-    """See codec.native.requests.CommitStages."""
+    """A request to commit a batch; see codec.native.requests.CommitStages."""
 
     query: str
     run: str
@@ -93,92 +94,95 @@ class Staging:
         self._authorizer = authorizer
         self._clock = clock
         self._tiers = tiers
-        self._book = QueryBook(store, registry, clock)
+        self._records = QueryRecords(store, registry, clock)
         self._reader = StageReader(tiers.objects)
-        self._intake = StageIntake(
-            registry, partitions, producers, authorizer, self._book, self._reader, tiers, clock, decompression
+        self._writer = StageWriter(
+            registry, partitions, producers, authorizer, self._records, self._reader, tiers, clock, decompression
         )
         self.decisions = Decisions(registry, partitions, store, tiers.objects, self._reader, clock)
         self.expiry = StageExpiry(
-            tiers.objects, store, self._book, clock, tiers.settings.stage_keep_s, tiers.settings.staged_query_keep_s
+            tiers.objects, store, self._records, clock, tiers.settings.stage_keep_s, tiers.settings.staged_query_keep_s
         )
         self._tasks = Tasks()
-        self._deciding: set[Decision] = set()
-        self._doubtful: dict[int, int] = {}
-        """By number: a batch id whose decision was written, or not; the metadata failed just then, or whoever committed
-        was cancelled."""
+        self._committing: set[Decision] = set()
+        self._uncertain: dict[int, int] = {}
+        """By the number of the query: the batch id of a decision that may have been written. The metadata failed, or
+        the commit was cancelled, at that moment."""
 
     async def start(self) -> None:
-        """What was decided before goes on by itself; what is old goes."""
+        """Continue with earlier decisions, and start the expiry of stages."""
         await self.decisions.load()
         self._tasks.spawn(self.expiry.run(), "expiry of stages")
 
     def drain(self) -> None:
-        """Nobody waits any longer for what goes on by itself."""
+        """Wake all callers that wait for a commit to be published: the broker is stopping."""
         self.decisions.drain()
 
     async def close(self) -> None:
-        """Cancelled or not: the next start goes on."""
+        """Stop all tasks. The next start continues."""
         self.drain()
         await self._tasks.close()
         await self.decisions.close()
 
     def is_awaited(self, topic_id: int) -> bool:
-        """Whether something is decided for the topic, or just being so, that is not in it yet."""
-        deciding = any(topic_id in one.topics for one in self._deciding)
-        return deciding or bool(self._doubtful) or self.decisions.concern(topic_id)
+        """Return whether committed messages for the topic are not published yet, or a commit for it is in progress."""
+        deciding = any(topic_id in one.topics for one in self._committing)
+        return deciding or bool(self._uncertain) or self.decisions.has_unapplied_for(topic_id)
 
-    async def stage(self, principal: Principal, wish: StageRequest, body: memoryview) -> str:
-        return await self._intake.take(principal, wish, body)
+    async def stage(self, principal: Principal, request: StageRequest, body: memoryview) -> str:
+        return await self._writer.write(principal, request, body)
 
     # -- committing ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, principal: Principal, wish: CommitRequest) -> Committed:
-        """Decided once this returns. Raises Refused, having changed nothing, where a stage is gone. Cancelled or
-        Unavailable: it may have happened; to commit again does no harm."""
-        check_query("query", wish.query)
-        check_query("run", wish.run)
-        check_batch_id(wish.batch_id)
-        if wish.wait_ms < 0:
-            raise Invalid(f"wait_ms={wish.wait_ms} is negative")
-        names = [StageName.parse(text) for text in wish.stages]
+    async def commit(self, principal: Principal, request: CommitRequest) -> Committed:
+        """Commit a batch: on return the decision is durable.
+
+        Raises Refused, with nothing changed, if a stage is missing. Cancelled or Unavailable: the commit may have
+        happened; it can be repeated safely.
+        """
+        check_query("query", request.query)
+        check_query("run", request.run)
+        check_batch_id(request.batch_id)
+        if request.wait_ms < 0:
+            raise Invalid(f"wait_ms={request.wait_ms} is negative")
+        names = [StageName.parse(text) for text in request.stages]
         core.check_stages(names)
-        async with self._book.alone_with(wish.query):
-            repeated, decision = await self._decide(principal, wish, names)
-        wait_s = min(wish.wait_ms / 1000, WAIT_S_MAX)
+        async with self._records.locked(request.query):
+            repeated, decision = await self._decide(principal, request, names)
+        wait_s = min(request.wait_ms / 1000, WAIT_S_MAX)
         return Committed(repeated, decision is None or await decision.wait(wait_s))
 
     async def _decide(
-        self, principal: Principal, wish: CommitRequest, names: list[StageName]
+        self, principal: Principal, request: CommitRequest, names: list[StageName]
     ) -> tuple[bool, Decision | None]:
-        """Whether it had been decided before, and the decision unless it is over."""
+        """Return whether the batch was committed before, and its decision unless that is over."""
         for _ in range(LOST_COMPARISONS_MAX):
-            known = await self._book.find(wish.query) or await self._book.new(wish.query, wish.run)
+            known = await self._records.find(request.query) or await self._records.new(request.query, request.run)
             number = known.record.number
-            await self._remove_doubts(number)
+            await self._resolve_uncertain(number)
             now_us = self._clock.now_us()
-            record = core.entered(known.record, wish.run, now_us)
-            after = core.committed(record, wish.batch_id, names, self.decisions.unapplied(number), now_us)
+            record = core.with_run(known.record, request.run, now_us)
+            after = core.with_commit(record, request.batch_id, names, self.decisions.unapplied(number), now_us)
             if after is None:
-                if record is known.record or await self._book.replace(known, record):
-                    return True, self.decisions.find(number, wish.batch_id)
+                if record is known.record or await self._records.replace(known, record):
+                    return True, self.decisions.find(number, request.batch_id)
                 continue
-            decision = Decision(wish.query, number, wish.batch_id, list(wish.stages))
-            self._deciding.add(decision)
+            decision = Decision(request.query, number, request.batch_id, list(request.stages))
+            self._committing.add(decision)
             try:
                 await self._check_stages(principal, decision)
                 written = await self._write(known, after, decision)
             finally:
-                self._deciding.discard(decision)
+                self._committing.discard(decision)
             if written:
                 return False, decision if decision.stages else None
-        raise lost_comparisons(wish.query)
+        raise lost_comparisons(request.query)
 
     async def _check_stages(self, principal: Principal, decision: Decision) -> None:
-        """All of them must be there, whole, and of topics that this principal may publish to."""
+        """Raise unless all stages exist, are intact, and belong to topics that the principal may publish to."""
         try:
             await decision.plan(self._reader)
-            await decision.look(self._reader)  # the plan may be known from when they were staged
+            await decision.check_exists(self._reader)  # the plan may come from the cache
         except NotFound as error:
             raise Refused(
                 f"{decision} names a stage that is not there ({error.message}): nothing was published; stage the "
@@ -191,48 +195,49 @@ class Staging:
                 raise Refused(f"topic {topic} was deleted since {decision} was staged: nothing was published")
 
     async def _write(self, known: KnownQuery, after: QueryRecord, decision: Decision) -> bool:
-        """The decision; where its partitions are few, with all its pending keys. False: the comparison was lost."""
+        """Write the decision; if its partitions are few, with all its pending keys. Returns False if the query's record
+        has changed meanwhile."""
         if not decision.stages:
-            return await self._book.replace(known, after)
+            return await self._records.replace(known, after)
         keys = sorted(await decision.plan(self._reader))
         decision.spread = len(keys) <= WRITES_AT_ONCE
         spread = keys if decision.spread else []
         try:
-            written = await self._book.replace(known, after, decision_writes(decision, spread, self._clock.now_us()))
-        except BaseException:  # cancelled, too: it may be written all the same
-            self._doubtful[decision.number] = decision.batch_id
-            with suppress(Unavailable):  # while this closes: the next start finds it
-                self._tasks.spawn(self._clear_up(decision), f"doubts about {decision}")
+            written = await self._records.replace(known, after, decision_writes(decision, spread, self._clock.now_us()))
+        except BaseException:  # also if cancelled: the write may have happened
+            self._uncertain[decision.number] = decision.batch_id
+            with suppress(Unavailable):  # raised while closing: the next start finds it
+                self._tasks.spawn(self._resolve_later(decision), f"doubts about {decision}")
             raise
         if written:
             decision.keys.update(spread)
             self.decisions.add(decision)
         return written
 
-    async def _remove_doubts(self, number: int) -> None:
-        """A decision that may have been written is taken up before anything else happens to its query."""
-        batch_id = self._doubtful.get(number)
+    async def _resolve_uncertain(self, number: int) -> None:
+        """Find out whether an uncertain decision was written, and start it if so, before the query is used again."""
+        batch_id = self._uncertain.get(number)
         if batch_id is not None:
             await self.decisions.adopt(number, batch_id)
-            del self._doubtful[number]
+            del self._uncertain[number]
 
-    async def _clear_up(self, decision: Decision) -> None:
-        """Whoever was told that it may have happened need not come back."""
-        while decision.number in self._doubtful:
-            await self._clock.sleep(DOUBT_S)
+    async def _resolve_later(self, decision: Decision) -> None:
+        """Resolve an uncertain decision in the background, in case the caller does not repeat the commit."""
+        while decision.number in self._uncertain:
+            await self._clock.sleep(UNCERTAIN_RETRY_S)
             with suppress(DanubeError):
-                async with self._book.alone_with(decision.query):
-                    await self._remove_doubts(decision.number)
+                async with self._records.locked(decision.query):
+                    await self._resolve_uncertain(decision.number)
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
     async def queries(self, principal: Principal, after: str, count: int) -> tuple[list[StagedQuery], str]:
-        """What is remembered of queries, in order of their names, and the name to go on after."""
+        """Return a page of queries, ordered by name, and the name after which the next page begins (empty: done)."""
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
         if after:
             check_query("query", after)
         count = max(1, min(count, QUERIES_MAX))
-        found = [self._described(one) for one in await self._book.page(after, count)]
+        found = [self._describe(one) for one in await self._records.page(after, count)]
         room, shown = PAGE_BYTES, 0
         while shown < len(found) and (room > 0 or not shown):
             room -= len(msgspec.msgpack.encode(found[shown]))
@@ -240,7 +245,7 @@ class Staging:
         more = shown < len(found) or len(found) == count
         return found[:shown], found[shown - 1].query if more and found else ""
 
-    def _described(self, record: QueryRecord) -> StagedQuery:
+    def _describe(self, record: QueryRecord) -> StagedQuery:
         decisions = self.decisions.of(record.number)
         return StagedQuery(
             query=record.query,
@@ -252,17 +257,19 @@ class Staging:
         )
 
     async def forget(self, principal: Principal, query: str) -> None:
-        """As if it had never written: its batch ids count as new. What it committed and is not published yet goes too.
-        Cancelled: some of it may be gone; what was decided is published otherwise."""
+        """Remove a query with its decisions and stages, published or not. Its batch ids can be used again.
+
+        Cancelled: a part may be removed; remaining decisions are published.
+        """
         self._authorizer.check(principal, Action.ADMINISTER, BROKER)
         check_query("query", query)
-        async with self._book.alone_with(query):
-            known = await self._book.find(query)
+        async with self._records.locked(query):
+            known = await self._records.find(query)
             if known is None:
                 raise NotFound(f"query {query!r} is not known here: `danube queries list` shows those that are")
-            if not await self._book.remove(known):
+            if not await self._records.remove(known):
                 raise Unavailable(f"query {query!r} was changed at the same moment: try again")
-            await self.decisions.forget(known.record.number, self._doubtful.pop(known.record.number, None))
+            await self.decisions.forget(known.record.number, self._uncertain.pop(known.record.number, None))
         prefix = stages_of(known.record.number)
         keys = [info.key async for info in self._tiers.objects.list(prefix)]
         for start in range(0, len(keys), WRITES_AT_ONCE):

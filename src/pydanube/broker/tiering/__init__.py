@@ -1,1 +1,1 @@
-"""History in object storage as the broker manages it: uploads, garbage, administration, disaster recovery."""
+"""Object storage as the broker manages it: uploads, garbage collection, administration, disaster recovery."""

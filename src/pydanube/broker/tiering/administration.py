@@ -1,7 +1,7 @@
-"""Object storage as an administrator sees it: what is there, what waits, whether it is sound, and what can go.
+"""Administration of object storage: usage, segments, uploads, verification, garbage collection.
 
-Whatever may take long goes in steps of about a second, and the answer says where the next one goes on. Only an upload
-runs by itself once it was begun; whoever began it asks how it stands.
+Requests that may take long run in steps of about a second, and the response says where the next step continues. Only an
+upload runs in the background once it is started; the caller asks for its progress.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from pydanube.model.topics import AckLevel
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.tiering.catalog import CatalogSegment
-from pydanube.storage.tiering.collecting import CollectionStep
-from pydanube.storage.tiering.verifying import CatalogBounds, SegmentVerifier, Sought, VerificationStep
+from pydanube.storage.tiering.garbage_collector import CollectionStep
+from pydanube.storage.tiering.verifier import CatalogBounds, PartitionToVerify, SegmentVerifier, VerificationStep
 from pydanube.storage.wal import LogWriter
 
 from .object_storage import ObjectStorage
 
 STEP_S: Final = 1.0
-"""How long a step may take: whoever asked waits for the answer."""
+"""How long a step may take, because the caller waits for the response."""
 
 SEGMENTS_MAX: Final = 1000
-"""In one answer. One takes about 300 bytes, and an answer has room for a megabyte."""
+"""Segments in one response. One takes about 300 bytes, and a response may have a megabyte."""
 
 COUNTED_MAX: Final = 20_000
 """Segments that are counted in one step."""
 
 PARTITIONS_MAX: Final = 1000
-"""Partitions in one answer."""
+"""Partitions in one response."""
 
 GARBAGE_COUNTED_MAX: Final = 10_000
 VERIFY_BYTES_MAX: Final = 64 * 1024 * 1024
 RUNS_MAX: Final = 16
-"""Uploads whose outcome is remembered."""
+"""Uploads whose progress or result is remembered."""
 
 
-class StorageRun:
-    """An upload of what certain partitions had when it began."""
+class UploadRun:
+    """An upload of what `targets` had in the log when it started; the values are their end offsets then."""
 
     def __init__(self, number: int, tiers: ObjectStorage, targets: dict[tuple[int, int], int]) -> None:
         self.number = number
@@ -70,11 +70,13 @@ class StorageRun:
         self.failure = ""
         self._total = sum(self._left().values())
 
-    async def go(self) -> None:
-        """Cancelled: what was uploaded counts."""
+    async def run(self) -> None:
+        """Upload until nothing is left or an upload fails. Cancelled: finished uploads stay."""
         try:
             while left := self._left():
-                if not await self._tiers.upload(left.keys()) and self._left():  # or others have done it meanwhile
+                if (
+                    not await self._tiers.upload(left.keys()) and self._left()
+                ):  # unless the uploader has done it meanwhile
                     failure = self._tiers.uploader.failure
                     self.failure = failure.message if failure is not None else "these partitions have another owner now"
                     break
@@ -84,7 +86,7 @@ class StorageRun:
             self.done.set()
 
     def _left(self) -> dict[tuple[int, int], int]:
-        """What of it is not uploaded, in bytes, about."""
+        """Return the approximate bytes that are not uploaded yet, by partition."""
         left: dict[tuple[int, int], int] = {}
         for key, target in self._targets.items():
             tier = self._tiers.partitions.get(key)
@@ -102,7 +104,7 @@ class StorageRun:
 
 
 class StorageAdministration:
-    """Every call names a principal and asks the authorizer before anything happens."""
+    """The requests of administrators. Every method checks the principal's permission first."""
 
     def __init__(
         self,
@@ -123,8 +125,8 @@ class StorageAdministration:
         self._clock = clock
         self._tasks = tasks
         self._tiers = tiers
-        self._verifying = asyncio.Lock()  # one stretch in memory, however many ask
-        self._runs: dict[int, StorageRun] = {}
+        self._verifying = asyncio.Lock()  # so that only one range is in memory, however many callers there are
+        self._runs: dict[int, UploadRun] = {}
         self._numbers = count(1)
 
     # -- usage ---------------------------------------------------------------------------------------------------------
@@ -132,16 +134,23 @@ class StorageAdministration:
     async def usage(
         self, principal: Principal, topic: TopicName | None, place: StoragePlace
     ) -> tuple[StorageStatus, list[PartitionUsage], StoragePlace | None]:
-        """Some partitions, from `place` on, and where to go on. One with a long history may come in several parts:
-        their segments, bytes and messages are to be added up."""
-        tiers = self._allowed(principal, Action.DESCRIBE, topic)
+        """Return the status, the usage of some partitions from `place` on, and where the next step continues.
+
+        A partition with a long history may be returned in several parts, over several steps; the caller adds up their
+        segments, bytes and messages.
+        """
+        tiers = self._authorize(principal, Action.DESCRIBE, topic)
         deadline = self._clock.monotonic() + STEP_S
         found: list[PartitionUsage] = []
         counted = 0
         async for name, record, index, offset in self._walk(topic, place):
             if found and (len(found) >= PARTITIONS_MAX or self._clock.monotonic() >= deadline):
                 return await self._status(tiers, place), found, StoragePlace(str(name), index, offset)
-            about = await self._usage_of(tiers, name, record, index) if not offset else PartitionUsage(str(name), index)
+            about = (
+                await self._describe_partition(tiers, name, record, index)
+                if not offset
+                else PartitionUsage(str(name), index)
+            )
             about, offset, some = await self._count(tiers, record.topic_id, about, offset, COUNTED_MAX - counted)
             counted += some
             found.append(about)
@@ -152,7 +161,8 @@ class StorageAdministration:
     async def _count(
         self, tiers: ObjectStorage, topic_id: int, about: PartitionUsage, offset: int, most: int
     ) -> tuple[PartitionUsage, int, int]:
-        """Segments from `offset` on, added; where to go on (0: that was all); and how many there were."""
+        """Add the segments from `offset` on to `about`. Returns the new usage, the offset to continue at (0: done), and
+        the number of segments counted."""
         some = 0
         async for page in tiers.catalog.pages(topic_id, about.partition, offset):
             some += len(page)
@@ -166,7 +176,7 @@ class StorageAdministration:
                 return about, page[-1].end_offset, some
         return about, 0, some
 
-    async def _usage_of(
+    async def _describe_partition(
         self, tiers: ObjectStorage, topic: TopicName, record: TopicRecord, index: int
     ) -> PartitionUsage:
         bounds = await self._bounds(record.topic_id, index)
@@ -192,7 +202,8 @@ class StorageAdministration:
         )
 
     async def _oldest_waiting(self, partition: Partition, uploaded_end: int) -> tuple[int, float]:
-        """The first offset that is not uploaded, and how old it is. A restore may have left a gap before it."""
+        """Return the first offset that is not uploaded, and its age in seconds. A restore may have left a gap before
+        it."""
         stream = partition.stream
         first = max(uploaded_end, stream.start_offset)
         views = await stream.read(first, 0) if first < stream.end_offset else []
@@ -206,7 +217,7 @@ class StorageAdministration:
         damaged = next((one.error.message for one in tiers.uploader.unreadable.values()), "")
         return StorageStatus(
             url=tiers.objects.url,
-            uploads=_uploads(failure, damaged),
+            uploads=_upload_state(failure, damaged),
             failure=failure.message if failure is not None else damaged,
             failing_since=tiers.uploader.failing_since_us if failure is not None else 0,
             refusing=refusal.message if refusal is not None else "",
@@ -214,10 +225,10 @@ class StorageAdministration:
             log_bytes_max=tiers.settings.log_bytes_max,
             uploaded_bytes=tiers.uploader.uploaded_bytes,
             objects_made=tiers.uploader.objects_made,
-            garbage=await self._garbage(tiers) if place == StoragePlace() else 0,
+            garbage=await self._count_garbage(tiers) if place == StoragePlace() else 0,
         )
 
-    async def _garbage(self, tiers: ObjectStorage) -> int:
+    async def _count_garbage(self, tiers: ObjectStorage) -> int:
         found = 0
         async for _ in tiers.catalog.garbage():
             found += 1
@@ -230,8 +241,9 @@ class StorageAdministration:
     async def segments(
         self, principal: Principal, topic: TopicName, partition: int, start: Position, most: int
     ) -> tuple[list[SegmentDescription], int]:
-        """From the one that holds `start` on, and the offset to go on at; -1 when there are no more."""
-        tiers = self._allowed(principal, Action.DESCRIBE, topic)
+        """Return up to `most` segments from the one that holds `start` on, and the offset to continue at; -1 at the
+        end."""
+        tiers = self._authorize(principal, Action.DESCRIBE, topic)
         record = self._registry.topic(topic)
         self._check_partition(topic, record, partition)
         bounds = await self._bounds(record.topic_id, partition)
@@ -241,20 +253,20 @@ class StorageAdministration:
             offset = first.first_offset if first is not None else bounds.uploaded_end
         most = max(1, min(most, SEGMENTS_MAX))
         async for page in tiers.catalog.pages(record.topic_id, partition, offset, most):
-            return [_described(one) for one in page], page[-1].end_offset if len(page) == most else -1
+            return [_describe_segment(one) for one in page], page[-1].end_offset if len(page) == most else -1
         return [], -1
 
     def whereabouts(self, topic: TopicName) -> tuple[int, str]:
-        """Of segments that were listed: the topic's id, which they carry, and the store's URL, without credentials."""
+        """Return the id of the topic, which its segments contain, and the URL of the store without credentials."""
         assert self._tiers is not None
         return self._registry.topic(topic).topic_id, self._tiers.objects.url
 
     # -- uploading -----------------------------------------------------------------------------------------------------
 
     async def upload(self, principal: Principal, topic: TopicName | None) -> StorageUpload:
-        """Begin to upload what there is now, however little and however young. Goes on by itself."""
-        tiers = self._allowed(principal, Action.ADMINISTER, topic)
-        self._forget_runs()
+        """Start to upload all that is in the log now, due or not. The upload runs in the background."""
+        tiers = self._authorize(principal, Action.ADMINISTER, topic)
+        self._make_room_for_run()
         async for name, _, index, _ in self._walk(topic, StoragePlace()):
             await self._partitions.get(name, index)
         ids = None if topic is None else self._registry.topic(topic).topic_id
@@ -263,14 +275,14 @@ class StorageAdministration:
             for key, tier in tiers.partitions.items()
             if ids in (None, key[0]) and (waiting := tier.waiting()) is not None
         }
-        run = StorageRun(next(self._numbers), tiers, targets)
+        run = UploadRun(next(self._numbers), tiers, targets)
         self._runs[run.number] = run
-        self._tasks.spawn(run.go(), f"upload {run.number}")
+        self._tasks.spawn(run.run(), f"upload {run.number}")
         return run.describe()
 
     async def upload_state(self, principal: Principal, number: int, wait_s: float = STEP_S / 2) -> StorageUpload:
-        """How an upload stands; waits a moment for its end."""
-        self._allowed(principal, Action.ADMINISTER, None)
+        """Return the progress of an upload, after waiting up to `wait_s` for its end."""
+        self._authorize(principal, Action.ADMINISTER, None)
         run = self._runs.get(number)
         if run is None:
             raise NotFound(f"upload {number} is not known here: the broker was started anew, or it is long done")
@@ -281,8 +293,8 @@ class StorageAdministration:
             pass
         return run.describe()
 
-    def _forget_runs(self) -> None:
-        """The oldest that are done."""
+    def _make_room_for_run(self) -> None:
+        """Forget the oldest finished uploads. Raises Full if too many are running."""
         for number in [number for number, run in self._runs.items() if run.done.is_set()]:
             if len(self._runs) >= RUNS_MAX:
                 del self._runs[number]
@@ -294,36 +306,37 @@ class StorageAdministration:
     async def verify(
         self, principal: Principal, topic: TopicName | None, place: StoragePlace, bytes_max: int
     ) -> tuple[StorageVerified, StoragePlace | None]:
-        """Read some of it, from `place` on; what was found, and where to go on. Changes nothing."""
-        tiers = self._allowed(principal, Action.ADMINISTER, topic)
+        """Verify up to `bytes_max` of segments from `place` on. Returns the result and where the next step
+        continues."""
+        tiers = self._authorize(principal, Action.ADMINISTER, topic)
         verifier = SegmentVerifier(tiers.objects, tiers.catalog, self._clock)
         async with self._verifying:
             step = VerificationStep(max(1, min(bytes_max, VERIFY_BYTES_MAX)), self._clock.monotonic() + STEP_S)
             async for name, record, index, offset in self._walk(topic, place):
                 at = place if (place.topic, place.partition) == (str(name), index) else StoragePlace(offset=offset)
-                sought = self._sought(name, record, index)
-                if (stopped := await verifier.partition(sought, at, step)) is not None:
+                target = self._to_verify(name, record, index)
+                if (stopped := await verifier.verify(target, at, step)) is not None:
                     return step.result(), stopped
                 if step.is_over(self._clock.monotonic()):
                     return step.result(), StoragePlace(str(name), index + 1)
             return step.result(), None
 
-    def _sought(self, topic: TopicName, record: TopicRecord, index: int) -> Sought:
+    def _to_verify(self, topic: TopicName, record: TopicRecord, index: int) -> PartitionToVerify:
         async def bounds() -> CatalogBounds:
             current = self._registry.find_topic(topic)
             if current is None or current.topic_id != record.topic_id:
-                return CatalogBounds(OFFSET_END, 0)  # deleted meanwhile: nothing has to be there
+                return CatalogBounds(OFFSET_END, 0)  # the topic was deleted meanwhile: nothing can be missing
             return await self._bounds(record.topic_id, index)
 
-        return Sought(str(topic), record.topic_id, index, bounds)
+        return PartitionToVerify(str(topic), record.topic_id, index, bounds)
 
     # -- collecting ----------------------------------------------------------------------------------------------------
 
     async def collect(
         self, principal: Principal, orphans: bool, dry_run: bool, after: str
     ) -> tuple[StorageCollected, str]:
-        """Delete objects that nobody needs, some of them; and the key after which to go on (empty: that was all)."""
-        tiers = self._allowed(principal, Action.ADMINISTER, None)
+        """Delete some unused objects. Returns what was done, and the key after which to continue (empty: done)."""
+        tiers = self._authorize(principal, Action.ADMINISTER, None)
         await tiers.check_ours()
         if not after and not dry_run:
             await tiers.forget_deleted_topics()
@@ -333,9 +346,9 @@ class StorageAdministration:
         done = StorageCollected(found.looked_at, found.deleted, found.deleted_bytes, found.waiting)
         return done, found.stopped_at
 
-    # -- finding things ------------------------------------------------------------------------------------------------
+    # -- shared lookups ------------------------------------------------------------------------------------------------
 
-    def _allowed(self, principal: Principal, action: Action, topic: TopicName | None) -> ObjectStorage:
+    def _authorize(self, principal: Principal, action: Action, topic: TopicName | None) -> ObjectStorage:
         self._authorizer.check(principal, action, BROKER if topic is None else str(topic))
         if self._tiers is None:
             raise Refused("this broker keeps everything in its log: it has no object storage")
@@ -344,7 +357,7 @@ class StorageAdministration:
     async def _walk(
         self, topic: TopicName | None, place: StoragePlace
     ) -> AsyncIterator[tuple[TopicName, TopicRecord, int, int]]:
-        """Stored partitions from `place` on, in the order of their names, and the offset to begin at."""
+        """Yield stored partitions from `place` on, ordered by name, each with the offset to begin at."""
         if place.partition < 0 or not 0 <= place.offset < OFFSET_END or place.byte < 0 or not 0 <= place.crc < 2**32:
             raise Invalid("a place to go on at is what the last answer gave, unchanged")
         first = TopicName.parse(place.topic) if place.topic else None
@@ -370,8 +383,8 @@ class StorageAdministration:
             raise NotFound(f"topic {topic} has {have} partitions: there is no partition {partition}")
 
 
-def _uploads(failure: DanubeError | None, damaged: str) -> str:
-    """In a word."""
+def _upload_state(failure: DanubeError | None, damaged: str) -> str:
+    """Return the value of StorageStatus.uploads."""
     if failure is None:
         return "damaged" if damaged else "ok"
     return "refused" if isinstance(failure, Refused | Denied | Unauthenticated | Invalid) else "failing"
@@ -382,7 +395,7 @@ def _is_stored(record: TopicRecord) -> bool:
     return config.reliable and config.ack_level is not AckLevel.MEMORY
 
 
-def _described(segment: CatalogSegment) -> SegmentDescription:
+def _describe_segment(segment: CatalogSegment) -> SegmentDescription:
     record = segment.record
     return SegmentDescription(
         partition=segment.index,

@@ -1,34 +1,38 @@
-"""Object storage as the broker uses it: uploads, collection of what nobody needs, and what that says of its health.
+"""Object storage of one broker: uploads, merging, manifests, garbage collection, and what its state of health is.
 
-One task uploads what is due, lets the log go of it, and now and then deletes objects that nobody needs any more.
-Nothing of it is on the way of a publish.
+One task uploads what is due and releases it from the log, another deletes unused objects from time to time. Publishes
+never wait for either.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from pydanube.broker.registry.records import TOPICS, TopicRecord, unpack
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.registry.records import DELETED, TOPICS, TopicRecord, deleted_of_key, unpack
+from pydanube.broker.registry.registry import Registry
+from pydanube.codec.manifest import PartitionPositions
 from pydanube.core.tiering import TieringPolicy
 from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import DanubeError, Unavailable
+from pydanube.model.ledgers import CursorEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
-from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, Claim
-from pydanube.storage.tiering.collecting import Collector
+from pydanube.storage.tiering.garbage_collector import GarbageCollector
 from pydanube.storage.tiering.history import SegmentReader
-from pydanube.storage.tiering.manifest import Manifests
-from pydanube.storage.tiering.merging import Merger
-from pydanube.storage.tiering.patience import TimeLimitedStore
-from pydanube.storage.tiering.uploader import Sealed, Uploader, UploadSettings
+from pydanube.storage.tiering.manifest import ManifestWriter
+from pydanube.storage.tiering.merger import SegmentMerger
+from pydanube.storage.tiering.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
+from pydanube.storage.tiering.time_limits import TimeLimitedStore
+from pydanube.storage.tiering.uploader import Uploader, UploadSettings, UploadSource
 from pydanube.storage.wal import LogWriter
 
 from .tiered_partition import TieredPartition
@@ -36,33 +40,33 @@ from .tiered_partition import TieredPartition
 log = get_logger(__name__)
 
 LAST_MANIFEST_S: Final = 5.0
-"""How long the end of a broker waits for it."""
+"""How long a broker that stops waits for its last manifest."""
 
 MERGE_EVERY_S: Final = 10.0
-"""How often a part of the catalog is looked at for small segments."""
+"""How often a part of the catalog is searched for small segments."""
 
 COLLECT_EVERY_S: Final = 60.0
-LEISURE: Final = 2.0
-"""Uploads rest so many times as long as they work."""
+PAUSE_FACTOR: Final = 2.0
+"""The pause after uploads, as a multiple of the time they took."""
 
 BURST_BYTES_PER_S: Final = 16 << 20
 BURST_S_MAX: Final = 5.0
-"""While more than this comes in every second uploads wait, but for no longer than this."""
+"""While more than BURST_BYTES_PER_S is published, uploads wait, but not longer than BURST_S_MAX."""
 
-LEISURE_S_MAX: Final = 2.0
-LEISURE_BYTES_MAX: Final = 1 << 30
-"""Past so much that is due they do not rest."""
+PAUSE_S_MAX: Final = 2.0
+URGENT_BYTES: Final = 1 << 30
+"""When more than this is due, there is no pause."""
 
 CARRIED_AT_ONCE: Final = 100
-"""Each is a transaction or two."""
+"""Partitions per round; each takes one or two transactions."""
 
 ORPHANS_EVERY: Final = 60
-"""The listing of the store is read whole to find orphans: once in so many collections."""
+"""Every this many collections also look for orphans, which needs a listing of the whole store."""
 
 
 @dataclass(frozen=True, slots=True)
 class TieringSettings:
-    """See the `storage` section of the settings."""
+    """The `storage` section of the settings."""
 
     segment_bytes: int
     segment_age_s: int
@@ -77,11 +81,41 @@ class TieringSettings:
     stage_keep_s: int = 86_400
     staged_query_keep_s: int = 90 * 86_400
     store_timeout_s: float = 60.0
-    """A call to the store that takes longer has failed; those with many bytes have more time."""
+    """Timeout of a call to the store; calls with many bytes have more time."""
 
     def uploads(self) -> UploadSettings:
         policy = TieringPolicy(self.segment_bytes, self.segment_age_s * MICROSECONDS, self.shared_below_bytes)
         return UploadSettings(policy, self.upload_interval_s, self.upload_bytes_per_s)
+
+
+class OpenPositions:
+    """Reads from open partitions what the metadata does not hold: their end offsets and the cursors of subscriptions.
+
+    Implements `storage.tiering.manifest.PositionSource`.
+    """
+
+    def __init__(self, registry: Registry, open_partitions: Callable[[int], Sequence[Partition]]) -> None:
+        self._registry = registry
+        self._open_partitions = open_partitions
+
+    def topic_ids(self) -> set[int]:
+        return {self._registry.topic(name).topic_id for name in self._registry.topics()}
+
+    def positions(self) -> list[PartitionPositions]:
+        return [
+            PartitionPositions(
+                topic_id,
+                partition.index,
+                partition.stream.end_offset,
+                [
+                    CursorEntry(one.subscription_id, one.cursor.position, list(one.cursor.acked))
+                    for one in partition.subscriptions.values()
+                ],
+            )
+            for topic_id in self.topic_ids()
+            for partition in self._open_partitions(topic_id)
+            if partition.stored
+        ]
 
 
 class ObjectStorage:
@@ -91,52 +125,58 @@ class ObjectStorage:
         self,
         objects: ObjectStore,
         store: MetadataStore,
+        registry: Registry,
+        open_partitions: Callable[[int], Sequence[Partition]],
         writer: LogWriter,
         clock: Clock,
         tasks: Tasks,
         settings: TieringSettings,
         cluster: str,
     ) -> None:
+        """`open_partitions` returns the open partitions of the topic with the given id; it is first called after the
+        broker has been constructed."""
         self._next_merge = 0.0
         self._store = store
+        self._registry = registry
         self.objects = objects = TimeLimitedStore(objects, settings.store_timeout_s, self.check_deletion)
         self.settings = settings
-        self.claim = Claim(objects, store, cluster, clock)
+        self.ownership = StoreOwnership(objects, store, cluster, clock)
         self.catalog = Catalog(store)
         self.history = SegmentReader(objects, self.catalog, tasks, settings.cache_bytes)
         self.partitions: dict[tuple[int, int], TieredPartition] = {}
-        """Every open partition that has something to upload, now or later."""
+        """The open partitions that are uploaded, by topic id and index."""
         self._writer = writer
         self._clock = clock
         process = identity()
-        self.uploader = Uploader(objects, self._sealed, process, clock, settings.uploads())
-        self.manifests = Manifests(objects, store, clock, cluster, process)
-        self.merger = Merger(
+        self.uploader = Uploader(objects, self._upload_sources, process, clock, settings.uploads())
+        positions = OpenPositions(registry, open_partitions)
+        self.manifests = ManifestWriter(objects, store, clock, cluster, process, positions)
+        self.merger = SegmentMerger(
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )
         grace_us = settings.grace_s * MICROSECONDS
-        self.collector = Collector(objects, self.catalog, clock, grace_us, self._is_being_made)
+        self.collector = GarbageCollector(objects, self.catalog, clock, grace_us, self._is_in_progress)
 
-    def _sealed(self) -> Iterable[Sealed]:
+    def _upload_sources(self) -> Iterable[UploadSource]:
         return list(self.partitions.values())
 
-    def _is_being_made(self, object_key: str) -> bool:
+    def _is_in_progress(self, object_key: str) -> bool:
         return object_key in (self.uploader.making, self.merger.making)
 
     async def run(self) -> None:
-        """Until it is cancelled. A collection, which may read a long listing, is not in the way of uploads."""
+        """Upload and collect garbage until cancelled. Two tasks, so that a long collection does not delay uploads."""
         async with asyncio.TaskGroup() as both:
             both.create_task(self._keep_uploading())
             both.create_task(self._keep_collecting())
 
     async def _keep_uploading(self) -> None:
-        """What nobody foresaw is said like any other failure, and tried again like it: uploads never end unseen."""
+        """Run upload rounds. An unexpected exception is logged and shown as a failure, and uploads are tried again."""
         made, started = 0, self._clock.monotonic()
         while True:
             appended = self._writer.appended_bytes
-            pause_s = self._rest_s(self._clock.monotonic() - started) if made else self.uploader.pause_s
+            pause_s = self._pause_s(self._clock.monotonic() - started) if made else self.uploader.pause_s
             await self._clock.sleep(pause_s)
-            if self._waits_for_a_burst(self._writer.appended_bytes - appended, pause_s, started):
+            if self._should_wait_for_burst(self._writer.appended_bytes - appended, pause_s, started):
                 continue
             started = self._clock.monotonic()
             try:
@@ -147,14 +187,14 @@ class ObjectStorage:
                 self.uploader.fail(Unavailable(f"uploading failed: {type(error).__name__}: {error}"))
 
     async def _round(self) -> int:
-        """Upload what is due, let the log go of what is uploaded, merge, write a manifest. How many objects it made."""
+        """Upload what is due, trim the log, merge, and write a manifest. Returns how many objects were uploaded."""
         ours = await self._is_ours()
         made = await self.uploader.round(everything=self._is_nearly_full) if ours else 0
         if self._writer.stored_bytes > self._kept_bytes:
-            await self.trim()  # also when nothing was made: what pinned a file may have been synced since
+            await self.trim()  # also when nothing was uploaded: a pinned file may be free by now
         if ours:
             await self._merge()
-            await self.manifests.keep()
+            await self.manifests.write_if_due()
         return made
 
     async def _keep_collecting(self) -> None:
@@ -166,7 +206,7 @@ class ObjectStorage:
                 log.exception("collection.crashed", store=self.objects.url)
 
     async def _merge(self) -> None:
-        """Small segments, while there is nothing more important to do."""
+        """Merge small segments, unless uploads are failing or behind."""
         if self._clock.monotonic() < self._next_merge or self.uploader.failure is not None or self.uploader.is_behind:
             return
         try:
@@ -176,34 +216,34 @@ class ObjectStorage:
             log.warning("merge.postponed", store=self.objects.url, error=error.message)
         self._next_merge = self._clock.monotonic() + (0 if merged else MERGE_EVERY_S)
 
-    def _waits_for_a_burst(self, appended: int, within_s: float, last_round: float) -> bool:
-        """Whether much is being published just now, and the log can hold it a while longer: object and log may be on
-        one disk."""
+    def _should_wait_for_burst(self, appended: int, within_s: float, last_round: float) -> bool:
+        """Return whether uploads should wait because much is being published and the log has room for it: the store and
+        the log may be on the same disk."""
         if self._clock.monotonic() - last_round > BURST_S_MAX or appended < within_s * BURST_BYTES_PER_S:
             return False
-        return not self._is_nearly_full and self.uploader.due_bytes < LEISURE_BYTES_MAX
+        return not self._is_nearly_full and self.uploader.due_bytes < URGENT_BYTES
 
-    def _rest_s(self, worked_s: float) -> float:
-        """How long to wait after objects were made. What the log can hold is uploaded at leisure: whoever publishes in
-        bursts has the machine to himself most of the time."""
+    def _pause_s(self, worked_s: float) -> float:
+        """Return how long to wait after a round that uploaded objects. While the log has room there is a pause, which
+        leaves the machine to publishers."""
         due = self.uploader.due_bytes
         if not due:
             return self.uploader.pause_s
-        is_urgent = due > LEISURE_BYTES_MAX or self._is_nearly_full
-        return 0.0 if is_urgent else min(LEISURE_S_MAX, worked_s * LEISURE)
+        is_urgent = due > URGENT_BYTES or self._is_nearly_full
+        return 0.0 if is_urgent else min(PAUSE_S_MAX, worked_s * PAUSE_FACTOR)
 
     async def upload(self, only: Collection[tuple[int, int]]) -> int:
-        """Whatever these partitions have, however little: a round of it. How many objects were made; when none was,
-        the uploader knows why. Cancelled: what was uploaded counts."""
+        """Run one round that uploads all that these partitions have, due or not. Returns how many objects were made; if
+        none, `uploader.failure` may say why. Cancelled: finished uploads stay."""
         made = await self.uploader.round(everything=True, only=only) if await self._is_ours() else 0
         if made:
             await self.trim()
         return made
 
     async def close(self) -> None:
-        """What waits and a last manifest, if the store takes them soon. Cancelled: what was uploaded counts."""
+        """Upload what is waiting and write a last manifest, within time limits. Cancelled: finished uploads stay."""
         await self._upload_rest()
-        if self.claim.is_held:
+        if self.ownership.is_held:
             try:
                 async with asyncio.timeout(LAST_MANIFEST_S):
                     await self.manifests.write()
@@ -211,7 +251,7 @@ class ObjectStorage:
                 log.warning("manifest.failed", store=self.objects.url, error=str(error))
 
     async def _upload_rest(self) -> None:
-        """A broker that ends in order leaves nothing behind that only its disk has, as far as the time for it goes."""
+        """Upload all that is waiting, for at most `shutdown_upload_s`."""
         seconds = self.settings.shutdown_upload_s
         if not seconds or self.uploader.failure is not None or not self._waiting_bytes:
             return
@@ -227,29 +267,30 @@ class ObjectStorage:
         return sum(waiting.bytes for one in self.partitions.values() if (waiting := one.waiting()) is not None)
 
     async def check_deletion(self) -> None:
-        """Asked before anything is deleted: what nobody needs here may be needed by whoever took over."""
+        """Raise unless this broker owns the store, checked recently enough for a deletion."""
         await self.check_ours(DELETE_CHECK_S)
 
     async def check_ours(self, within_s: float = CHECK_S) -> None:
-        """Raises why the store is not this broker's, or why nobody knows: what is in it may be somebody else's. What
-        was seen longer ago than `within_s` does not count."""
+        """Raise unless this broker owns the store; a check within the last `within_s` seconds is enough. A failure is
+        also recorded as a failed upload."""
         try:
-            await self.claim.check(within_s=within_s)
+            await self.ownership.check(within_s=within_s)
         except DanubeError as error:
             self.uploader.fail(error)
             raise
 
     async def _is_ours(self) -> bool:
-        """Whether the store is this broker's: nothing is put among somebody else's objects."""
+        """Return whether this broker owns the store; if not, nothing may be written to it."""
         try:
-            await self.claim.check(within_s=CHECK_S if self.uploader.failure is None else 0.0)
+            await self.ownership.check(within_s=CHECK_S if self.uploader.failure is None else 0.0)
         except DanubeError as error:
             self.uploader.fail(error)
             return False
         return True
 
     async def _collect(self, orphans: bool) -> None:
-        """Only where the store is ours: what another cluster has there would all be orphans."""
+        """Delete garbage, and with `orphans` also orphans, if this broker owns the store: in a store of another cluster
+        all objects would look like orphans."""
         try:
             await self.check_ours()
             await self.collector.collect_garbage()
@@ -260,16 +301,22 @@ class ObjectStorage:
             log.warning("collection.postponed", store=self.objects.url, error=error.message)
 
     async def forget_deleted_topics(self) -> None:
-        """Topics whose deletion was cut short. The catalog is read first: what it has then existed before."""
-        listed = await self.catalog.topics()
+        """Finish deletions of topics that were cut short: remove their segments from the catalog.
+
+        Only a recorded deletion counts. Segments of a topic that neither exists nor was deleted stay in the catalog:
+        the metadata has lost keys, and a later copy of it may need the objects.
+        """
+        for key in [one.key async for one in list_all(self._store, DELETED)]:
+            await self.forget_topic(deleted_of_key(key))
+        listed = await self.catalog.topics()  # read before the topics, so that a new topic is not taken for unknown
         pairs = [one async for one in list_all(self._store, TOPICS)] if listed else []
-        existing = {unpack(one.value, TopicRecord).topic_id for one in pairs}
-        for topic_id in listed:
-            if topic_id not in existing:
-                await self.forget_topic(topic_id)
+        known = {unpack(one.value, TopicRecord).topic_id for one in pairs}
+        known |= {deleted_of_key(one.key) async for one in list_all(self._store, DELETED)}
+        if unknown := [topic_id for topic_id in listed if topic_id not in known]:
+            log.warning("catalog.unknown_topics", topics=len(unknown), first=unknown[0])
 
     async def trim(self) -> None:
-        """Give back the files of the log that are uploaded, but for the newest: they are a warm cache."""
+        """Delete log files whose content is uploaded, except for the newest ones, which serve as a cache."""
         keep = self._kept_bytes
         if self._writer.stored_bytes > keep:
             self._carry_forward()
@@ -284,7 +331,7 @@ class ObjectStorage:
     @property
     def _kept_bytes(self) -> int:
         keep, limit = self.settings.log_keep_bytes, self.settings.log_bytes_max
-        return min(keep, limit // 2) if limit else keep  # or the cache would stand in the way of publishes
+        return min(keep, limit // 2) if limit else keep  # or the cache could make the log refuse publishes
 
     def _carry_forward(self) -> None:
         carried = 0
@@ -295,12 +342,13 @@ class ObjectStorage:
 
     @property
     def _is_nearly_full(self) -> bool:
-        """Whether the log comes close to its limit: then whatever can go goes, however little of a partition it is."""
+        """Whether the log is close to its size limit: then everything is uploaded, due or not."""
         limit = self.settings.log_bytes_max
         return bool(limit) and self._writer.stored_bytes >= limit * 3 // 4
 
     def refusal(self) -> Unavailable | None:
-        """Why nothing is taken now: the log is as large as it may be, because uploads do not keep up."""
+        """Return why publishes are refused, or None: the log has reached its size limit, because uploads are too
+        slow."""
         limit = self.settings.log_bytes_max
         if not limit or self._writer.stored_bytes < limit:
             return None
@@ -312,7 +360,7 @@ class ObjectStorage:
 
     @property
     def trouble(self) -> str:
-        """What somebody should look at; empty while all is well."""
+        """A problem for an administrator, in one sentence; empty while there is none."""
         if (refusal := self.refusal()) is not None:
             return f"publishes are refused: {refusal.message}"
         if self.uploader.failure is not None:
@@ -324,7 +372,11 @@ class ObjectStorage:
         return ""
 
     async def forget_topic(self, topic_id: int) -> None:
-        """A deleted topic's segments leave the catalog. Cancelled: the next collection finds the rest."""
+        """Remove the segments of a deleted topic from the catalog, then the record of its deletion.
+
+        Cancelled or failed: the record is still there, and the next collection removes the rest.
+        """
         for key in [key for key in self.partitions if key[0] == topic_id]:
             del self.partitions[key]
         await self.catalog.remove_topic(topic_id, self._clock.now_us())
+        await self._registry.clean_up(topic_id)

@@ -1,4 +1,4 @@
-"""A partition on its way to object storage: what of it waits, and what becomes of it once it is uploaded."""
+"""Connects one open partition with object storage: what is to be uploaded, and what follows from an upload."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pydanube.storage.tiering.uploader import elapsed_us
 from pydanube.storage.wal import LogWriter
 
 SEGMENTS_PER_COMMIT: Final = 50
-"""A transaction has room for so many and their owner's record."""
+"""Limited by the size of a metadata transaction, which also contains the owner's record."""
 
 
-def _nobody_waits(_: DanubeError | None) -> None: ...
+def _ignore(_: DanubeError | None) -> None: ...
 
 
-class KnownProducers:
-    """What a partition knew of its producers where its uploaded part ends, and a little further."""
+class UploadedProducers:
+    """The producer table of a partition, from the end of its uploaded part on. Implements `ProducerHistory`."""
 
     def __init__(self, known: list[ProducerEntry], remembered_max: int, kept: Collection[int]) -> None:
         self._table = ProducerTable(remembered_max, kept=kept)
@@ -45,14 +45,14 @@ class KnownProducers:
 
 
 class TieredPartition:
-    """One partition, as the uploader sees it."""
+    """One partition, as the uploader and the merger use it. Implements `UploadSource` and `MergeablePartition`."""
 
     def __init__(
         self,
         topic_id: int,
         partition: Partition,
         ownership: Ownership,
-        past: PartitionHistory,
+        history: PartitionHistory,
         catalog: Catalog,
         writer: LogWriter,
         clock: Clock,
@@ -64,24 +64,24 @@ class TieredPartition:
         self._partition = partition
         self._stream = partition.stream
         self._ownership = ownership
-        self._past = past
+        self._history = history
         self._catalog = catalog
         self._writer = writer
         self._clock = clock
         self._remembered_max = remembered_max
         self._oldest_us = 0
-        self._known: list[ProducerEntry] | None = None
+        self._producers: list[ProducerEntry] | None = None
         self._fenced = False
         self._epochs: dict[int, int] = {}
-        self._cataloguing = asyncio.Lock()
-        """Held by whoever changes the partition's part of the catalog."""
-        self._is_tidy = False
-        """The catalog lists nothing that ends before the partition begins."""
+        self._catalog_lock = asyncio.Lock()
+        """Held while the segments of this partition change in the catalog."""
+        self._is_pruned = False
+        """Whether the catalog lists no segment that ends before the start of the partition."""
 
     def waiting(self, below: int | None = None) -> WaitingUpload | None:
-        """Return what is not uploaded yet, of the offsets below `below`; None if that is no message."""
+        """Return what is not uploaded yet, of the offsets below `below`; None if there is no message among them."""
         stream = self._stream
-        first, end = max(self._past.end, stream.start_offset), stream.end_offset
+        first, end = max(self._history.end, stream.start_offset), stream.end_offset
         if self._fenced or not stream.gaps.messages(first, end):
             self._oldest_us = 0
             return None
@@ -93,11 +93,11 @@ class TieredPartition:
         age_us = (policies.segment_age_s or 0) * MICROSECONDS
         return WaitingUpload(self.topic_id, self.index, first, end, size, self._oldest_us, self.segment_bytes, age_us)
 
-    async def producers(self) -> KnownProducers:
-        if self._known is None:
-            self._known = await self._past.producers()
+    async def producers(self) -> UploadedProducers:
+        if self._producers is None:
+            self._producers = await self._history.producers()
             self._epochs = {ledger_id: one.epoch for ledger_id, one in await self._ownership.ledgers()}
-        return KnownProducers(self._known, self._remembered_max, self._partition.remembered.kept)
+        return UploadedProducers(self._producers, self._remembered_max, self._partition.remembered.kept)
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         return await self._stream.read(offset, bytes_max)
@@ -107,25 +107,25 @@ class TieredPartition:
         return ledger_id, self._epochs.get(ledger_id, self._ownership.epoch)
 
     async def commit(self, segments: list[CatalogSegment], producers: list[ProducerEntry]) -> None:
-        """Cancelled: it is in the catalog, or not."""
-        self._known = None  # until all of it is there; the last segment's footer knows it too
+        """Cancelled: the segments may or may not be in the catalog."""
+        self._producers = None  # read again from the footer of the last segment, unless all of this succeeds
         try:
-            async with self._cataloguing:
+            async with self._catalog_lock:
                 is_new = await self._commit(segments)
-                self._is_tidy = False  # retention may have passed it on its way
+                self._is_pruned = False  # retention may have passed these segments meanwhile
         except StaleEpoch:
-            self._fenced = True  # nothing that this owner uploads counts any more
+            self._fenced = True  # nothing more is uploaded by this owner
             raise
-        self._known, self._oldest_us = producers if is_new else None, 0
-        self._remember()
+        self._producers, self._oldest_us = producers if is_new else None, 0
+        self._snapshot_state()
 
     async def _commit(self, segments: list[CatalogSegment]) -> bool:
-        """False: an earlier try had been written although it failed, and this one is surplus."""
+        """Returns False if an earlier try was committed although it seemed to fail; then this one is not needed."""
         await self._ownership.remove_doubts()
-        if self._ownership.uploaded_end > self._past.end:
+        if self._ownership.uploaded_end > self._history.end:
             self._uploaded(segments[0].first_offset, self._ownership.uploaded_end, self._stream.ledger_ids)
             return False
-        total = await self._past.total()
+        total = await self._history.total()
         for one in segments:
             total = one.record.total = total + one.bytes
         for first in range(0, len(segments), SEGMENTS_PER_COMMIT):
@@ -135,43 +135,43 @@ class TieredPartition:
         return True
 
     def _uploaded(self, first: int, end: int, ledger_ids: Sequence[int]) -> None:
-        if self._past.end == 0:
-            self._past.start = first
-        self._past.end = end
+        if self._history.end == 0:
+            self._history.start = first
+        self._history.end = end
         for ledger_id in ledger_ids:
             self._writer.release(ledger_id, end)
 
     @property
     def segment_bytes(self) -> int:
-        """How large its segments should be; 0: as everybody's."""
+        """The segment size of the topic; 0 means the broker's setting."""
         return self._partition.policies.segment_bytes or 0
 
     async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
         """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
-        async with self._cataloguing:
+        async with self._catalog_lock:
             await self._ownership.rewrite(writes)
-            self._is_tidy = False
+            self._is_pruned = False
 
     async def forget_below(self, offset: int) -> None:
-        """The partition begins at `offset` now: segments that end before it leave the catalog, and what never became
-        one the log."""
+        """Remove the segments below `offset`, the new start of the partition, from the catalog, and release the log
+        below it."""
         self.release_expired()
-        async with self._cataloguing:
+        async with self._catalog_lock:
             await self._forget_below(offset)
 
     async def tidy(self) -> None:
-        """Forget what was on its way into the catalog when retention passed it, or could not be forgotten then because
-        the metadata or this broker was away."""
-        if self._is_tidy:
+        """Remove segments below the start of the partition that `forget_below` missed: their upload was in progress, or
+        the metadata or this broker was unavailable."""
+        if self._is_pruned:
             return
-        async with self._cataloguing:
+        async with self._catalog_lock:
             first = await self._catalog.find(self.topic_id, self.index, 0)
             if first is not None and first.end_offset <= self._stream.start_offset:
                 await self._forget_below(self._stream.start_offset)
-            self._is_tidy = True
+            self._is_pruned = True
 
     async def _forget_below(self, offset: int) -> None:
-        self._is_tidy = False
+        self._is_pruned = False
         gone: list[CatalogSegment] = []
         async for page in self._catalog.pages(self.topic_id, self.index):
             gone += [one for one in page if one.end_offset <= offset]
@@ -179,24 +179,24 @@ class TieredPartition:
                 break
         if gone:
             await self._catalog.remove(gone, self._clock.now_us())
-            self._past.start = max(self._past.start, gone[-1].end_offset)
-        self._is_tidy = True
+            self._history.start = max(self._history.start, gone[-1].end_offset)
+        self._is_pruned = True
 
-    def _remember(self, done: Done = _nobody_waits) -> None:
-        """What batches taught the partition goes with them when the log lets go: the state ledger keeps it, so that a
-        start needs no object store. `done` once there is such a ledger."""
+    def _snapshot_state(self, done: Done = _ignore) -> None:
+        """Write a snapshot of producers and cursors to the state ledger before the log releases the batches, so that a
+        start does not need the object store. `done` is called once there is such a ledger."""
         state = self._partition.state
         if state.ledger_id is None:
-            state.barrier(done)  # opens one, with a snapshot
+            state.barrier(done)  # opens a ledger, with a snapshot
         else:
             state.snapshot()
             done(None)
 
     def release_expired(self) -> None:
-        """What retention took before it was uploaded: files go once a newer snapshot has what these batches taught."""
+        """Release from the log what retention removed before it was uploaded, once a newer snapshot is written."""
         start = self._stream.start_offset
-        if start > self._past.end and self._stream.ledger_ids:
-            self._remember(partial(self._release_below, start))
+        if start > self._history.end and self._stream.ledger_ids:
+            self._snapshot_state(partial(self._release_below, start))
 
     def _release_below(self, offset: int, error: DanubeError | None) -> None:
         state_ledger = self._partition.state.ledger_id
@@ -205,5 +205,6 @@ class TieredPartition:
                 self._writer.release(ledger_id, offset, state_ledger)
 
     def carry_forward(self) -> bool:
-        """Move what former owners left in the log to its end, so that it pins no file. False when there is nothing."""
+        """Write the state that former owners left in the log again at its end, so that it pins no old file. Returns
+        False if there is none."""
         return self._partition.state.carry_forward()

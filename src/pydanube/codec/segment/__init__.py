@@ -1,7 +1,7 @@
-"""The segment: an object of the store that holds sealed ranges of partitions, their batches unchanged.
+"""The segment format: an object that holds ranges of partitions, with the batches unchanged.
 
-`layout` draws the object and reads both its ends, `footer` says what lies where and is asked for byte ranges, `builder`
-makes the pieces of an object out of batches, and `split` cuts bytes read back into batches that were checked.
+`layout` has the drawing of the object, its header and its trailer; `footer` is the index of sections and blocks;
+`builder` makes an object from batches; `split` splits bytes that were read into checked batches.
 """
 
 from .builder import SegmentBuilder as SegmentBuilder

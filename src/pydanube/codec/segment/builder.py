@@ -1,4 +1,4 @@
-"""Makes a segment object: batches in, pieces of bytes out. No batch is copied; they are joined by whoever writes them.
+"""Builds a segment object from batches. The result is a list of pieces; no batch is copied.
 
 ```
  begin(topic 7, partition 0, ledger 31, epoch 4)  add(batch) add(batch) ...  end(producers)
@@ -6,8 +6,8 @@
  finish() -> [header, batch, zeros, batch, ..., footer, trailer], footer
 ```
 
-Its caller's mistakes are assertions: batches of a section follow each other without a gap, and their append times never
-go back. What it makes is checked by the rules of the reader, so that nothing is stored that cannot be read.
+Assertions check the caller: batches of a section have contiguous offsets, and their append times never decrease. The
+result is checked by the same rules that readers use, so that nothing is stored that cannot be read.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _FIELDS: Final = struct.Struct("<4s2xH4xIII28xIQqq24xqqI4x")
 append time, owner epoch."""
 
 _FOOTER_ROOM: Final = 64
-"""What of the footer is not sections; the writer's name comes on top."""
+"""An upper bound for the parts of the footer other than the sections and the writer's name."""
 
 assert _FIELDS.size == BATCH_HEADER_BYTES
 
 
 class SegmentBuilder:
-    """One object, section by section. The batches must stay as they are until the pieces are written."""
+    """Builds one object, section by section. The batches must not change until the pieces are written."""
 
     def __init__(self, writer: str, created_at_us: int, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """`block_bytes`: how far apart the entries of the index are, at least."""
+        """`block_bytes` is the least distance between entries of the index."""
         self._block_bytes = block_bytes
         self._writer = writer
         self._created_at_us = created_at_us
@@ -65,22 +65,22 @@ class SegmentBuilder:
 
     @property
     def size(self) -> int:
-        """What the object takes, as it is now; while a section is open, without what the footer will say of it."""
+        """The size of the object so far. An open section is not yet counted in the footer."""
         return self._place if self._finished else self._place + self._footer_bytes + TRAILER_BYTES
 
     @property
     def sections(self) -> int:
-        """How many were ended."""
+        """The number of finished sections."""
         return len(self._sections)
 
     def begin(self, topic_id: int, partition: int, ledger_id: int, owner_epoch: int) -> None:
-        """The batches that follow are of this ledger of this partition."""
+        """Begin a section with batches of this ledger of this partition."""
         assert self._open is None and not self._finished
         assert len(self._sections) < SECTIONS_MAX
         self._open = _OpenSection((topic_id, partition, ledger_id, owner_epoch), self._place, self._block_bytes)
 
     def add(self, batch: memoryview) -> None:
-        """The next batch of the section: stamped, and verified by whoever read it."""
+        """Add the next batch of the section. The caller has verified it, and it has its offset and append time."""
         section = self._open
         assert section is not None
         length = section.take(batch, self._place)
@@ -92,7 +92,7 @@ class SegmentBuilder:
         self._place += aligned(length)
 
     def end(self, producers: Sequence[ProducerEntry]) -> SegmentSection:
-        """The section is complete. `producers` is what the partition remembers of them at this offset."""
+        """End the section and return it. `producers` is the producer table of the partition at this offset."""
         assert self._open is not None
         section = self._open.sealed(self._place, list(producers))
         encoded = msgspec.msgpack.encode(section)
@@ -103,7 +103,7 @@ class SegmentBuilder:
         return section
 
     def finish(self) -> tuple[list[ByteBuffer], SegmentFooter]:
-        """The object in pieces, in order, and its footer."""
+        """Return the object as a list of pieces, and its footer."""
         assert self._open is None and self._sections and not self._finished
         check_sections(self._sections, self._place, "segment being built")
         footer = msgspec.msgpack.encode([FORMAT, self._writer, self._created_at_us, self._encoded])
@@ -116,7 +116,7 @@ class SegmentBuilder:
 
 
 class _OpenSection:
-    """What the footer will say of the section, as far as it is known."""
+    """Collects what the footer will contain about the current section."""
 
     def __init__(self, ids: tuple[int, int, int, int], start: int, block_bytes: int) -> None:
         self.ids = ids
@@ -131,7 +131,7 @@ class _OpenSection:
         self._index: list[tuple[int, int, int]] = []
 
     def take(self, batch: memoryview, place: int) -> int:
-        """Count the batch in; how long it is."""
+        """Record a batch that begins at byte `place` of the object, and return its length."""
         # fmt: off
         (magic, flags, count, span, stored_length, schema_version, schema_id, earliest, latest, base_offset,
          append_time, _) = _FIELDS.unpack_from(batch)

@@ -1,6 +1,6 @@
-"""The footer of a segment: which ranges of which partitions it holds, and where.
+"""The footer of a segment: which offsets of which partitions the object holds, and at which bytes.
 
-MessagePack arrays, so that a later release can append fields and still be read. Times are microseconds since 1970.
+It consists of MessagePack arrays, to which later releases can append fields. Times are microseconds since 1970.
 
 ```
 footer     [format = 1, writer, created at, [section, ...]]
@@ -12,8 +12,8 @@ entry      [offset, append time, byte]       the first batch of a block; a block
 ```
 
 Invariants of a footer that `decode_footer` returned
-    sections lie one after the other, from the header to the footer, and none is empty
-    a section's index begins with its first batch; offsets and bytes rise, times never fall
+    sections are contiguous, from the header to the footer, and none is empty
+    the index of a section begins with its first batch; offsets and bytes increase, times never decrease
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .split import BATCH_ROOM_MIN, split
 
 FORMAT: Final = 1
 BLOCK_BYTES: Final = 256 * 1024
-"""A batch that begins this far from the beginning of its block begins a new one."""
+"""A batch that begins this far from the start of the current block begins a new block."""
 
 _offset_of: Final = itemgetter(0)
 _time_of: Final = itemgetter(1)
@@ -44,7 +44,7 @@ _byte_of: Final = itemgetter(2)
 
 
 class Block(NamedTuple):
-    """Whole batches of one section: bytes [start, end) of the object, offsets [first_offset, end_offset)."""
+    """Complete batches of one section: bytes [start, end) of the object, offsets [first_offset, end_offset)."""
 
     start: int
     end: int
@@ -63,7 +63,7 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
     end_offset: int
     start: int
     end: int
-    """Bytes of the object, with the zeros behind the last batch."""
+    """Bytes [start, end) of the object, including the padding after the last batch."""
     batches: int
     messages: int
     append_time_min: int
@@ -71,27 +71,29 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
     publish_time_min: int
     publish_time_max: int
     schemas: list[tuple[int, int]]
-    """Id and version of every schema in use, in order; (0, 0) stands for none."""
+    """Id and version of every schema in use, sorted; (0, 0) means no schema."""
     producers: list[ProducerEntry]
-    """What the partition remembered of its producers when its end offset was the next one."""
+    """The producer table of the partition as of the end offset."""
     index: list[tuple[int, int, int]]
-    """Offset, append time and first byte of each block's first batch."""
+    """Offset, append time and first byte of the first batch of each block."""
     crc: int
 
     def block_of(self, offset: int) -> tuple[int, int]:
-        """The bytes [start, end) of the block that holds this offset, which is one of the section's."""
+        """Return the bytes [start, end) of the block that holds `offset`, which must be in the section."""
         assert self.first_offset <= offset < self.end_offset
         return self._bytes(bisect_right(self.index, offset, key=_offset_of) - 1)
 
     def block_at_time(self, time_us: int) -> tuple[int, int]:
-        """The bytes [start, end) of the block from which to look for the first batch appended at this time or later.
+        """Return the bytes [start, end) of the block where a search for the first batch appended at or after `time_us`
+        begins.
 
-        It is in that block, or it is the first one of the next; it is nowhere if `append_time_max` is earlier.
+        The batch is in that block or is the first one of the next. There is none if `append_time_max` is earlier.
         """
         return self._bytes(max(0, bisect_left(self.index, time_us, key=_time_of) - 1))
 
     def blocks(self, first_offset: int = 0, end_offset: int = OFFSET_MAX) -> list[Block]:
-        """The blocks that hold these offsets, in order; those that the section does not have are left out."""
+        """Return the blocks that hold offsets of [first_offset, end_offset), as far as the section has them, in
+        order."""
         first_offset, end_offset = max(first_offset, self.first_offset), min(end_offset, self.end_offset)
         if first_offset >= end_offset:
             return []
@@ -100,7 +102,8 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
         return [Block(*self._bytes(number), *self._offsets(number)) for number in range(first, last)]
 
     def offsets_between(self, start_us: int, end_us: int) -> tuple[int, int]:
-        """Offsets [first, end), as few as the index can tell, that hold all batches appended in [start_us, end_us)."""
+        """Return the smallest range [first, end) of offsets, by the index, with all batches appended in [start_us,
+        end_us)."""
         if start_us > self.append_time_max or end_us <= self.append_time_min or start_us >= end_us:
             return self.first_offset, self.first_offset
         first = max(0, bisect_left(self.index, start_us, key=_time_of) - 1)
@@ -108,9 +111,9 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
         return self.index[first][0], self.index[end][0] if end < len(self.index) else self.end_offset
 
     def split(self, block: memoryview, start: int, name: str = "segment") -> list[memoryview]:
-        """The batches of whole blocks that were read together, beginning at this byte of the object.
+        """Split complete blocks, which were read from byte `start` of the object on, into batches.
 
-        Raises Corrupt unless they are exactly the batches that belong there; see `split`.
+        Raises Corrupt unless they are exactly the batches that the index describes; see the function `split`.
         """
         first = bisect_left(self.index, start, key=_byte_of)
         end = bisect_left(self.index, start + len(block), key=_byte_of)
@@ -120,7 +123,7 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
         return split(block, self.index[first][0], self._offsets(end - 1)[1], name, start)
 
     def check_bytes(self, content: ByteBuffer, name: str = "segment") -> None:
-        """Corrupt unless this is the section, byte by byte."""
+        """Raise Corrupt unless `content` has the length and the checksum of the section."""
         if len(content) != self.end - self.start:
             raise Corrupt(f"{name}: section at {self.start} has {len(content)} of {self.end - self.start} bytes")
         if crc32c(content) != self.crc:
@@ -136,7 +139,7 @@ class SegmentSection(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SegmentFooter(msgspec.Struct, array_like=True, frozen=True):
-    """What a segment object holds."""
+    """The content of a segment object."""
 
     format: int
     writer: str
@@ -145,12 +148,12 @@ class SegmentFooter(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def start(self) -> int:
-        """Where in the object it lies."""
+        """The byte of the object where the footer starts."""
         return self.sections[-1].end
 
 
 def decode_footer(buffer: ByteBuffer, trailer: Trailer) -> SegmentFooter:
-    """The footer that the trailer speaks of. Raises Corrupt, and nothing else, under the trailer's name."""
+    """Decode the footer that `trailer` describes. Raises only Corrupt, with the name in the trailer."""
     name = trailer.name
     expected = Expected("footer", trailer.footer_length, trailer.footer_crc, FORMAT, name)
     footer = decode_contents(buffer, expected, SegmentFooter)
@@ -161,7 +164,7 @@ def decode_footer(buffer: ByteBuffer, trailer: Trailer) -> SegmentFooter:
 
 
 def check_sections(sections: list[SegmentSection], footer_start: int, name: str) -> None:
-    """Corrupt unless they account for everything between header and footer, and each agrees with itself."""
+    """Raise Corrupt unless the sections cover everything between header and footer, and each is consistent."""
     place = HEADER_BYTES
     for number, section in enumerate(sections):
         if section.start != place or section.end > footer_start:
@@ -190,7 +193,7 @@ def _rules(section: SegmentSection) -> list[tuple[str, bool]]:
 
 
 def _check_index(section: SegmentSection, number: int, name: str) -> None:
-    """Begins with the first batch, and rises in every column."""
+    """Raise Corrupt unless the index begins with the first batch and increases in every column."""
     wrong = Corrupt(f"{name}: section {number} at {section.start}: its index does not fit it")
     index = section.index
     if not index or index[0] != (section.first_offset, section.append_time_min, section.start):

@@ -1,4 +1,4 @@
-"""Both ends of a segment object: 64 bytes each, little-endian. Everything between them starts on a multiple of 64.
+"""Header and trailer of a segment object: 64 bytes each, little-endian. All parts start on multiples of 64.
 
 ```
  0         64          section 1         section 2        footer start            size - 64    size
@@ -15,8 +15,8 @@
             56  4 magic "DEND"                                60  4 CRC32C of bytes 0..60
 ```
 
-Readers begin at the trailer, which says all that the header says; the header is for people and for whoever checks an
-object whole. The footer length does not count the zeros behind it.
+Readers begin at the trailer, which contains all that the header does; the header is for people and for verification of
+whole objects. The footer length does not include the padding after the footer.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ FLAGS_KNOWN: Final = 0
 HEADER_BYTES: Final = 64
 TRAILER_BYTES: Final = 64
 END_BYTES: Final = 64 * 1024
-"""A good first read, from the end of an object: the trailer, and the footer too unless many producers are in it."""
+"""Size of the first read, from the end of an object: contains the trailer, and the footer unless it has many
+producers."""
 
 FOOTER_BYTES_MAX: Final = 256 * MIB
-"""Room for the producer tables of thousands of busy partitions."""
+"""Enough for the producer tables of thousands of busy partitions."""
 
 SECTIONS_MAX: Final = 65_536
 
@@ -59,18 +60,18 @@ assert _TRAILER.size + _CRC.size == TRAILER_BYTES == ALIGNMENT
 
 
 def padding(length: int) -> bytes:
-    """The zeros up to the next multiple of 64."""
+    """Return zeros up to the next multiple of 64."""
     return _ZEROS[: -length % ALIGNMENT]
 
 
 def aligned(length: int) -> int:
-    """The next multiple of 64."""
+    """Return `length` rounded up to a multiple of 64."""
     return (length + ALIGNMENT - 1) & -ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """Where the footer of an object is. Holding one means that its numbers fit the object's size."""
+    """Where the footer of an object is. Its numbers were checked against the size of the object."""
 
     footer_start: int
     footer_length: int
@@ -78,14 +79,14 @@ class Trailer:
     sections: int
     object_size: int
     name: str = "segment"
-    """What whoever read it calls the object."""
+    """The name of the object, for error messages."""
 
     @property
     def footer_end(self) -> int:
         return self.footer_start + self.footer_length
 
     def footer_in(self, tail: ByteBuffer) -> memoryview | None:
-        """The footer, where these last bytes of the object hold all of it."""
+        """Return the footer from `tail`, the last bytes of the object; None unless `tail` contains all of it."""
         start = self.footer_start - (self.object_size - len(tail))
         return memoryview(tail)[start : start + self.footer_length] if start >= 0 else None
 
@@ -96,7 +97,8 @@ def encode_header(created_at_us: int) -> bytes:
 
 
 def check_header(head: ByteBuffer, name: str = "segment") -> int:
-    """When the object was made. Corrupt unless these bytes begin like a segment that this release reads."""
+    """Return when the object was made. Raises Corrupt unless `head` is the header of a segment that this release
+    reads."""
     if len(head) < HEADER_BYTES:
         raise Corrupt(f"{name}: header is cut short at {len(head)} bytes")
     magic, version, zero, flags, created_at_us, zeros = _HEADER.unpack_from(head)
@@ -117,9 +119,9 @@ def encode_trailer(footer_start: int, footer: bytes, sections: int) -> bytes:
 
 
 def read_trailer(tail: ByteBuffer, object_size: int, name: str = "segment") -> Trailer:
-    """The trailer in the last bytes of an object of this size; `tail` may hold more than the trailer.
+    """Decode the trailer from `tail`, the last bytes of an object of this size; `tail` may be longer than the trailer.
 
-    Raises Corrupt, and nothing else, under the name given.
+    Raises only Corrupt, with `name` in the message.
     """
     if len(tail) < TRAILER_BYTES:
         raise Corrupt(f"{name}: trailer is cut short at {len(tail)} bytes of an object of {object_size}")
@@ -146,7 +148,7 @@ def read_trailer(tail: ByteBuffer, object_size: int, name: str = "segment") -> T
 
 
 def _check_end(buffer: ByteBuffer, at: int, version: int, flags: int, name: str, what: str) -> None:
-    """One end of an object: its checksum, then what this release knows of it."""
+    """Check the checksum, version and flags of a header or trailer."""
     checked = at + HEADER_BYTES - _CRC.size
     if crc32c(memoryview(buffer)[at:checked]) != _CRC.unpack_from(buffer, checked)[0]:
         raise Corrupt(f"{name}: {what} does not match its checksum")

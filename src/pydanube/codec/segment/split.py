@@ -1,7 +1,7 @@
-"""Bytes of a section, cut into its batches and checked: their checksums, and that their offsets follow each other.
+"""Splits bytes of a section into batches, and checks their checksums and that their offsets are contiguous.
 
-What a batch holds was verified when it entered the broker; here it is enough that it is still the same batch, in its
-place. Whoever hands batches of an object that strangers may write to Arrow opens them with `Batch.open`.
+The content of a batch was verified when it was published; here it is enough that the batch is unchanged and in its
+place. Programs that read objects which untrusted parties may write must open batches with `Batch.open`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ALIGNMENT
 
 BATCH_ROOM_MIN: Final = 192
-"""The smallest batch, a header and one row, takes this much."""
+"""Size of the smallest batch: a header and one row."""
 
 _FIELDS: Final = struct.Struct("<4sBxH8xII72xI4xq16x")
 """Of a batch header: magic, version, flags, span, stored length, CRC of the body, base offset."""
@@ -40,11 +40,11 @@ _RESIDUE: Final = crc32c(_whole_header())
 def split(
     block: memoryview, first_offset: int, end_offset: int | None = None, name: str = "segment", start: int = 0
 ) -> list[memoryview]:
-    """The batches of a block, in order, each exactly its own bytes. Afterwards `Batch.trust` is in its right.
+    """Return the batches of a block, in order, each as a view of its bytes. `Batch.trust` may be used on them.
 
-    `block` begins with the batch of `first_offset` and ends with the zeros behind a batch, the one that ends at
-    `end_offset` where that is given. `start` is its place in the object and, like `name`, for the error. Raises
-    Corrupt, and nothing else.
+    `block` begins with the batch of `first_offset` and ends with the padding after a batch; if `end_offset` is given,
+    that batch must end there. `start`, the position of the block in the object, and `name` are for error messages.
+    Raises only Corrupt.
     """
     batches: list[memoryview] = []
     have, at, offset = len(block), 0, first_offset
@@ -78,7 +78,7 @@ def split(
 
 
 def _refuse(block: memoryview, at: int, offset: int, name: str, start: int) -> NoReturn:
-    """Say what is wrong with the batch at this place."""
+    """Raise Corrupt with what is wrong with the batch at byte `at` of the block."""
     place = f"{name}: batch of offset {offset} at byte {start + at}"
     try:
         header = read_header(block[at:], stamped=True)

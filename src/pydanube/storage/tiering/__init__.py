@@ -1,1 +1,1 @@
-"""History in object storage: what was sealed is uploaded, listed in the catalog, and read from there again."""
+"""Tiered storage: uploads ranges of the log to object storage, lists them in the catalog, and reads them back."""

@@ -1,13 +1,13 @@
-"""The catalog: which object holds which offsets of a partition. It lives in the metadata store.
+"""The catalog: which object holds which offsets of a partition. It is stored in the metadata store.
 
 ```
 /segments/<topic id>/<index>/<end offset>              SegmentRecord
-/objects/<object key>/<topic id>/<index>/<end offset>  (empty)         who needs the object
-/garbage/<object key>                                  GarbageRecord   nobody does, since then
+/objects/<object key>/<topic id>/<index>/<end offset>  (empty)         a segment that uses the object
+/garbage/<object key>                                  GarbageRecord   unused, and since when
 ```
 
-Keys carry the end of a segment, so the one that holds an offset is the first key after that offset: nothing of the
-catalog has to stay in memory, however long the history is.
+A key contains the end offset of its segment, so the segment that holds an offset is the first key after that offset.
+No part of the catalog has to stay in memory, however long the history is.
 
 Invariants
     the segments of a partition do not overlap, and their times rise with their offsets
@@ -32,13 +32,14 @@ SEGMENTS: Final = "/segments/"
 GARBAGE_AT_ONCE: Final = 1000
 
 SIZES_READ_MAX: Final = 500
-"""Segments that are counted one by one; of a partition that has more, as many samples are taken."""
+"""`Catalog.sizes` reads up to this many segments one by one, and samples the rest."""
 
 SAMPLES: Final = 64
+"""How many samples `Catalog.sizes` takes of the segments that it does not read."""
 
 
 class SegmentRecord(msgspec.Struct, omit_defaults=True):
-    """One section of one object. Bytes [start, end) of it hold the batches; the footer says where each of them is."""
+    """One section of one object. Bytes [start, end) of the object hold the batches; the footer has the index."""
 
     object: str
     first_offset: int
@@ -47,15 +48,15 @@ class SegmentRecord(msgspec.Struct, omit_defaults=True):
     footer_start: int
     object_bytes: int
     section: int = 0
-    """Its place in the footer."""
+    """Index of the section in the footer."""
     ledger_id: int = 0
     epoch: int = 0
     messages: int = 0
     first_time: int = 0
     last_time: int = 0
-    """Append times, microseconds."""
+    """Append times of the first and the last batch, microseconds."""
     total: int = 0
-    """Bytes of the partition's segments up to the end of this one, those that left the catalog included."""
+    """Cumulative bytes of all segments of the partition up to the end of this one, removed segments included."""
 
 
 class GarbageRecord(msgspec.Struct):
@@ -63,7 +64,7 @@ class GarbageRecord(msgspec.Struct):
 
 
 class CatalogSegment(msgspec.Struct, frozen=True):
-    """A segment of a known partition."""
+    """A segment, with the partition that it belongs to."""
 
     topic_id: int
     index: int
@@ -80,8 +81,11 @@ class CatalogSegment(msgspec.Struct, frozen=True):
 
 
 def is_lost_between(before: CatalogSegment | None, after: CatalogSegment, start: int) -> bool:
-    """Tell whether segments that lay between these two left the catalog: the bytes of both sides do not add up.
-    Before the first one nothing may be missing, unless retention moved the `start` of the partition."""
+    """Return whether the catalog has lost segments between these two: then their cumulative bytes do not add up.
+
+    `before` is None when `after` is the first segment. Then nothing may be missing before it, unless retention has
+    moved the `start` of the partition.
+    """
     if not after.record.total or (before is None and start):
         return False
     return after.record.total - after.bytes != (before.record.total if before is not None else 0)
@@ -96,7 +100,7 @@ def segment_key(topic_id: int, index: int, end_offset: int) -> str:
 
 
 def users_of(object_key: str) -> str:
-    # The colon ends the object's key, which may be the beginning of another's.
+    # The colon ends the key of the object, which may be a prefix of another key.
     return f"{OBJECTS}{object_key}:"
 
 
@@ -109,7 +113,7 @@ def garbage_key(object_key: str) -> str:
 
 
 def entries(segment: CatalogSegment) -> list[Put | Delete]:
-    """What makes a segment part of the catalog; to be written with a comparison of the owner's epoch."""
+    """Return the writes that add a segment to the catalog. The caller adds a comparison of the owner's epoch."""
     place = (segment.topic_id, segment.index, segment.end_offset)
     return [
         Put(segment_key(*place), msgspec.msgpack.encode(segment.record)),
@@ -118,29 +122,29 @@ def entries(segment: CatalogSegment) -> list[Put | Delete]:
 
 
 def garbage(object_key: str, now_us: int) -> Put:
-    """Nobody needs the object from now on; where somebody does, the collector notices."""
+    """Return the write that marks the object as garbage. The collector ignores the mark while the object is used."""
     return Put(garbage_key(object_key), msgspec.msgpack.encode(GarbageRecord(now_us)))
 
 
 class Catalog:
-    """Reads the catalog, and takes segments out of it."""
+    """Reads the catalog, and removes segments from it."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def find(self, topic_id: int, index: int, offset: int) -> CatalogSegment | None:
-        """The segment that holds `offset`, or the first one behind it."""
+        """Return the segment that holds `offset`, or else the first one after it."""
         found = await self.after(topic_id, index, offset, 1)
         return found[0] if found else None
 
     async def after(self, topic_id: int, index: int, offset: int, limit: int) -> list[CatalogSegment]:
-        """The first `limit` segments that end behind `offset`, in order."""
+        """Return the first `limit` segments whose end offset is greater than `offset`, in order."""
         prefix = segments_of(topic_id, index)
         pairs = await self._store.list(prefix, start_after=f"{prefix}{max(0, offset):016x}", limit=limit)
         return [parse(one) for one in pairs]
 
     async def before(self, topic_id: int, index: int, offset: int) -> CatalogSegment | None:
-        """The last segment that ends at `offset` or before it; by halving."""
+        """Return the last segment that ends at `offset` or before it; a binary search."""
         best: CatalogSegment | None = None
         start, middle, end = 0, offset - 1, offset
         while start < end:
@@ -153,7 +157,8 @@ class Catalog:
         return best
 
     async def find_time(self, topic_id: int, index: int, time_us: int, start: int, end: int) -> CatalogSegment | None:
-        """The first segment within [start, end) that was still appended to at `time_us`; by halving."""
+        """Return the first segment within [start, end) whose last append time is at or after `time_us`; a binary
+        search."""
         best: CatalogSegment | None = None
         while start < end:
             segment = await self.find(topic_id, index, (start + end) // 2)
@@ -166,8 +171,8 @@ class Catalog:
         return best
 
     async def sizes(self, topic_id: int, index: int, start: int, end: int) -> list[tuple[int, int, int]]:
-        """About how much lies where: offsets [first, end) and their bytes, in order. Costs little, however much
-        there is."""
+        """Return approximate sizes as (first offset, end offset, bytes), in order. Reads a bounded number of
+        entries."""
         found = await self.after(topic_id, index, start, SIZES_READ_MAX)
         if len(found) < SIZES_READ_MAX:
             return [(one.first_offset, one.end_offset, one.bytes) for one in found]
@@ -181,9 +186,9 @@ class Catalog:
         return sizes
 
     async def gaps(self, topic_id: int, index: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the offsets within [start, end) that lie before or between segments and never held a message: a crash
-        or a restore left them out. Where a segment is missing in the catalog, offsets are missing too, but are not
-        told. Reads all entries of the partition in that range, a page at a time."""
+        """Return the ranges within [start, end) that lie before or between segments and never held a message: a crash
+        or a restore skipped them. Offsets whose segment the catalog has lost are not included. Reads all entries of the
+        partition in that range, a page at a time."""
         found: list[tuple[int, int]] = []
         before: CatalogSegment | None = None
         async for page in self.pages(topic_id, index, start):
@@ -199,15 +204,15 @@ class Catalog:
     async def pages(
         self, topic_id: int, index: int, offset: int = 0, size: int = 1000
     ) -> AsyncIterator[list[CatalogSegment]]:
-        """The segments of a partition from the one that holds `offset` on, oldest first."""
+        """Yield the segments of a partition from the one that holds `offset` on, oldest first."""
         while page := await self.after(topic_id, index, offset, size):
             yield page
             offset = page[-1].end_offset
 
     async def remove(self, segments: Sequence[CatalogSegment], now_us: int, compare: Compare | None = None) -> bool:
-        """Take segments out; objects that nobody needs any more are garbage from now on. False when `compare` fails.
+        """Remove segments, and mark objects that are no longer used as garbage. Returns False when `compare` fails.
 
-        Cancelled: some are out, each of them whole.
+        Cancelled: some segments are removed, each of them completely.
         """
         for start in range(0, len(segments), METADATA_OPERATIONS_MAX // 4):
             part = segments[start : start + METADATA_OPERATIONS_MAX // 4]
@@ -219,33 +224,33 @@ class Catalog:
             if not result.succeeded:
                 return False
             for key in dict.fromkeys(one.record.object for one in part):
-                await self.note_unused(key, now_us)
+                await self.mark_if_unused(key, now_us)
         return True
 
-    async def note_unused(self, object_key: str, now_us: int) -> None:
-        """The object is garbage from now on, unless some segment needs it."""
+    async def mark_if_unused(self, object_key: str, now_us: int) -> None:
+        """Mark the object as garbage, unless a segment uses it."""
         if not await self._store.list(users_of(object_key), limit=1):
             await self._store.transact([Compare.missing(garbage_key(object_key))], [garbage(object_key, now_us)])
 
     async def remove_topic(self, topic_id: int, now_us: int) -> None:
-        """Everything of a topic that does not exist any more."""
+        """Remove all segments of a topic that was deleted."""
         while pairs := await self._store.list(segments_of(topic_id), limit=1000):
             await self.remove([parse(one) for one in pairs], now_us)
 
     async def topics(self) -> list[int]:
-        """The ids of all topics that have segments."""
+        """Return the ids of all topics that have segments."""
         found: list[int] = []
         after = ""
         while pairs := await self._store.list(SEGMENTS, start_after=after, limit=1):
             found.append(parse(pairs[0]).topic_id)
-            after = f"{SEGMENTS}{found[-1]:016x}0"  # the character after the slash: behind all of this topic's keys
+            after = f"{SEGMENTS}{found[-1]:016x}0"  # "0" follows "/": sorts after all keys of this topic
         return found
 
     async def is_used(self, object_key: str) -> bool:
         return bool(await self._store.list(users_of(object_key), limit=1))
 
     async def garbage(self, after: str = "") -> AsyncIterator[tuple[str, int]]:
-        """Object keys that nobody needs, from the first one after `after`, and since when."""
+        """Yield the keys of garbage objects after the key `after`, each with the time since when it is garbage."""
         while pairs := await self._store.list(GARBAGE, start_after=f"{GARBAGE}{after}", limit=GARBAGE_AT_ONCE):
             for one in pairs:
                 yield one.key.removeprefix(GARBAGE), msgspec.msgpack.decode(one.value, type=GarbageRecord).since

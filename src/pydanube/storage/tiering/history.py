@@ -1,16 +1,16 @@
-"""Reads what is in object storage: finds the segment, reads the stretch of it that is wanted, checks every batch.
+"""Reads segments from object storage: finds the segment, reads a range of its bytes, checks every batch.
 
 ```
- offset --> catalog: segment --> footer (cached): stretch --> range read (cached, read ahead) --> verified batches
+ offset --> catalog: segment --> footer (cached): byte range --> range read (cached, read ahead) --> verified batches
 ```
 
-Objects are read in stretches of a megabyte or two, never whole. Stretches and footers that were read stay in a cache of
-bounded size, shared by all partitions; whoever reads on finds the next stretch on its way.
+Objects are read in ranges of one or two megabytes, never whole. Ranges and footers stay in a cache of bounded size that
+all partitions share. Sequential readers get the next ranges by read-ahead.
 
 Invariants
-    a batch is served only after its checksums, its structure and its place were checked
-    a damaged or missing object is an error that names it: nothing is skipped
-    two readers of one stretch cause one read
+    a batch is returned only after its checksums, its structure and its offsets were checked
+    a damaged or missing object raises an error that names it; no offsets are skipped
+    two concurrent readers of one range cause one read
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from pydanube.runtime.tasks import Tasks
 
 from .catalog import Catalog, CatalogSegment, is_lost_between
 
-STRETCH_BYTES: Final = 2 * 1024 * 1024
-"""What is read at a time; a batch that is larger is read whole. Half of it takes twice as many turns of threads."""
+READ_RANGE_BYTES: Final = 2 * 1024 * 1024
+"""Bytes per read; a larger batch is read whole. Smaller reads would need more thread switches."""
 
 AHEAD: Final = 2
-"""Stretches that are read before they are asked for."""
+"""How many ranges are read ahead."""
 
 AHEAD_FROM_BYTES: Final = 200 * 1024
-"""Whoever asks for less than this wants to look something up."""
+"""A smaller request is a lookup, for which nothing is read ahead."""
 
 FOOTERS_MAX: Final = 256
 
 T = TypeVar("T")
 
 
-class Stretch(NamedTuple):
+class ReadRange(NamedTuple):
     """Neighbouring batches of a section: bytes [start, end) of the object, offsets from `first_offset` on."""
 
     first_offset: int
@@ -57,8 +57,8 @@ class Stretch(NamedTuple):
     end: int
 
 
-class SharedRead(Generic[T]):
-    """Values that are loaded once for everybody who asks, and kept up to a size, the least recently used leaving."""
+class LoadingCache(Generic[T]):
+    """An LRU cache of bounded size; concurrent requests for one key share one load."""
 
     def __init__(self, tasks: Tasks, size_max: int, size_of: Callable[[T], int]) -> None:
         self._tasks = tasks
@@ -73,18 +73,19 @@ class SharedRead(Generic[T]):
 
     @property
     def loading(self) -> int:
-        """How many are on their way."""
+        """The number of loads in progress."""
         return len(self._loading)
 
     async def get(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
-        """Cancelled: it is loaded all the same, for the others."""
+        """Return the value for `key`, calling `load` if it is not cached. Cancelled: the load continues for other
+        callers."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         return await asyncio.shield(self.begin(key, load))
 
     def begin(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Load it, unless somebody does."""
+        """Start a load, unless one is in progress, and return its future."""
         loading = self._loading.get(key)
         if loading is None:
             loading = self._loading[key] = asyncio.get_running_loop().create_future()
@@ -92,7 +93,7 @@ class SharedRead(Generic[T]):
         return loading
 
     async def _load(self, key: Hashable, load: Callable[[], Awaitable[T]], loading: asyncio.Future[T]) -> None:
-        """Cancelled: whoever waits is told to come back."""
+        """Cancelled: waiting callers get Unavailable."""
         outcome: DanubeError = Unavailable("the broker is closing")
         try:
             value = await load()
@@ -105,7 +106,7 @@ class SharedRead(Generic[T]):
             del self._loading[key]
             if not loading.done():
                 loading.set_exception(outcome)
-                loading.exception()  # what was only read ahead nobody asks for: it is no mistake of anybody
+                loading.exception()  # mark as retrieved: a read-ahead may have no caller
 
     def _keep(self, key: Hashable, value: T) -> None:
         self._kept[key] = value
@@ -116,36 +117,38 @@ class SharedRead(Generic[T]):
 
 
 class Footer(NamedTuple):
-    """What is kept of an object's footer: producer tables, which can be large, are not."""
+    """The cached part of an object's footer: all but the producer tables, which can be large."""
 
     sections: list[SegmentSection]
-    stretches: list[list[Stretch]]
-    """Of each section."""
+    read_ranges: list[list[ReadRange]]
+    """For each section."""
 
 
 class SegmentReader:
-    """The segments of all partitions. One for each broker."""
+    """Reads the segments of all partitions, with one cache for the whole broker."""
 
     def __init__(self, objects: ObjectStore, catalog: Catalog, tasks: Tasks, cache_bytes: int) -> None:
         self.objects = objects
         self.catalog = catalog
         self._tasks = tasks
-        self._footers: SharedRead[Footer] = SharedRead(tasks, FOOTERS_MAX, lambda _: 1)
-        self._blocks: SharedRead[list[memoryview]] = SharedRead(tasks, cache_bytes, lambda views: sum(map(len, views)))
-        self._loading_max = max(1, cache_bytes // STRETCH_BYTES // 2)
-        """What is read ahead must not push out what was read ahead for others."""
+        self._footers: LoadingCache[Footer] = LoadingCache(tasks, FOOTERS_MAX, lambda _: 1)
+        self._blocks: LoadingCache[list[memoryview]] = LoadingCache(
+            tasks, cache_bytes, lambda views: sum(map(len, views))
+        )
+        self._loading_max = max(1, cache_bytes // READ_RANGE_BYTES // 2)
+        """Limits read-ahead, so that it does not evict what was read ahead for other readers."""
         self._followed: OrderedDict[tuple[str, int], None] = OrderedDict()
-        """Sections behind which was read ahead already."""
+        """Sections after which the next segment was already read ahead."""
 
     async def read(self, segment: CatalogSegment, offset: int, bytes_max: int) -> list[memoryview]:
-        """Batches of a segment from the first one that ends after `offset`."""
-        stretches = await self._stretches(segment)
-        place = max(0, bisect_right(stretches, offset, key=lambda one: one.first_offset) - 1)
+        """Return batches of a segment, up to about `bytes_max`, from the first one that ends after `offset`."""
+        read_ranges = await self._read_ranges(segment)
+        place = max(0, bisect_right(read_ranges, offset, key=lambda one: one.first_offset) - 1)
         if bytes_max > AHEAD_FROM_BYTES:
-            self._read_ahead(segment, stretches, place)
+            self._read_ahead(segment, read_ranges, place)
         views: list[memoryview] = []
-        while place < len(stretches) and (bytes_max > 0 or not views):
-            found = await self._block(segment, stretches[place])
+        while place < len(read_ranges) and (bytes_max > 0 or not views):
+            found = await self._block(segment, read_ranges[place])
             for view in found:
                 if (views and bytes_max <= 0) or offsets_of(view)[1] <= offset:
                     continue
@@ -155,23 +158,23 @@ class SegmentReader:
         return views
 
     async def find_time(self, topic_id: int, index: int, time_us: int, start: int, end: int) -> int | None:
-        """The first offset of the first batch within [start, end) appended at or after this time."""
+        """Return the offset of the first batch within [start, end) that was appended at or after `time_us`, or None."""
         segment = await self.catalog.find_time(topic_id, index, time_us, start, end)
         if segment is None:
             return None
         section = await self._section(segment)
         first, _ = section.block_at_time(time_us)
-        for stretch in await self._stretches(segment):
-            if stretch.end <= first:
+        for read_range in await self._read_ranges(segment):
+            if read_range.end <= first:
                 continue
-            for view in await self._block(segment, stretch):
+            for view in await self._block(segment, read_range):
                 header = read_header(view)
                 if header.append_time >= time_us:
                     return max(start, header.base_offset)
         return max(start, segment.end_offset)
 
     async def producers(self, segment: CatalogSegment) -> list[ProducerEntry]:
-        """What the partition knew of its producers where the segment ends."""
+        """Return the producer table of the partition as of the end of the segment."""
         return (await self._read_footer(segment)).sections[segment.record.section].producers
 
     # -- objects -------------------------------------------------------------------------------------------------------
@@ -181,10 +184,10 @@ class SegmentReader:
         check_section(footer.sections, segment)
         return footer.sections[segment.record.section]
 
-    async def _stretches(self, segment: CatalogSegment) -> list[Stretch]:
+    async def _read_ranges(self, segment: CatalogSegment) -> list[ReadRange]:
         footer = await self._footer(segment)
         check_section(footer.sections, segment)
-        return footer.stretches[segment.record.section]
+        return footer.read_ranges[segment.record.section]
 
     async def _footer(self, segment: CatalogSegment) -> Footer:
         return await self._footers.get(segment.record.object, partial(self._load_footer, segment))
@@ -192,7 +195,7 @@ class SegmentReader:
     async def _load_footer(self, segment: CatalogSegment) -> Footer:
         sections = (await self._read_footer(segment)).sections
         lean = [msgspec.structs.replace(one, producers=[]) for one in sections]
-        return Footer(lean, [stretches_of(one) for one in lean])
+        return Footer(lean, [read_ranges_of(one) for one in lean])
 
     async def _read_footer(self, segment: CatalogSegment) -> SegmentFooter:
         record = segment.record
@@ -201,34 +204,34 @@ class SegmentReader:
         check_section(footer.sections, segment)
         return footer
 
-    async def _block(self, segment: CatalogSegment, stretch: Stretch) -> list[memoryview]:
-        key = (segment.record.object, stretch.start)
-        return await self._blocks.get(key, partial(self._load_block, segment, stretch))
+    async def _block(self, segment: CatalogSegment, read_range: ReadRange) -> list[memoryview]:
+        key = (segment.record.object, read_range.start)
+        return await self._blocks.get(key, partial(self._load_block, segment, read_range))
 
-    def _read_ahead(self, segment: CatalogSegment, stretches: list[Stretch], place: int) -> None:
-        """This stretch and those after it, side by side."""
-        for stretch in stretches[place : place + 1 + AHEAD]:
-            key = (segment.record.object, stretch.start)
+    def _read_ahead(self, segment: CatalogSegment, read_ranges: list[ReadRange], place: int) -> None:
+        """Start reads of this range and of those after it, concurrently."""
+        for read_range in read_ranges[place : place + 1 + AHEAD]:
+            key = (segment.record.object, read_range.start)
             if key not in self._blocks and self._blocks.loading < self._loading_max:
-                self._blocks.begin(key, partial(self._load_block, segment, stretch))
+                self._blocks.begin(key, partial(self._load_block, segment, read_range))
         section = (segment.record.object, segment.record.section)
-        if place + AHEAD >= len(stretches) and section not in self._followed:
+        if place + AHEAD >= len(read_ranges) and section not in self._followed:
             self._followed[section] = None
             self._tasks.spawn(self._read_on(segment), f"read ahead behind {segment.record.object}")
         while len(self._followed) > FOOTERS_MAX:
             self._followed.popitem(last=False)
 
     async def _read_on(self, segment: CatalogSegment) -> None:
-        """The beginning of the next segment. What fails is tried again by whoever needs it."""
+        """Read the first range of the next segment. Errors are ignored: the reader that needs it will try again."""
         with suppress(DanubeError):
             following = await self.catalog.find(segment.topic_id, segment.index, segment.end_offset)
             if following is not None:
-                await self._block(following, (await self._stretches(following))[0])
+                await self._block(following, (await self._read_ranges(following))[0])
 
-    async def _load_block(self, segment: CatalogSegment, stretch: Stretch) -> list[memoryview]:
+    async def _load_block(self, segment: CatalogSegment, read_range: ReadRange) -> list[memoryview]:
         section = await self._section(segment)
-        block = await self._get(segment, stretch.start, stretch.end)
-        return await asyncio.to_thread(section.split, block, stretch.start, f"object {segment.record.object}")
+        block = await self._get(segment, read_range.start, read_range.end)
+        return await asyncio.to_thread(section.split, block, read_range.start, f"object {segment.record.object}")
 
     async def _get(self, segment: CatalogSegment, start: int, end: int) -> memoryview:
         key = segment.record.object
@@ -242,7 +245,7 @@ class SegmentReader:
 
 
 def check_section(sections: list[SegmentSection], segment: CatalogSegment) -> None:
-    """Corrupt unless the object holds what the catalog says."""
+    """Raise Corrupt unless the object holds what the catalog says."""
     record = segment.record
     section = sections[record.section] if record.section < len(sections) else None
     said = (segment.topic_id, segment.index, segment.first_offset, segment.end_offset, record.start, record.end)
@@ -258,7 +261,7 @@ def check_section(sections: list[SegmentSection], segment: CatalogSegment) -> No
 
 
 def read_footer(tail: memoryview, object_bytes: int, key: str) -> SegmentFooter:
-    """The footer from the last bytes of an object, which hold all of it."""
+    """Decode the footer from the last bytes of an object. Raises Corrupt unless `tail` holds all of it."""
     trailer = read_trailer(tail, object_bytes, f"object {key}")
     footer = trailer.footer_in(tail)
     if footer is None:
@@ -266,26 +269,26 @@ def read_footer(tail: memoryview, object_bytes: int, key: str) -> SegmentFooter:
     return decode_footer(footer, trailer)
 
 
-def stretches_of(section: SegmentSection) -> list[Stretch]:
-    """The section's blocks, put together to about STRETCH_BYTES each."""
-    found: list[Stretch] = []
+def read_ranges_of(section: SegmentSection) -> list[ReadRange]:
+    """Return the blocks of the section, joined to ranges of about READ_RANGE_BYTES."""
+    found: list[ReadRange] = []
     starts = [(offset, position) for offset, _, position in section.index]
     ends = [position for _, position in starts[1:]] + [section.end]
     for (offset, position), end in zip(starts, ends, strict=True):
-        if found and end - found[-1].start <= STRETCH_BYTES:
+        if found and end - found[-1].start <= READ_RANGE_BYTES:
             found[-1] = found[-1]._replace(end=end)
         else:
-            found.append(Stretch(offset, position, end))
+            found.append(ReadRange(offset, position, end))
     return found
 
 
 class PartitionHistory:
-    """One partition's part of it."""
+    """The uploaded part of one partition: offsets [start, end)."""
 
     def __init__(
         self, history: SegmentReader, topic_id: int, index: int, start: int, end: int, is_dense: bool = False
     ) -> None:
-        """`is_dense`: every offset was given to a message, so that none can be missing."""
+        """`is_dense`: every offset belongs to a message, so that any gap is a loss."""
         self._is_dense = is_dense
         self._history = history
         self._topic_id = topic_id
@@ -293,9 +296,9 @@ class PartitionHistory:
         self.start = start
         self.end = end
         self.sizes: list[tuple[int, int, int]] = []
-        """About how much lay where when it was opened: offsets [first, end) and their bytes."""
+        """Approximate sizes when the partition was opened: (first offset, end offset, bytes)."""
         self._latest: CatalogSegment | None = None
-        """The one that was read last: most readers go on in it."""
+        """The segment that was read last; most readers continue in it."""
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         segment = self._latest
@@ -306,7 +309,7 @@ class PartitionHistory:
             try:
                 return await self._history.read(segment, offset, bytes_max)
             except Corrupt:
-                # It may have left the catalog meanwhile, and its object the store.
+                # Merging or retention may have removed the segment from the catalog, and its object from the store.
                 found = await self._history.catalog.find(self._topic_id, self._index, offset)
                 if found == segment:
                     raise
@@ -314,12 +317,12 @@ class PartitionHistory:
         return []
 
     async def check_gap(self, offset: int) -> None:
-        """Corrupt where what follows from `offset` on has left the catalog by mistake. Where a crash or a restore left
-        offsets out, the bytes of the segments on both sides add up."""
+        """Raise Corrupt if the catalog has lost the segments at `offset`. In a gap that a crash or a restore left, the
+        cumulative bytes of the segments on both sides add up, and nothing is raised."""
         catalog = self._history.catalog
         after = await catalog.find(self._topic_id, self._index, offset)
         if after is None or after.first_offset <= offset:
-            return  # it is there by now
+            return  # it was uploaded or merged meanwhile
         before = await catalog.before(self._topic_id, self._index, offset)
         if self._is_dense or (before is not None and is_lost_between(before, after, 0)):
             raise Corrupt(
@@ -331,17 +334,17 @@ class PartitionHistory:
         return await self._history.find_time(self._topic_id, self._index, time_us, start, self.end)
 
     async def producers(self) -> list[ProducerEntry]:
-        """As of the end."""
+        """Return the producer table as of `end`."""
         segment = await self._last()
         return await self._history.producers(segment) if segment is not None else []
 
     async def last_time(self) -> int:
-        """When the last of it was appended; 0 when there is nothing."""
+        """Return the append time of the last batch; 0 if nothing was uploaded."""
         segment = await self._last()
         return segment.record.last_time if segment is not None else 0
 
     async def total(self) -> int:
-        """Bytes of all segments that there ever were."""
+        """Return the cumulative bytes of all segments, removed ones included."""
         segment = await self._last()
         return segment.record.total if segment is not None else 0
 

@@ -1,20 +1,20 @@
-"""Keeps manifests beside the segments: all metadata in one object, for a broker that lost everything else.
+"""Writes manifests into the object store: all metadata in one object, for a broker that lost everything else.
 
 ```
-manifests/<number, 20 digits>-<writer>.manifest      see codec.manifest for what is in it
+manifests/<number, 20 digits>-<writer>.manifest      codec.manifest describes the content
 ```
 
-One is written soon after the metadata changed, and once in a while when only positions did. The newest few are kept.
-The number is the metadata's revision, counted on from the last one before a restore, so that newer manifests have
-higher numbers whatever became of the store.
+A manifest is written soon after the metadata has changed, and about once a minute when only positions have. The newest
+few are kept. The number is the revision of the metadata plus a base that a restore sets, so that newer manifests have
+higher numbers also across restores.
 
-Nothing of it is on the way of a publish; what fails is tried again, and said once. Keys are read and packed page by
-page; what a manifest takes in memory is what it takes in the store. The next one waits at least twenty times as long as
-the last one took, so that a large catalog costs a few percent of one core at most.
+Publishes never wait for a manifest. A failed write is logged once and tried again. Keys are read and packed page by
+page, so a manifest takes as much memory as it takes in the store. After each manifest there is a pause of at least
+twenty times its duration, so that a large catalog costs a few percent of one core at most.
 
 Invariants
-    a manifest is put whole, or not at all
-    a partition that is not open stands in it as it stood in the manifest before
+    a manifest is put completely, or not at all
+    the positions of a partition that is not open are copied from the previous manifest
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from pydanube.codec.manifest import PAGE_BYTES, ClusterManifest, ManifestBuilder, ManifestPlace, Pair
+from pydanube.codec.manifest import PAGE_BYTES, ClusterManifest, ManifestBuilder, Pair, PartitionPositions
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.runtime.clock import Clock
@@ -37,19 +37,19 @@ log = get_logger(__name__)
 PREFIX: Final = "manifests/"
 SUFFIX: Final = ".manifest"
 KEPT: Final = 5
-"""Older ones are deleted."""
+"""How many manifests are kept; older ones are deleted."""
 
 CHANGED_S: Final = 5.0
-"""After a change of the metadata; what follows closely is in the same manifest."""
+"""Delay after a change of the metadata, so that changes in quick succession share a manifest."""
 
 EVERY_S: Final = 60.0
-"""Without one, when positions moved."""
+"""Interval of manifests when only positions have moved."""
 
-REST: Final = 20
-"""Times the last one's duration."""
+PAUSE_FACTOR: Final = 20
+"""The pause after a manifest, as a multiple of its duration."""
 
 BASE_KEY: Final = "/manifests/base"
-"""In the metadata: what to add to the revision."""
+"""Metadata key of the number that is added to the revision."""
 
 LEFT_OUT: Final = (
     "/dropped/",
@@ -62,22 +62,20 @@ LEFT_OUT: Final = (
     "/staged/decisions/",
     "/staged/pending/",
 )
-"""What belongs to one data directory, or follows from the rest."""
+"""Prefixes of keys that belong to one data directory, or can be derived from the others."""
 
 
-class Living(Protocol):
-    """The broker, as far as it knows more than the metadata says."""
+class PositionSource(Protocol):
+    """The broker, as the source of positions that the metadata does not hold."""
 
-    def places(self) -> list[ManifestPlace]:
-        """Of the partitions that are open."""
+    def positions(self) -> list[PartitionPositions]:
+        """Return the positions of all open partitions."""
 
     def topic_ids(self) -> set[int]:
-        """Of all topics."""
+        """Return the ids of all topics, open or not."""
 
 
-class Manifests:
-    """One for each broker."""
-
+class ManifestWriter:
     def __init__(
         self,
         objects: ObjectStore,
@@ -85,33 +83,36 @@ class Manifests:
         clock: Clock,
         cluster: str,
         writer: str,
-        living: Living | None = None,
+        source: PositionSource,
     ) -> None:
         self._objects = objects
         self._store = store
         self._clock = clock
         self._cluster = cluster
         self._writer = writer
-        self.living = living
+        self._source = source
         self._writing = asyncio.Lock()
         self._revision = -1
-        self._positions = b""
+        self._fingerprint_written = b""
         self._written_at = float("-inf")
         self._took_s = 0.0
-        self._former: dict[tuple[int, int], ManifestPlace] | None = None
+        self._last_positions: dict[tuple[int, int], PartitionPositions] | None = None
         self.failure: DanubeError | None = None
-        """Why the last one could not be written; None while they can."""
+        """Why the last manifest could not be written; None if it was."""
 
-    async def keep(self) -> bool:
-        """Write one if it is time. What fails is tried again later. Cancelled: it is there, or not."""
+    async def write_if_due(self) -> bool:
+        """Write a manifest if one is due, and return whether it was written. A failure is tried again later.
+
+        Cancelled: the manifest may or may not have been written.
+        """
         now = self._clock.monotonic()
         since = now - self._written_at
-        if since < max(CHANGED_S, REST * self._took_s):
+        if since < max(CHANGED_S, PAUSE_FACTOR * self._took_s):
             return False
         if await self._store.revision() == self._revision:
             if since < EVERY_S:
                 return False
-            if self._fingerprint(self._places()) == self._positions:
+            if self._fingerprint(self._source.positions()) == self._fingerprint_written:
                 self._written_at = now
                 return False
         try:
@@ -124,11 +125,8 @@ class Manifests:
         self.failure = None
         return True
 
-    def _places(self) -> list[ManifestPlace]:
-        return self.living.places() if self.living is not None else []
-
     async def write(self) -> str:
-        """Write one now; its key. Cancelled: it is there, or not."""
+        """Write a manifest now and return its object key. Cancelled: it may or may not have been written."""
         async with self._writing:
             key = await self._write()
             await self._delete_older()
@@ -138,40 +136,42 @@ class Manifests:
         started = self._clock.monotonic()
         revision = await self._store.revision()
         number = await number_at(self._store, revision)
-        if self._former is None:
-            self._former = await self._read_former()
-        places = self._places()
+        if self._last_positions is None:
+            self._last_positions = await self._read_last_positions()
+        positions = self._source.positions()
         store_id = (await self._store.identity()).store_id
         builder = ManifestBuilder(self._cluster, self._writer, number, self._clock.now_us(), store_id, revision)
-        async for pairs in _pages_of(self._store):
+        async for pairs in _metadata_pages(self._store):
             await asyncio.to_thread(builder.add_keys, pairs)
-        for page in _paged(self._all_places(places)):
-            await asyncio.to_thread(builder.add_places, page)
+        for page in _position_pages(self._all_positions(positions)):
+            await asyncio.to_thread(builder.add_positions, page)
         pieces = builder.finish()
         key = f"{PREFIX}{number:020d}-{self._writer}{SUFFIX}"
         await self._objects.put(key, pieces)
-        self._revision, self._positions = revision, self._fingerprint(places)
+        self._revision, self._fingerprint_written = revision, self._fingerprint(positions)
         self._written_at = self._clock.monotonic()
         self._took_s = self._written_at - started
         log.debug("manifest.written", object=key, bytes=sum(map(len, pieces)))
         return key
 
-    def _all_places(self, open_ones: list[ManifestPlace]) -> list[ManifestPlace]:
-        """Of open partitions as they are, of the others as they were."""
-        assert self._former is not None
-        self._former.update({(one.topic_id, one.index): one for one in open_ones})
-        topics = self.living.topic_ids() if self.living is not None else set()
-        self._former = {key: one for key, one in self._former.items() if key[0] in topics}
-        return list(self._former.values())
+    def _all_positions(self, open_ones: list[PartitionPositions]) -> list[PartitionPositions]:
+        """Return the current positions of open partitions, and the last known ones of the others."""
+        assert self._last_positions is not None
+        self._last_positions.update({(one.topic_id, one.index): one for one in open_ones})
+        topics = self._source.topic_ids()
+        self._last_positions = {key: one for key, one in self._last_positions.items() if key[0] in topics}
+        return list(self._last_positions.values())
 
-    async def _read_former(self) -> dict[tuple[int, int], ManifestPlace]:
+    async def _read_last_positions(self) -> dict[tuple[int, int], PartitionPositions]:
         async for manifest in newest_first(self._objects, self._cluster):
-            return places_of(manifest)
+            return positions_by_partition(manifest)
         return {}
 
-    def _fingerprint(self, places: list[ManifestPlace]) -> bytes:
-        """Changes when positions do; what came in and was not consumed is no reason for a manifest."""
-        return msgspec.msgpack.encode([[(one[0], one[1], len(one[2])) for one in place.cursors] for place in places])
+    def _fingerprint(self, positions: list[PartitionPositions]) -> bytes:
+        """Return bytes that change when a cursor moves. New messages that were not consumed do not change them."""
+        return msgspec.msgpack.encode(
+            [[(one[0], one[1], len(one[2])) for one in partition.cursors] for partition in positions]
+        )
 
     async def _delete_older(self) -> None:
         found = [info.key async for info in self._objects.list(PREFIX) if info.key.endswith(SUFFIX)]
@@ -180,13 +180,13 @@ class Manifests:
 
 
 async def number_at(store: MetadataStore, revision: int) -> int:
-    """What a manifest of this revision is called."""
+    """Return the number of a manifest of this revision."""
     base = await store.get(BASE_KEY)
     return revision + (int(base.value) if base is not None else 0)
 
 
-async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
-    """The metadata, about PAGE_BYTES at a time."""
+async def _metadata_pages(store: MetadataStore) -> AsyncIterator[list[Pair]]:
+    """Yield the metadata in pages of about PAGE_BYTES."""
     page: list[Pair] = []
     size, after = 0, ""
     while entries := await store.list("", start_after=after, limit=1000):
@@ -201,35 +201,35 @@ async def _pages_of(store: MetadataStore) -> AsyncIterator[list[Pair]]:
                 yield page
                 page, size = [], 0
         if left_out.endswith("/"):
-            after = f"{left_out[:-1]}0"  # the character after the slash: behind all of them
+            after = f"{left_out[:-1]}0"  # "0" follows "/": sorts after all keys with this prefix
     if page:
         yield page
 
 
-def _paged(places: Iterable[ManifestPlace]) -> Iterator[list[ManifestPlace]]:
-    """About PAGE_BYTES at a time; the cursors of one partition may be spread over several pages."""
-    page: list[ManifestPlace] = []
+def _position_pages(positions: Iterable[PartitionPositions]) -> Iterator[list[PartitionPositions]]:
+    """Yield positions in pages of about PAGE_BYTES. The cursors of one partition may be spread over several pages."""
+    page: list[PartitionPositions] = []
     size = 0
-    for place in places:
-        page.append(msgspec.structs.replace(place, cursors=[]))
+    for partition in positions:
+        page.append(msgspec.structs.replace(partition, cursors=[]))
         size += 32
-        for cursor in place.cursors:
+        for cursor in partition.cursors:
             page[-1].cursors.append(cursor)
             size += 32 + 18 * len(cursor.acked)
             if size >= PAGE_BYTES:
                 yield page
-                page, size = [msgspec.structs.replace(place, cursors=[])], 0
+                page, size = [msgspec.structs.replace(partition, cursors=[])], 0
     if page:
         yield page
 
 
-def places_of(manifest: ClusterManifest) -> dict[tuple[int, int], ManifestPlace]:
-    """By topic id and partition."""
-    found: dict[tuple[int, int], ManifestPlace] = {}
-    for place in manifest.all_places():
-        former = found.setdefault((place.topic_id, place.index), place)
-        if former is not place:
-            former.cursors.extend(place.cursors)
+def positions_by_partition(manifest: ClusterManifest) -> dict[tuple[int, int], PartitionPositions]:
+    """Return the positions in a manifest by topic id and partition index."""
+    found: dict[tuple[int, int], PartitionPositions] = {}
+    for partition in manifest.all_positions():
+        known = found.setdefault((partition.topic_id, partition.index), partition)
+        if known is not partition:
+            known.cursors.extend(partition.cursors)
     return found
 
 
@@ -239,7 +239,7 @@ class Candidate(NamedTuple):
 
 
 async def candidates(objects: ObjectStore) -> list[Candidate]:
-    """Keys of manifests, the newest first."""
+    """Return the manifests in the store, newest first, without reading them."""
     found: list[Candidate] = []
     async for info in objects.list(PREFIX):
         number, _, _ = info.key.removeprefix(PREFIX).partition("-")
@@ -251,7 +251,8 @@ async def candidates(objects: ObjectStore) -> list[Candidate]:
 async def newest_first(
     objects: ObjectStore, cluster: str, damaged: Callable[[str, DanubeError], None] | None = None
 ) -> AsyncIterator[ClusterManifest]:
-    """Manifests that are whole and of this cluster. `damaged` hears of those that are not."""
+    """Yield the manifests of this cluster that are complete, newest first. `damaged` is called for each of the
+    others."""
     found = await candidates(objects)
     while found:
         alike = [one for one in found if one.number == found[0].number]
@@ -264,7 +265,7 @@ async def newest_first(
                 log.warning("manifest.damaged", object=key, error=error.message)
                 if damaged is not None:
                     damaged(key, error)
-        # Two processes may have written at one revision: positions moved in between.
+        # Two processes may have written at the same revision, after positions had moved: the later one is newer.
         for manifest in sorted(opened, key=lambda one: one.created_at_us, reverse=True):
             yield manifest
 

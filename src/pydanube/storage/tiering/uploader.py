@@ -1,18 +1,18 @@
-"""Uploads: reads sealed ranges from the log, puts them into objects, lists them in the catalog, then lets the log go.
+"""Uploads ranges of the log: puts them into objects, lists these in the catalog, then releases the log.
 
 ```
  plan --> read from the log --> object (create-only) --> catalog, comparing the owner's epoch --> log released
 ```
 
-Each step can be the last one before a crash. Before the catalog entry the object is an orphan, which is collected
-later; after it the range is uploaded, and the next round begins behind it. Nothing is uploaded twice, and nothing is
-released that the catalog does not list.
+A crash may happen after any step. Before the catalog entry the object is an orphan, which is collected later; after it
+the range counts as uploaded, and the next round begins after it. Nothing is listed twice, and nothing is released from
+the log that the catalog does not list.
 
 Invariants
     a range is released from the log only after its catalog entry is durable
-    one object is in the making at a time; its bytes are the memory this takes
-    a store that fails stops uploads for a while, never publishes; a partition that cannot be read stops its own only
-    no key is used for two tries: a try whose answer was lost leaves an orphan, and the next one is not in its way
+    one object is made at a time, and held in memory
+    a store that fails stops uploads for a while, never publishes; an unreadable partition stops only its own uploads
+    every try has a key of its own: a try whose response was lost leaves an orphan, and the next one does not collide
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter
-from pydanube.core.tiering import TieringPolicy, UploadJob, WaitingUpload, plan
+from pydanube.core.tiering import TieringPolicy, UploadJob, WaitingUpload, plan_uploads
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoch, Unavailable
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.runtime.clock import MICROSECONDS, Clock
@@ -40,34 +40,36 @@ READ_BYTES: Final = 4 * 1024 * 1024
 RETRY_S_MIN: Final = 1.0
 RETRY_S_MAX: Final = 60.0
 UNREADABLE_S: Final = 60.0
-"""A partition whose log is damaged is looked at again after so long."""
+"""A partition whose log is damaged is tried again after this long."""
 
 
-class Sealed(Protocol):
-    """A partition as the uploader sees it: what is visible, and not yet uploaded."""
+class UploadSource(Protocol):
+    """A partition, as the uploader uses it: it has messages that are visible and not yet uploaded."""
 
     topic_id: int
     index: int
 
     def waiting(self) -> WaitingUpload | None:
-        """What there is to upload; None when there is nothing."""
+        """Return what is to be uploaded, or None."""
 
     async def producers(self) -> ProducerHistory:
-        """What was known of producers where the uploaded part ends."""
+        """Return the producer table as of the end of the uploaded part."""
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
-        """Stored batches from `offset` on."""
+        """Return stored batches from `offset` on."""
 
     def ledger_of(self, offset: int) -> tuple[int, int]:
-        """The ledger that holds `offset`, and its epoch."""
+        """Return the id and the epoch of the ledger that holds `offset`."""
 
     async def commit(self, segments: list[CatalogSegment], producers: list[ProducerEntry]) -> None:
-        """Into the catalog, by comparison; then the log may let go of it. `producers`: as of their end.
-        Raises StaleEpoch."""
+        """Add the segments to the catalog, comparing the owner's epoch, then release them from the log.
+
+        `producers` is the producer table as of the end of the segments. Raises StaleEpoch.
+        """
 
 
 class ProducerHistory(Protocol):
-    """The producer table of a partition, as of what was read so far."""
+    """The producer table of a partition, which is brought forward batch by batch."""
 
     def replay(self, batch: memoryview) -> None: ...
 
@@ -79,22 +81,22 @@ class UploadSettings:
     policy: TieringPolicy
     interval_s: float
     bytes_per_s: int
-    """0: as fast as it goes."""
+    """0: no limit."""
 
 
-class Unreadable(NamedTuple):
+class UnreadablePartition(NamedTuple):
     error: Corrupt
     again_at: float
-    """When it is tried again."""
+    """When the partition is tried again, by the monotonic clock."""
 
 
 class Uploader:
-    """Makes objects out of what partitions have. One for each broker."""
+    """Uploads what the partitions of a broker have in the log."""
 
     def __init__(
         self,
         objects: ObjectStore,
-        partitions: Callable[[], Iterable[Sealed]],
+        partitions: Callable[[], Iterable[UploadSource]],
         writer: str,
         clock: Clock,
         settings: UploadSettings,
@@ -108,13 +110,13 @@ class Uploader:
         self._retry_s = RETRY_S_MIN
         self._uploading = asyncio.Lock()
         self.failure: DanubeError | None = None
-        """Why the last upload did not work; None while they do."""
+        """Why the last upload failed; None if it succeeded."""
         self.failing_since_us = 0
-        """When that began."""
-        self.unreadable: dict[tuple[int, int], Unreadable] = {}
+        """When uploads began to fail."""
+        self.unreadable: dict[tuple[int, int], UnreadablePartition] = {}
         """Partitions whose log is damaged, until they can be uploaded again."""
         self.making = ""
-        """The object that may be in the store and is not in the catalog yet."""
+        """Key of the object that may be in the store and is not yet in the catalog; empty if there is none."""
         self.uploaded_bytes = 0
         self.objects_made = 0
 
@@ -124,21 +126,25 @@ class Uploader:
         return self._settings.interval_s if self.failure is None else self._retry_s
 
     async def round(self, everything: bool = False, only: Collection[tuple[int, int]] | None = None) -> int:
-        """Upload what is due; `everything`: whatever there is; `only`: of these partitions. Returns how many objects
-        were made. What fails is tried again in the next round.
-        Cancelled: an object may be left behind that nobody lists."""
+        """Upload what is due, and return how many objects were made. What fails is tried again in the next round.
+
+        `everything` uploads all that is waiting, due or not; `only` restricts the round to these partitions.
+        Cancelled: an orphan may be left in the store.
+        """
         made = 0
         async with self._uploading:
-            tiers = {(one.topic_id, one.index): one for one in self._partitions()}
-            self.unreadable = {key: one for key, one in self.unreadable.items() if key in tiers}
+            sources = {(one.topic_id, one.index): one for one in self._partitions()}
+            self.unreadable = {key: one for key, one in self.unreadable.items() if key in sources}
             if only is not None:
-                tiers = {key: one for key, one in tiers.items() if key in only}
-            jobs = plan(self._waiting(tiers.values()), elapsed_us(self._clock), self._settings.policy, everything)
+                sources = {key: one for key, one in sources.items() if key in only}
+            jobs = plan_uploads(
+                self._waiting(sources.values()), elapsed_us(self._clock), self._settings.policy, everything
+            )
             if not jobs and only is None:
-                self.failure, self._retry_s = None, RETRY_S_MIN  # what failed is not wanted any more
+                self.failure, self._retry_s = None, RETRY_S_MIN  # what failed is no longer waiting
             for job in jobs:
                 try:
-                    made += await self._upload(job, tiers)
+                    made += await self._upload(job, sources)
                 except DanubeError as error:
                     self.fail(error)
                     break
@@ -147,23 +153,23 @@ class Uploader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a segment's worth of bytes is waiting somewhere."""
+        """Whether any partition has a full segment waiting."""
         return self.due_bytes > 0
 
     @property
     def due_bytes(self) -> int:
-        """What waits where a segment's worth has gathered, or more."""
+        """Bytes that wait in partitions with at least one full segment."""
         waiting, usual = self._waiting(self._partitions()), self._settings.policy.segment_bytes
         return sum(one.bytes for one in waiting if one.bytes >= (one.segment_bytes or usual))
 
-    def _waiting(self, tiers: Iterable[Sealed]) -> list[WaitingUpload]:
+    def _waiting(self, sources: Iterable[UploadSource]) -> list[WaitingUpload]:
         now = self._clock.monotonic()
         aside = {key for key, one in self.unreadable.items() if one.again_at > now}
-        readable = [one for one in tiers if (one.topic_id, one.index) not in aside]
+        readable = [one for one in sources if (one.topic_id, one.index) not in aside]
         return [found for one in readable if (found := one.waiting()) is not None]
 
     def fail(self, error: DanubeError) -> None:
-        """Uploads do not work at present."""
+        """Record a failed upload, and increase the pause before the next round."""
         if self.failure is None:
             self.failing_since_us = self._clock.now_us()
             log.warning("upload.failed", store=self._objects.url, error=error.message)
@@ -171,29 +177,29 @@ class Uploader:
             self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
         self.failure = error
 
-    async def _upload(self, job: UploadJob, tiers: dict[tuple[int, int], Sealed]) -> bool:
+    async def _upload(self, job: UploadJob, sources: dict[tuple[int, int], UploadSource]) -> bool:
         builder = SegmentBuilder(self._writer, self._clock.now_us())
-        histories: list[tuple[Sealed, int]] = []
+        gathered: list[tuple[UploadSource, int]] = []
         for part in job.parts:
-            tier = tiers[part.topic_id, part.index]
+            source = sources[part.topic_id, part.index]
             try:
-                sections = await self._gather(builder, tier, part)
+                sections = await self._gather(builder, source, part)
             except Corrupt as error:
-                self._set_aside(part, error)
+                self._skip_unreadable(part, error)
                 rest = UploadJob(tuple(one for one in job.parts if one is not part))
-                return await self._upload(rest, tiers)  # without what was gathered of it
+                return await self._upload(rest, sources)  # a new object, without what was read of this partition
             self.unreadable.pop((part.topic_id, part.index), None)
             if sections:
-                histories.append((tier, sections))
-        if not histories:
+                gathered.append((source, sections))
+        if not gathered:
             return False
         pieces, footer = await asyncio.to_thread(builder.finish)
-        key = self._key(job, footer)
+        key = self._object_key(job, footer)
         size = sum(map(len, pieces))
         self.making = key
         try:
             await self._put(key, pieces, size)
-            await self._commit(key, size, footer, histories)
+            await self._commit(key, size, footer, gathered)
         finally:
             self.making = ""
         self.uploaded_bytes += size
@@ -201,23 +207,23 @@ class Uploader:
         log.info("segment.uploaded", object=key, bytes=size, sections=len(footer.sections))
         return True
 
-    def _set_aside(self, part: WaitingUpload, error: Corrupt) -> None:
+    def _skip_unreadable(self, part: WaitingUpload, error: Corrupt) -> None:
         log.error("upload.unreadable", topic=part.topic_id, partition=part.index, error=error.message)
-        self.unreadable[part.topic_id, part.index] = Unreadable(error, self._clock.monotonic() + UNREADABLE_S)
+        self.unreadable[part.topic_id, part.index] = UnreadablePartition(error, self._clock.monotonic() + UNREADABLE_S)
 
-    async def _gather(self, builder: SegmentBuilder, tier: Sealed, part: WaitingUpload) -> int:
-        """Add a partition's batches, a section for each ledger. Returns how many sections."""
-        gathering = Gathering(builder, tier, await tier.producers(), part)
+    async def _gather(self, builder: SegmentBuilder, source: UploadSource, part: WaitingUpload) -> int:
+        """Add the batches of a partition to the object, a section for each ledger. Returns the number of sections."""
+        gathering = PartitionUpload(builder, source, await source.producers(), part)
         limit = builder.size + (part.segment_bytes or self._settings.policy.segment_bytes)
         while not gathering.is_done and builder.size < limit:
-            views = await tier.read(gathering.offset, min(READ_BYTES, limit - builder.size))
+            views = await source.read(gathering.offset, min(READ_BYTES, limit - builder.size))
             if not views:
                 break
             await asyncio.to_thread(gathering.add, views)
         gathering.end()
         return gathering.sections
 
-    def _key(self, job: UploadJob, footer: SegmentFooter) -> str:
+    def _object_key(self, job: UploadJob, footer: SegmentFooter) -> str:
         number, first = next(self._numbers), footer.sections[0]
         if len(job.parts) > 1:
             return f"segments/shared/{footer.created_at_us >> 32:08x}/{self._writer}-{number:08x}.seg"
@@ -230,35 +236,41 @@ class Uploader:
         try:
             await self._objects.put(key, pieces, create=True)
         except AlreadyExists:
-            # The key is of this try alone, so the store itself tried again after an answer was lost.
+            # The key belongs to this try alone, so the store has retried the put after it lost a response.
             if (await self._objects.head(key)).size != size:
                 raise Unavailable(f"object {key} exists with another size: it is left alone") from None
         if self._settings.bytes_per_s:
             spent = self._clock.monotonic() - started
             await self._clock.sleep(max(0.0, size / self._settings.bytes_per_s - spent))
 
-    async def _commit(self, key: str, size: int, footer: SegmentFooter, tiers: list[tuple[Sealed, int]]) -> None:
+    async def _commit(
+        self, key: str, size: int, footer: SegmentFooter, sources: list[tuple[UploadSource, int]]
+    ) -> None:
         place = 0
-        for tier, sections in tiers:
+        for source, sections in sources:
             segments = [segment_of(key, size, footer, number) for number in range(place, place + sections)]
             place += sections
             try:
-                await tier.commit(segments, footer.sections[place - 1].producers)
+                await source.commit(segments, footer.sections[place - 1].producers)
             except StaleEpoch as error:
-                log.info("upload.fenced", object=key, topic=tier.topic_id, partition=tier.index, error=error.message)
+                log.info(
+                    "upload.fenced", object=key, topic=source.topic_id, partition=source.index, error=error.message
+                )
 
 
 def elapsed_us(clock: Clock) -> int:
-    """Time that never goes back: what has waited is uploaded in time, whatever becomes of the wall clock."""
+    """Return the monotonic time, so that uploads are on time whatever happens to the wall clock."""
     return round(clock.monotonic() * MICROSECONDS)
 
 
-class Gathering:
-    """One partition's batches on their way into an object."""
+class PartitionUpload:
+    """Adds the batches of one partition to an object."""
 
-    def __init__(self, builder: SegmentBuilder, tier: Sealed, producers: ProducerHistory, part: WaitingUpload) -> None:
+    def __init__(
+        self, builder: SegmentBuilder, source: UploadSource, producers: ProducerHistory, part: WaitingUpload
+    ) -> None:
         self._builder = builder
-        self._tier = tier
+        self._source = source
         self._producers = producers
         self._part = part
         self._ledger_id = -1
@@ -270,12 +282,12 @@ class Gathering:
         return self.offset >= self._part.end_offset
 
     def add(self, views: list[memoryview]) -> None:
-        """In a thread: checksums are taken of everything."""
+        """Add batches. Called in a worker thread, because it computes checksums of all bytes."""
         for view in views:
             base, end = offsets_of(view)
             if base >= self._part.end_offset:
                 break
-            ledger_id, epoch = self._tier.ledger_of(base)
+            ledger_id, epoch = self._source.ledger_of(base)
             if ledger_id != self._ledger_id or base != self.offset:
                 self.end()
                 self._builder.begin(self._part.topic_id, self._part.index, ledger_id, epoch)

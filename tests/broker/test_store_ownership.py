@@ -16,22 +16,29 @@ from pydanube.model.errors import Corrupt, Denied, Refused
 from pydanube.runtime.clock import ManualClock, SystemClock
 from pydanube.runtime.objects import Capabilities
 from pydanube.runtime.objects.memory import MemoryStore
-from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, OWNER_KEY, Claim, Owner, owner_of
 from pydanube.storage.tiering.manifest import candidates
+from pydanube.storage.tiering.store_ownership import (
+    CHECK_S,
+    DELETE_CHECK_S,
+    OWNER_KEY,
+    StoreOwner,
+    StoreOwnership,
+    read_owner,
+)
 
 
 @asynccontextmanager
-async def claim_of(path: Path, objects, cluster: str = "cluster", clock=None):
+async def ownership_of(path: Path, objects, cluster: str = "cluster", clock=None):
     await asyncio.to_thread(path.mkdir, exist_ok=True)
     async with await EmbeddedStore.open(path / "metadata.db", SystemClock()) as store:
-        yield Claim(objects, store, cluster, clock or SystemClock())
+        yield StoreOwnership(objects, store, cluster, clock or SystemClock())
 
 
 async def restored(path: Path, objects, clock=None) -> None:
     await asyncio.to_thread(path.mkdir, exist_ok=True)
     clock = clock or SystemClock()
     async with await EmbeddedStore.open(path / "metadata.db", clock) as store:
-        await rebuild(objects, store, clock, await owner_of(objects))
+        await rebuild(objects, store, clock, await read_owner(objects))
 
 
 def opened(path: Path, objects, **changes):
@@ -41,7 +48,7 @@ def opened(path: Path, objects, **changes):
 
 async def test_the_first_broker_writes_its_name_and_others_are_refused(tmp_path: Path):
     objects = MemoryStore()
-    async with claim_of(tmp_path / "a", objects) as mine, claim_of(tmp_path / "b", objects, "other") as others:
+    async with ownership_of(tmp_path / "a", objects) as mine, ownership_of(tmp_path / "b", objects, "other") as others:
         await mine.check()
         assert bytes(await objects.get(OWNER_KEY)) == b"cluster", "as it was before restores were counted"
         with pytest.raises(Refused, match="cluster cluster, and this is other"):
@@ -53,23 +60,23 @@ async def test_the_first_broker_writes_its_name_and_others_are_refused(tmp_path:
 async def test_an_owner_that_cannot_be_read_is_damage(tmp_path: Path, data: bytes):
     objects = MemoryStore()
     await objects.put(OWNER_KEY, data)
-    async with claim_of(tmp_path / "a", objects) as claim:
+    async with ownership_of(tmp_path / "a", objects) as ownership:
         with pytest.raises(Corrupt, match=OWNER_KEY):
-            await claim.check()
+            await ownership.check()
 
 
 def test_an_owner_reads_back_as_it_was_written():
-    for owner in (Owner("danube-1"), Owner("danube-1", 3, "0f0f")):
-        assert Owner.decode(owner.encode(), "memory://") == owner
+    for owner in (StoreOwner("danube-1"), StoreOwner("danube-1", 3, "0f0f")):
+        assert StoreOwner.decode(owner.encode(), "memory://") == owner
 
 
 async def test_of_many_brokers_that_come_at_once_one_cluster_gets_the_store(tmp_path: Path):
     objects = MemoryStore()
 
     async def come(number: int) -> bool:
-        async with claim_of(tmp_path / str(number), objects, f"cluster-{number}") as claim:
+        async with ownership_of(tmp_path / str(number), objects, f"cluster-{number}") as ownership:
             try:
-                await claim.check()
+                await ownership.check()
             except Refused:
                 return False
             return True
@@ -94,10 +101,10 @@ async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(t
             await upload_all(new)
             before = await keys(objects, "")
             await filled(door, 10, first=40)
-            lost.tiers.claim._checked_at -= DELETE_CHECK_S
+            lost.tiers.ownership._checked_at -= DELETE_CHECK_S
             with pytest.raises(Refused, match="taken over"):
                 await lost.tiers.objects.delete(before)
-            lost.tiers.claim._checked_at -= CHECK_S
+            lost.tiers.ownership._checked_at -= CHECK_S
             assert await lost.tiers._round() == 0
             assert "was taken over by a broker that was restored" in lost.describe(ANONYMOUS).state
             for orphans in (False, True):
@@ -136,15 +143,15 @@ async def test_of_two_restores_the_one_that_starts_first_gets_the_store(tmp_path
         await lost.tiers._round()
     for name in ("one", "two"):
         await restored(tmp_path / name, objects)
-    async with claim_of(tmp_path / "two", objects) as second, claim_of(tmp_path / "one", objects) as first:
+    async with ownership_of(tmp_path / "two", objects) as second, ownership_of(tmp_path / "one", objects) as first:
         await second.check()
         with pytest.raises(Refused, match="taken over"):
             await first.check()
         await second.check(within_s=0)
     await restored(tmp_path / "three", objects)
-    async with claim_of(tmp_path / "three", objects) as third, claim_of(tmp_path / "two", objects) as second:
+    async with ownership_of(tmp_path / "three", objects) as third, ownership_of(tmp_path / "two", objects) as second:
         await third.check()
-        assert (await owner_of(objects)).restore == 2
+        assert (await read_owner(objects)).restore == 2
         with pytest.raises(Refused, match="restore 2, this one is of 1"):
             await second.check()
 
@@ -163,7 +170,7 @@ async def test_manifests_of_a_restored_broker_are_newer_than_any_of_the_lost_one
         assert (await candidates(objects))[0].key == newest
 
 
-async def test_a_claim_is_looked_at_again_only_after_a_while_or_before_a_deletion(tmp_path: Path):
+async def test_ownership_is_checked_again_only_after_a_while_or_before_a_deletion(tmp_path: Path):
     class Counting(MemoryStore):
         looks = 0
 
@@ -172,16 +179,16 @@ async def test_a_claim_is_looked_at_again_only_after_a_while_or_before_a_deletio
             return await super().head(key)
 
     objects, clock = Counting(), ManualClock()
-    async with claim_of(tmp_path / "a", objects, clock=clock) as claim:
+    async with ownership_of(tmp_path / "a", objects, clock=clock) as ownership:
         for _ in range(100):
-            await claim.check()
+            await ownership.check()
             clock.advance(1)
         assert objects.looks <= 5
-        await claim.check(within_s=0)
+        await ownership.check(within_s=0)
         assert objects.looks <= 6
 
 
-async def test_a_store_that_cannot_compare_is_taken_over_all_the_same(tmp_path: Path):
+async def test_a_store_without_conditional_puts_is_taken_over_too(tmp_path: Path):
     class Simple(MemoryStore):
         @property
         def capabilities(self):
@@ -196,8 +203,8 @@ async def test_a_store_that_cannot_compare_is_taken_over_all_the_same(tmp_path: 
         await Door(lost).create()
         await lost.tiers._round()
     await restored(tmp_path / "new", objects)
-    async with claim_of(tmp_path / "new", objects) as claim, claim_of(tmp_path / "lost", objects) as former:
-        await claim.check()
+    async with ownership_of(tmp_path / "new", objects) as ownership, ownership_of(tmp_path / "lost", objects) as former:
+        await ownership.check()
         with pytest.raises(Refused, match="taken over"):
             await former.check()
 
@@ -217,9 +224,9 @@ async def test_a_store_that_does_not_allow_the_take_over_says_so(tmp_path: Path)
         await lost.tiers._round()
     await restored(tmp_path / "new", objects)
     objects.closed = True
-    async with claim_of(tmp_path / "new", objects) as claim:
+    async with ownership_of(tmp_path / "new", objects) as ownership:
         with pytest.raises(Denied):
-            await claim.check()
+            await ownership.check()
 
 
 async def test_an_old_copy_of_a_data_directory_leaves_alone_what_was_uploaded_since(tmp_path: Path):

@@ -1,17 +1,17 @@
-"""Reads what is in object storage and says what is not as it should be. Changes nothing.
+"""Reads segments from object storage and reports where they differ from the catalog. Changes nothing.
 
 ```
- catalog: next segment --> object: size, header, footer, agreement --> stretch by stretch: every batch, the checksum
+ catalog: next segment --> object: size, header, footer, agreement --> range by range: every batch, the checksum
 ```
 
-It goes in steps of bounded size and time. Where a step ends is a `StoragePlace`, with which any later step goes on,
-also in the middle of an object: nothing is remembered in between, and whoever stops asking leaves nothing running.
+A verification runs in steps of bounded size and time. A step returns a `StoragePlace` at which the next one continues,
+also in the middle of an object. The broker keeps no state between steps, so a caller may stop at any time.
 
 Invariants
-    one stretch is in memory at a time, and nothing of it goes into the caches of readers
-    an object that cannot be read now (Unavailable) is no damage: the step ends before it, or fails where it begins with
+    one range is in memory at a time, and it does not enter the caches of readers
+    an object that cannot be read now (Unavailable) is no damage: the step ends before it, or fails if it begins with
     it, and can be tried again
-    what left the catalog while it was read is no damage either
+    a segment that leaves the catalog while it is read is no damage either
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 
 from .catalog import Catalog, CatalogSegment
-from .history import Stretch, read_footer, stretches_of
+from .history import ReadRange, read_footer, read_ranges_of
 
 DAMAGES_MAX: Final = 1000
-"""So many are told in one step: an answer has its limits."""
+"""The most damages that one step reports, because the size of a response is limited."""
 
 
 class CatalogBounds(NamedTuple):
-    """What the metadata says of a partition's segments: they hold everything in [start, uploaded_end)."""
+    """The offsets [start, uploaded_end) that the segments of a partition must hold, by the metadata."""
 
     start: int
     uploaded_end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
-    """A partition to verify."""
+class PartitionToVerify:
+    """A partition to verify. `bounds` reads its current bounds from the metadata."""
 
     topic: str
     topic_id: int
@@ -55,14 +55,14 @@ class Sought:
 
 @dataclass(slots=True)
 class VerificationStep:
-    """One step: what it may still read, and what it found."""
+    """One step: how much it may still read, and what it has found."""
 
     bytes_left: int
     deadline: float
     segments: int = 0
     messages: int = 0
     bytes: int = 0
-    stretches: int = 0
+    read_ranges: int = 0
     damages: list[StorageDamage] = field(default_factory=list)
 
     def is_over(self, now: float) -> bool:
@@ -70,8 +70,8 @@ class VerificationStep:
 
     @property
     def has_result(self) -> bool:
-        """Whether ending it here gets whoever asked further."""
-        return bool(self.stretches or self.segments)
+        """Whether the step has made progress, so that it may end here."""
+        return bool(self.read_ranges or self.segments)
 
     def take(self, size: int) -> None:
         self.bytes += size
@@ -82,74 +82,82 @@ class VerificationStep:
 
 
 class SegmentVerifier:
-    """One for each broker."""
-
     def __init__(self, objects: ObjectStore, catalog: Catalog, clock: Clock) -> None:
         self._objects = objects
         self._catalog = catalog
         self._clock = clock
 
-    async def partition(self, sought: Sought, place: StoragePlace, step: VerificationStep) -> StoragePlace | None:
-        """Go on at `place`. Returns where the next step goes on; None when the partition is done."""
+    async def verify(
+        self, target: PartitionToVerify, place: StoragePlace, step: VerificationStep
+    ) -> StoragePlace | None:
+        """Verify the partition from `place` on. Returns where the next step continues; None when the partition is
+        done."""
         offset = place.offset
-        before = await self._ending_at(sought, offset)
+        before = await self._ending_at(target, offset)
         while True:
-            bounds = await sought.bounds()
-            segment = await self._catalog.find(sought.topic_id, sought.index, offset)
+            bounds = await target.bounds()
+            segment = await self._catalog.find(target.topic_id, target.index, offset)
             if segment is None:
-                await self._check_end(sought, offset, bounds, step)
+                await self._check_end(target, offset, bounds, step)
                 return None
             inside = place if place.object == segment.record.object else StoragePlace()
             try:
-                stopped = await self._segment(sought, segment, inside, step)
+                stopped = await self._verify_segment(target, segment, inside, step)
             except Unavailable:
                 if step.has_result:
-                    return replace(place, topic=sought.topic, partition=sought.index, offset=offset)
+                    return replace(place, topic=target.topic, partition=target.index, offset=offset)
                 raise
             if stopped is not None:
-                return StoragePlace(sought.topic, sought.index, offset, segment.record.object, *stopped)
-            if before is not None or not (offset or bounds.start):  # else retention or a merge took what was before
-                await self._check_gap(sought, before, segment, step)
+                return StoragePlace(target.topic, target.index, offset, segment.record.object, *stopped)
+            if before is not None or not (offset or bounds.start):  # else retention or a merge has removed it
+                await self._check_gap(target, before, segment, step)
             before, offset, place = segment, segment.end_offset, StoragePlace()
             if step.is_over(self._clock.monotonic()):
-                return StoragePlace(sought.topic, sought.index, offset)
+                return StoragePlace(target.topic, target.index, offset)
 
-    async def _ending_at(self, sought: Sought, offset: int) -> CatalogSegment | None:
-        """The segment before, where the last step ended."""
-        found = await self._catalog.find(sought.topic_id, sought.index, offset - 1) if offset else None
+    async def _ending_at(self, target: PartitionToVerify, offset: int) -> CatalogSegment | None:
+        """Return the segment that ends at `offset`, if there is one."""
+        found = await self._catalog.find(target.topic_id, target.index, offset - 1) if offset else None
         return found if found is not None and found.end_offset == offset else None
 
     async def _check_gap(
-        self, sought: Sought, before: CatalogSegment | None, segment: CatalogSegment, step: VerificationStep
+        self, target: PartitionToVerify, before: CatalogSegment | None, segment: CatalogSegment, step: VerificationStep
     ) -> None:
-        """Offsets may have gaps, which a crash or a restore left; the bytes of the segments add up all the same."""
+        """Report segments that are missing before `segment`. Offsets may have gaps, which a crash or a restore left,
+        but the cumulative bytes of the segments add up there."""
         first, so_far = (before.end_offset, before.record.total) if before is not None else (0, 0)
         missing = segment.record.total - segment.bytes - so_far
         if missing and segment.record.total and await self._are_listed(before, segment):
             detail = f"the catalog lists no object for {missing} bytes of offsets {first}..{segment.first_offset - 1}"
-            damage = StorageDamage(sought.topic, sought.index, first, segment.first_offset, "missing", detail)
+            damage = StorageDamage(target.topic, target.index, first, segment.first_offset, "missing", detail)
             step.damages.append(damage)
 
     async def _are_listed(self, *segments: CatalogSegment | None) -> bool:
         return all([one is None or await self._is_listed(one) for one in segments])
 
-    async def _check_end(self, sought: Sought, offset: int, bounds: CatalogBounds, step: VerificationStep) -> None:
-        """Behind the last segment there is nothing that was uploaded."""
+    async def _check_end(
+        self, target: PartitionToVerify, offset: int, bounds: CatalogBounds, step: VerificationStep
+    ) -> None:
+        """Report offsets after the last segment that should have been uploaded."""
         if bounds.uploaded_end <= offset:
             return
-        first, end = max(offset, (await sought.bounds()).start), bounds.uploaded_end  # retention may have passed since
+        first, end = (
+            max(offset, (await target.bounds()).start),
+            bounds.uploaded_end,
+        )  # retention may have moved meanwhile
         if first < end:
             detail = f"the catalog lists no object for offsets {first}..{end - 1}, which were uploaded"
-            step.damages.append(StorageDamage(sought.topic, sought.index, first, end, "missing", detail))
+            step.damages.append(StorageDamage(target.topic, target.index, first, end, "missing", detail))
 
-    async def _segment(
-        self, sought: Sought, segment: CatalogSegment, place: StoragePlace, step: VerificationStep
+    async def _verify_segment(
+        self, target: PartitionToVerify, segment: CatalogSegment, place: StoragePlace, step: VerificationStep
     ) -> tuple[int, int] | None:
-        """Where in the object the step ended, and the checksum so far; None when the segment is done."""
+        """Verify one segment. Returns the byte at which the step ended and the checksum so far; None when it is
+        done."""
         kind = "damaged"
         try:
-            section = await self._section(segment, step)
-            stopped = await self._content(segment, section, place, step)
+            section = await self._check_footer(segment, step)
+            stopped = await self._verify_content(segment, section, place, step)
             if stopped is not None:
                 return stopped
         except (Corrupt, NotFound) as error:
@@ -158,8 +166,8 @@ class SegmentVerifier:
             kind = "missing" if isinstance(error, NotFound) else kind
             detail = f"object {segment.record.object} is missing" if kind == "missing" else error.message
             damage = StorageDamage(
-                sought.topic,
-                sought.index,
+                target.topic,
+                target.index,
                 segment.first_offset,
                 segment.end_offset,
                 kind,
@@ -172,12 +180,12 @@ class SegmentVerifier:
         return None
 
     async def _is_listed(self, segment: CatalogSegment) -> bool:
-        """Whether the catalog still says so: what was merged or deleted meanwhile is not missed."""
+        """Return whether the catalog still lists the segment; it may have been merged or deleted meanwhile."""
         found = await self._catalog.find(segment.topic_id, segment.index, segment.end_offset - 1)
         return found == segment
 
-    async def _section(self, segment: CatalogSegment, step: VerificationStep) -> SegmentSection:
-        """From the object's own footer, once everything around the batches was checked."""
+    async def _check_footer(self, segment: CatalogSegment, step: VerificationStep) -> SegmentSection:
+        """Check the size, header and footer of the object, and return the section from its footer."""
         record, name = segment.record, f"object {segment.record.object}"
         info = await self._objects.head(record.object)
         if info.size != record.object_bytes:
@@ -197,35 +205,35 @@ class SegmentVerifier:
                 raise Corrupt(f"{name}: its {what} is {found} and the catalog says {listed}")
         return section
 
-    async def _content(
+    async def _verify_content(
         self, segment: CatalogSegment, section: SegmentSection, place: StoragePlace, step: VerificationStep
     ) -> tuple[int, int] | None:
         crc = place.crc if place.byte else 0
-        for stretch in stretches_of(section):
-            if stretch.start < place.byte:
+        for read_range in read_ranges_of(section):
+            if read_range.start < place.byte:
                 continue
-            if step.stretches and step.is_over(self._clock.monotonic()):  # each step gets somewhere
-                return stretch.start, crc
+            if step.read_ranges and step.is_over(self._clock.monotonic()):  # a step reads at least one range
+                return read_range.start, crc
             try:
-                crc = await self._stretch(segment, section, stretch, crc, step)
+                crc = await self._check_range(segment, section, read_range, crc, step)
             except Unavailable:
-                if step.stretches:
-                    return stretch.start, crc
+                if step.read_ranges:
+                    return read_range.start, crc
                 raise
-            step.stretches += 1
+            step.read_ranges += 1
         if crc != section.crc:
             raise Corrupt(
                 f"object {segment.record.object}: bytes {section.start}..{section.end} do not match their checksum"
             )
         return None
 
-    async def _stretch(
-        self, segment: CatalogSegment, section: SegmentSection, stretch: Stretch, crc: int, step: VerificationStep
+    async def _check_range(
+        self, segment: CatalogSegment, section: SegmentSection, read_range: ReadRange, crc: int, step: VerificationStep
     ) -> int:
-        block = await self._get(segment, stretch.start, stretch.end, step)
+        block = await self._get(segment, read_range.start, read_range.end, step)
 
         def check() -> int:
-            section.split(block, stretch.start, f"object {segment.record.object}")
+            section.split(block, read_range.start, f"object {segment.record.object}")
             return crc32c(block, crc)
 
         return await asyncio.to_thread(check)
@@ -239,7 +247,7 @@ class SegmentVerifier:
 
 
 def _facts(section: SegmentSection, segment: CatalogSegment) -> list[tuple[str, int, int]]:
-    """What footer and catalog both know."""
+    """Return what both the footer and the catalog contain: name, value in the footer, value in the catalog."""
     record = segment.record
     return [
         ("topic id", section.topic_id, segment.topic_id),

@@ -1,4 +1,4 @@
-"""The broker's care for its uploads: nothing stops unseen, nothing stays that could go, and an end is an upload."""
+"""The upload task of the broker: failures are reported, the log is trimmed, and a clean stop uploads the rest."""
 
 import asyncio
 import time
@@ -71,7 +71,7 @@ class Broken:
         raise ZeroDivisionError("a mistake")
 
 
-async def test_a_mistake_in_an_upload_is_said_and_uploads_go_on_after_it(tmp_path: Path, monkeypatch):
+async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("pydanube.storage.tiering.uploader.RETRY_S_MIN", 0.01)
     soon = replace(SMALL, upload_interval_s=0.01)
     objects = MemoryStore()
@@ -129,7 +129,7 @@ async def test_a_partition_whose_log_is_damaged_is_named_until_it_can_be_uploade
         assert status.uploads == "ok" and {one.health for one in partitions} == {"ok"}
 
 
-async def test_what_waits_is_uploaded_when_the_broker_ends_in_order(tmp_path: Path):
+async def test_a_clean_stop_uploads_what_is_waiting(tmp_path: Path):
     objects = MemoryStore()
     ending = replace(SMALL, segment_age_s=3600, segment_bytes=1 << 30, shutdown_upload_s=20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
@@ -150,7 +150,7 @@ async def test_what_waits_is_uploaded_when_the_broker_ends_in_order(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mood", ["hanging", "away"])
-async def test_the_end_waits_no_longer_for_the_store_than_it_may(tmp_path: Path, mood: str):
+async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path: Path, mood: str):
     objects = Moody()
     ending = replace(SMALL, segment_age_s=3600, shutdown_upload_s=1)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:

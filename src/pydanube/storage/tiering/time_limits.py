@@ -1,9 +1,9 @@
-"""An object store with limits on its answers, whoever wrote it: a call that hangs ends, its mistakes are our errors.
+"""Wraps an object store so that calls that hang time out, and unexpected exceptions become errors of ours.
 
 Invariants
-    every call but `close` ends within `seconds` and what its bytes take at SLOWEST_BYTES_PER_S
-    nothing is deleted without asking whether it may be
-    whatever a store raises that is no error of ours comes as Unavailable: it may work later
+    every call except `close` ends within `seconds`, plus the time its bytes take at SLOWEST_BYTES_PER_S
+    nothing is deleted before `check_deletion` has allowed it
+    an exception of the store that is not a DanubeError is raised as Unavailable, because a later try may succeed
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.objects import Buffer, Capabilities, ObjectInfo, ObjectStore
 
 SLOWEST_BYTES_PER_S: Final = 256 * 1024
-"""A store that is slower than this is taken for one that hangs."""
+"""A slower store is treated as one that hangs."""
 
 
 class TimeLimitedStore:
-    """One store, seen with limits. It is closed by whoever opened it."""
+    """An object store with time limits."""
 
     def __init__(
         self, store: ObjectStore, seconds: float, check_deletion: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """`check_deletion` is asked before every deletion, and raises where there must be none."""
+        """`check_deletion` is called before every deletion and raises if nothing may be deleted."""
         self._check_deletion = check_deletion
         self._store = store
         self._seconds = seconds
@@ -55,7 +55,7 @@ class TimeLimitedStore:
             return await self._store.head(key)
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Each object by itself comes within the time."""
+        """The time limit applies to each object of the listing."""
         found = aiter(self._store.list(prefix, after))
         while True:
             async with self._limited(f"listing of {prefix}"):

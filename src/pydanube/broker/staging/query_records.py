@@ -1,4 +1,4 @@
-"""The records of queries: read from the metadata, written by comparison."""
+"""The records of queries in the metadata, which are written by compare-and-set."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pydanube.model.errors import Unavailable
 from pydanube.runtime.clock import Clock
 
 LOST_COMPARISONS_MAX: Final = 20
-"""Somebody else changed the query's record so often in a row: the caller is to come back."""
+"""After this many lost comparisons in a row the caller gets Unavailable."""
 
 CACHED_MAX: Final = 10_000
 
 
 class KnownQuery(NamedTuple):
-    """A record and the revision that whoever replaces it compares; 0: there is none yet."""
+    """A record, and the revision at which it was read, for the comparison; 0: it is not stored yet."""
 
     record: QueryRecord
     revision: int
 
 
-class QueryBook:
-    """One for each broker. Others may write to the same metadata."""
+class QueryRecords:
+    """Reads and writes the records of queries. Other brokers may write to the same metadata."""
 
     def __init__(self, store: MetadataStore, registry: Registry, clock: Clock) -> None:
         self._store = store
@@ -37,12 +37,12 @@ class QueryBook:
         self._clock = clock
         self._cached: dict[str, QueryRecord] = {}
         self._names: dict[int, str] = {}
-        """Queries by their numbers, as far as somebody asked."""
+        """Names of queries by their numbers; refreshed when a number is not found."""
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
-    async def alone_with(self, query: str) -> AsyncIterator[None]:
-        """One change of a query at a time within this broker: comparisons that it would lose to itself are saved."""
+    async def locked(self, query: str) -> AsyncIterator[None]:
+        """Hold the lock of a query, so that tasks of this broker do not lose comparisons against each other."""
         lock, users = self._locks.get(query, (asyncio.Lock(), 0))
         self._locks[query] = lock, users + 1
         try:
@@ -58,34 +58,38 @@ class QueryBook:
         return KnownQuery(unpack(found.value, QueryRecord), found.mod_revision) if found is not None else None
 
     async def find_number(self, number: int) -> KnownQuery | None:
-        """The query with this number; None: there is none any more, or none yet."""
+        """Return the query with this number, or None."""
         if number not in self._names:
             self._names = {known.record.number: known.record.query async for known in self.all()}
         known = await self.find(self._names[number]) if number in self._names else None
         return known if known is not None and known.record.number == number else None
 
-    async def entered(self, query: str, run: str) -> QueryRecord:
-        """The query under this run, whose record is durable. Usually without a look at the metadata: a run that was
-        fenced a moment ago by another broker stages in vain, and hears of it at its commit."""
+    async def enter_run(self, query: str, run: str) -> QueryRecord:
+        """Make `run` the current run of the query, and return the record, which is durable.
+
+        Uses a cached record if it has this run. Then a run that another broker has just fenced may still store stages;
+        its commit will fail.
+        """
         cached = self._cached.get(query)
         if cached is not None and cached.run == run:
             return cached
-        async with self.alone_with(query):
+        async with self.locked(query):
             for _ in range(LOST_COMPARISONS_MAX):
                 known = await self.find(query) or await self.new(query, run)
-                record = core.entered(known.record, run, self._clock.now_us())
+                record = core.with_run(known.record, run, self._clock.now_us())
                 if (known.revision and record is known.record) or await self.replace(known, record):
                     self._cache(record)
                     return record
         raise lost_comparisons(query)
 
     async def new(self, query: str, run: str) -> KnownQuery:
-        """A record that is nowhere yet."""
+        """Return a new record, which is not stored yet."""
         number = await self._registry.new_query_number()
         return KnownQuery(QueryRecord(query, number, run, started_at=self._clock.now_us()), 0)
 
     async def replace(self, known: KnownQuery, record: QueryRecord, writes: Sequence[Put | Delete] = ()) -> bool:
-        """Write the new record, and `writes` with it, unless the known one is no longer what stands there."""
+        """Write the new record, and `writes` in the same transaction. Returns False if the record has changed
+        meanwhile."""
         key = query_key(record.query)
         compare = Compare.mod_revision(key, known.revision)
         result = await self._store.transact([compare], [Put(key, pack(record)), *writes])
@@ -94,8 +98,11 @@ class QueryBook:
         return result.succeeded
 
     async def remove(self, known: KnownQuery) -> bool:
-        """Unless it was changed. For whoever is alone with the query: a STAGE that came in between would read what is
-        about to go, and keep it in mind for ever."""
+        """Delete the record. Returns False if it has changed meanwhile.
+
+        The caller holds the lock of the query: otherwise a concurrent STAGE could read the record that is about to be
+        deleted, and cache it.
+        """
         assert known.record.query in self._locks
         key = query_key(known.record.query)
         self._cached.pop(known.record.query, None)

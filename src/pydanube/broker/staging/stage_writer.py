@@ -1,4 +1,4 @@
-"""Takes stages in: checks every batch as for a publish, and puts them into the object store as one object."""
+"""Stores stages: checks every batch as for a publish, and puts them into the object store as one object."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from pydanube.model.staging import check_batch_id, check_query
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.randomness import identity
 
-from .queries import QueryBook
+from .query_records import QueryRecords
 from .stage_reader import StageReader, stages_of
 
 TURN_BYTES: Final = 1 * MIB
-"""Of stored bytes, checked at a time; others have their turn in between. What is compressed has a budget besides."""
+"""Stored bytes that are checked before other tasks get a turn. Compressed batches have a budget as well."""
 
-CHANCE_DIGITS: Final = 12
+RANDOM_DIGITS: Final = 12
 
 
 class SectionRequest(NamedTuple):
-    """Batches of one partition that are to be staged, by their lengths in the body."""
+    """Batches of one partition to stage: `lengths` are the lengths of the batches in the body."""
 
     topic: TopicName
     partition: int
@@ -43,7 +43,7 @@ class SectionRequest(NamedTuple):
 
 
 class StageRequest(NamedTuple):
-    """See codec.native.requests.Stage."""
+    """A request to store a stage; see codec.native.requests.Stage."""
 
     query: str
     run: str
@@ -54,16 +54,14 @@ class StageRequest(NamedTuple):
     sections: Sequence[SectionRequest]
 
 
-class StageIntake:
-    """One for each broker."""
-
+class StageWriter:
     def __init__(
         self,
         registry: Registry,
         partitions: Partitions,
         producers: Producers,
         authorizer: Authorizer,
-        book: QueryBook,
+        records: QueryRecords,
         reader: StageReader,
         tiers: ObjectStorage,
         clock: Clock,
@@ -73,42 +71,45 @@ class StageIntake:
         self._partitions = partitions
         self._producers = producers
         self._authorizer = authorizer
-        self._book = book
+        self._records = records
         self._reader = reader
         self._tiers = tiers
         self._clock = clock
         self._decompression = decompression
 
-    async def take(self, principal: Principal, wish: StageRequest, body: memoryview) -> str:
-        """Synced once this returns its name, and seen by nobody. Cancelled: an object may be there that nobody names,
-        until it expires."""
-        check_query("query", wish.query)
-        check_query("run", wish.run)
-        check_batch_id(wish.batch_id)
-        check_attempt(wish.task, wish.attempt, wish.part)
-        topics = self._topics(principal, wish)
+    async def write(self, principal: Principal, request: StageRequest, body: memoryview) -> str:
+        """Store a stage and return its name. It is durable on return, and not visible to consumers.
+
+        Cancelled: an object may be left, until it expires.
+        """
+        check_query("query", request.query)
+        check_query("run", request.run)
+        check_batch_id(request.batch_id)
+        check_attempt(request.task, request.attempt, request.part)
+        topics = self._check_topics(principal, request)
         if (full := self._tiers.refusal()) is not None:
             raise full
-        parts = await self._checked(wish, topics, body)
+        parts = await self._check_batches(request, topics, body)
         await self._tiers.check_ours()
-        record = await self._book.entered(wish.query, wish.run)
-        name = self._name(record, wish)
+        record = await self._records.enter_run(request.query, request.run)
+        name = self._name(record, request)
         named = [(one.topic_id, str(topic)) for topic, one in topics.items()]
         pieces, index = stage.encode(self._clock.now_us(), named, parts)
-        key = f"{stages_of(record.number, wish.batch_id)}{name}"
+        key = f"{stages_of(record.number, request.batch_id)}{name}"
         await self._tiers.objects.put(key, pieces, create=True)
-        self._reader.learn(key, index)
+        self._reader.add_index(key, index)
         return str(name)
 
-    def _topics(self, principal: Principal, wish: StageRequest) -> dict[TopicName, TopicRecord]:
-        """The topics, in order of appearance, if all that is asked for may be published there."""
+    def _check_topics(self, principal: Principal, request: StageRequest) -> dict[TopicName, TopicRecord]:
+        """Return the topics of the request, in order of appearance. Raises if the principal may not publish to one of
+        them, or if a section is invalid."""
         topics: dict[TopicName, TopicRecord] = {}
         seen: set[tuple[TopicName, int]] = set()
-        if not wish.sections:
+        if not request.sections:
             raise Invalid("a stage without batches: leave it out, and commit the others")
-        for one in wish.sections:
+        for one in request.sections:
             if one.topic not in topics:
-                topics[one.topic] = self._topic(principal, one.topic)
+                topics[one.topic] = self._check_topic(principal, one.topic)
             have = topics[one.topic].config().partition_count
             if not 0 <= one.partition < have:
                 raise NotFound(f"topic {one.topic} has {have} partitions: there is no partition {one.partition}")
@@ -117,7 +118,7 @@ class StageIntake:
             seen.add((one.topic, one.partition))
         return topics
 
-    def _topic(self, principal: Principal, topic: TopicName) -> TopicRecord:
+    def _check_topic(self, principal: Principal, topic: TopicName) -> TopicRecord:
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
         record = self._registry.topic(topic)
         if not record.reliable:
@@ -126,14 +127,14 @@ class StageIntake:
             raise Refused(f"topic {topic} has a producer with exclusive access: wait until it is closed")
         return record
 
-    async def _checked(
-        self, wish: StageRequest, topics: dict[TopicName, TopicRecord], body: memoryview
-    ) -> list[stage.StageBuilder]:
+    async def _check_batches(
+        self, request: StageRequest, topics: dict[TopicName, TopicRecord], body: memoryview
+    ) -> list[stage.StagePart]:
         places = {topic: place for place, topic in enumerate(topics)}
-        parts: list[stage.StageBuilder] = []
+        parts: list[stage.StagePart] = []
         unbroken = 0
-        views = _cut(wish, body)
-        for section in wish.sections:
+        views = _split_body(request, body)
+        for section in request.sections:
             policies = self._partitions.policies_of(section.topic)
             batches: list[memoryview] = []
             messages = 0
@@ -151,19 +152,19 @@ class StageIntake:
                 if unbroken >= TURN_BYTES:
                     unbroken = 0
                     await asyncio.sleep(0)
-            parts.append(stage.StageBuilder(places[section.topic], section.partition, batches, messages))
+            parts.append(stage.StagePart(places[section.topic], section.partition, batches, messages))
         return parts
 
-    def _name(self, record: QueryRecord, wish: StageRequest) -> StageName:
+    def _name(self, record: QueryRecord, request: StageRequest) -> StageName:
         at = stage_time(record, self._clock.now_us())
-        return StageName(at, wish.task, wish.attempt, wish.part, identity()[:CHANCE_DIGITS])
+        return StageName(at, request.task, request.attempt, request.part, identity()[:RANDOM_DIGITS])
 
 
-def _cut(wish: StageRequest, body: memoryview) -> Iterator[memoryview]:
-    """The batches in the body, as the lengths say. Raises Invalid before the first unless they fit it."""
+def _split_body(request: StageRequest, body: memoryview) -> Iterator[memoryview]:
+    """Return an iterator over the batches in the body. Raises Invalid at once if the lengths do not fit the body."""
     at = 0
     places: list[tuple[int, int]] = []
-    for section in wish.sections:
+    for section in request.sections:
         if not section.lengths:
             raise Invalid(f"partition {section.partition} of {section.topic} has a section without batches")
         for length in section.lengths:

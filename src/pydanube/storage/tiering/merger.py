@@ -1,17 +1,17 @@
-"""Puts neighbouring small segments of a partition together, so that a quiet partition's history is not made of crumbs.
+"""Merges neighbouring small segments of a partition, so that the history of a quiet partition has fewer objects.
 
 ```
- catalog: a run of small segments --> read, checked --> one object (create-only) --> catalog: the new for the old, in
+ catalog: a run of small segments --> read, checked --> one object (create-only) --> catalog: new replaces old, in
                                                         one transaction comparing the owner's epoch --> old: garbage
 ```
 
-Each step can be the last one before a crash: before the transaction the new object is an orphan, after it the old ones
-are garbage, and either is collected later. Whoever reads the old ones finishes within the grace period.
+A crash may happen after any step: before the transaction the new object is an orphan, after it the old objects are
+garbage; both are collected later. Readers of the old objects finish within the grace period.
 
 Invariants
-    no offset leaves the catalog, or is in it twice, at any moment
-    batches are unchanged; what the partition knew of its producers at the end of each section stays
-    a round looks at a bounded part of the catalog and makes one object at most, whose bytes are the memory it takes
+    at every moment each offset is in the catalog exactly once
+    batches are unchanged, and so is the producer table at the end of each section
+    a round reads a bounded part of the catalog and makes at most one object, which it holds in memory
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter, split
-from pydanube.core.tiering import UploadPiece, merge_plan
+from pydanube.core.tiering import MergeCandidate, plan_merge
 from pydanube.metadata.store import Delete, Put
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, StaleEpoch
 from pydanube.model.limits import METADATA_OPERATIONS_MAX
@@ -30,45 +30,45 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
 from .catalog import CatalogSegment, entries, garbage, segment_key, user_key
-from .collecting import OBJECTS_PREFIX
+from .garbage_collector import OBJECTS_PREFIX
 from .history import SegmentReader
 from .uploader import segment_of
 
 log = get_logger(__name__)
 
 PAGE: Final = 250
-"""Segments that are looked at together."""
+"""Segments that are read from the catalog at a time."""
 
 PAGES: Final = 32
-"""Looked at in one round."""
+"""Pages that are read in one round."""
 
 UNREADABLE_S: Final = 3600.0
-"""What could not be read is let be for so long."""
+"""A partition with an unreadable object is skipped for this long."""
 
 Key = tuple[int, int]
 
 
-class Mergeable(Protocol):
-    """A partition, as far as its segments go."""
+class MergeablePartition(Protocol):
+    """A partition, as the merger uses it."""
 
     topic_id: int
     index: int
 
     @property
     def segment_bytes(self) -> int:
-        """How large its segments should be; 0: as everybody's."""
+        """The segment size of the topic; 0 means the broker's setting."""
 
     async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
         """Change the catalog, comparing the owner's epoch. Raises StaleEpoch."""
 
 
-class Merger:
-    """One for each broker. What it looked at last it remembers, and goes on behind it."""
+class SegmentMerger:
+    """Merges the segments of all partitions. Each round continues where the last one ended."""
 
     def __init__(
         self,
         history: SegmentReader,
-        partitions: Mapping[Key, Mergeable],
+        partitions: Mapping[Key, MergeablePartition],
         writer: str,
         clock: Clock,
         segment_bytes: int,
@@ -86,41 +86,43 @@ class Merger:
         self._place: tuple[Key, int] = ((0, 0), 0)
         self._unreadable: dict[Key, float] = {}
         self.making = ""
-        """The object that may be in the store and is not in the catalog yet."""
+        """Key of the object that may be in the store and is not yet in the catalog; empty if there is none."""
         self.merged = 0
-        """Objects that were made."""
+        """The number of objects that were made."""
 
     async def round(self) -> bool:
-        """Look at the next part of the catalog; whether something was merged. Raises Unavailable when the store does.
-        Cancelled: an object may be left behind that nobody lists."""
+        """Read the next part of the catalog and merge one run of segments. Returns whether something was merged.
+
+        Raises Unavailable when the store does. Cancelled: an orphan may be left in the store.
+        """
         keys = sorted(self._partitions)
         for _ in range(PAGES):
             key, offset = self._place
             key = next((one for one in keys if one >= key), (0, 0))
             partition = self._partitions.get(key)
             if partition is None:
-                self._place = ((0, 0), 0)  # from the beginning again, in the next round
+                self._place = ((0, 0), 0)  # the next round starts from the beginning
                 return False
             if key != self._place[0]:
                 offset = 0
             page = await self._catalog.after(*key, offset, PAGE)
-            run = self._run(page, partition.segment_bytes or self._segment_bytes)
+            run = self._find_run(page, partition.segment_bytes or self._segment_bytes)
             if run and self._is_readable(key):
                 self._place = (key, run[0].first_offset)
-                return await self._try(partition, run)
+                return await self._merge_run(partition, run)
             self._move_on(key, page)
         return False
 
-    def _run(self, page: list[CatalogSegment], segment_bytes: int) -> list[CatalogSegment]:
-        """Neighbours that should be one object."""
+    def _find_run(self, page: list[CatalogSegment], segment_bytes: int) -> list[CatalogSegment]:
+        """Return neighbouring segments of the page that should become one object."""
         groups = _by_object(page)
-        found = merge_plan(
-            [UploadPiece(sum(one.bytes for one in group), len(group)) for group in groups], segment_bytes
+        found = plan_merge(
+            [MergeCandidate(sum(one.bytes for one in group), len(group)) for group in groups], segment_bytes
         )
         return [one for group in groups[slice(*found)] for one in group] if found is not None else []
 
     def _move_on(self, key: Key, page: list[CatalogSegment]) -> None:
-        """Behind this page; a half of it is looked at again, since a run may lie over its end."""
+        """Continue after this page. Its second half is read again, because a run may continue on the next page."""
         topic_id, index = key
         if len(page) < PAGE:
             self._place = ((topic_id, index + 1), 0)
@@ -130,12 +132,12 @@ class Merger:
     def _is_readable(self, key: Key) -> bool:
         return self._unreadable.get(key, 0.0) <= self._clock.monotonic()
 
-    async def _try(self, partition: Mergeable, run: list[CatalogSegment]) -> bool:
+    async def _merge_run(self, partition: MergeablePartition, run: list[CatalogSegment]) -> bool:
         key = (partition.topic_id, partition.index)
         try:
             await self._merge(partition, run)
         except StaleEpoch:
-            self._place = ((key[0], key[1] + 1), 0)  # somebody else's now
+            self._place = ((key[0], key[1] + 1), 0)  # the partition has another owner now
             return False
         except (Corrupt, NotFound) as error:
             log.error("merge.unreadable", topic=key[0], partition=key[1], error=error.message)
@@ -144,7 +146,7 @@ class Merger:
             return False
         return True
 
-    async def _merge(self, partition: Mergeable, run: list[CatalogSegment]) -> None:
+    async def _merge(self, partition: MergeablePartition, run: list[CatalogSegment]) -> None:
         builder = SegmentBuilder(self._writer, self._clock.now_us())
         for group in _by_section(run):
             first = group[0]
@@ -154,7 +156,7 @@ class Merger:
             builder.end(await self._history.producers(group[-1]))
         pieces, footer = await asyncio.to_thread(builder.finish)
         size = sum(map(len, pieces))
-        key = self._key(footer)
+        key = self._object_key(footer)
         started = self._clock.monotonic()
         self.making = key
         try:
@@ -182,13 +184,15 @@ class Merger:
 
         await asyncio.to_thread(copy)
 
-    def _key(self, footer: SegmentFooter) -> str:
+    def _object_key(self, footer: SegmentFooter) -> str:
         first = footer.sections[0]
         place = f"{OBJECTS_PREFIX}{first.topic_id:016x}/{first.partition:08x}"
         origin = f"{first.ledger_id:016x}-{first.owner_epoch:08x}-{self._writer}-m{next(self._numbers):08x}"
         return f"{place}/{first.first_offset:020d}-{origin}.seg"
 
-    async def _replace(self, partition: Mergeable, old: list[CatalogSegment], new: list[CatalogSegment]) -> None:
+    async def _replace(
+        self, partition: MergeablePartition, old: list[CatalogSegment], new: list[CatalogSegment]
+    ) -> None:
         totals = {one.end_offset: one.record.total for one in old}
         writes: dict[str, Put | Delete] = {}
         for one in old:
@@ -199,27 +203,30 @@ class Merger:
             one.record.total = totals[one.end_offset]
             writes.update({write.key: write for write in entries(one)})
         now_us = self._clock.now_us()
-        replaced = {one.record.object: _is_own(one) for one in old}
+        replaced = {one.record.object: _is_unshared(one) for one in old}
         writes.update({write.key: write for write in (garbage(key, now_us) for key, own in replaced.items() if own)})
         assert len(writes) <= METADATA_OPERATIONS_MAX
         await partition.rewrite(list(writes.values()))
         try:
             for key in [key for key, own in replaced.items() if not own]:
-                await self._catalog.note_unused(key, now_us)
+                await self._catalog.mark_if_unused(key, now_us)
         except DanubeError as error:
-            log.warning("merge.garbage_unnoted", error=error.message)  # orphans, which are collected too
+            log.warning(
+                "merge.garbage_unnoted", error=error.message
+            )  # they become orphans, which are collected as well
 
 
-def _is_own(segment: CatalogSegment) -> bool:
-    """Whether its object is its partition's alone."""
+def _is_unshared(segment: CatalogSegment) -> bool:
+    """Return whether the object holds only segments of this partition."""
     return segment.record.object.startswith(f"{OBJECTS_PREFIX}{segment.topic_id:016x}/")
 
 
 def _by_object(segments: Sequence[CatalogSegment]) -> list[list[CatalogSegment]]:
-    """Neighbours that lie in one object of their partition are one piece; what is in a shared object is one each."""
+    """Group neighbours that are in one object of their partition. A segment in a shared object is a group of its
+    own."""
     groups: list[list[CatalogSegment]] = []
     for one in segments:
-        if _is_own(one) and groups and groups[-1][0].record.object == one.record.object:
+        if _is_unshared(one) and groups and groups[-1][0].record.object == one.record.object:
             groups[-1].append(one)
         else:
             groups.append([one])
@@ -227,7 +234,7 @@ def _by_object(segments: Sequence[CatalogSegment]) -> list[list[CatalogSegment]]
 
 
 def _by_section(run: Sequence[CatalogSegment]) -> list[list[CatalogSegment]]:
-    """What continues a ledger without a gap becomes one section."""
+    """Group segments that continue a ledger without a gap: each group becomes one section."""
     groups: list[list[CatalogSegment]] = []
     for one in run:
         last = groups[-1][-1] if groups else None

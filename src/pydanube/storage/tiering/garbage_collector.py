@@ -1,9 +1,10 @@
-"""Deletes objects that nobody needs: those whose segments left the catalog, and those that never came into it.
+"""Deletes unused objects: garbage, whose segments were removed from the catalog, and orphans, which never were in it.
 
-An object goes only after a grace period, so that whoever planned to read it has finished. What is in the catalog again,
-or is younger than that, stays.
+An object is deleted only after a grace period, so that readers that have found it in the catalog can finish. Objects
+that are in the catalog again, or are younger than the grace period, stay.
 
-Both ways can be gone in steps: a `Step` says where to begin and when to stop, and the answer where to go on.
+Both collections can run in steps: a `CollectionStep` says where to begin and when to stop, and `Collected` where the
+next step begins.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ OBJECTS_PREFIX: Final = "segments/"
 DELETED_AT_ONCE: Final = 100
 
 ORPHAN_US_MIN: Final = 600 * MICROSECONDS
-"""What is not in the catalog may be on its way there, by another process: younger than this it is no orphan."""
+"""A younger object is no orphan: another process may be about to add it to the catalog."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionStep:
-    """How far to go. `after` is an object's key, where the step before it ended."""
+    """Bounds of one step. `after` is the object key at which the previous step stopped."""
 
     after: str = ""
     deadline: float = inf
@@ -39,41 +40,40 @@ class CollectionStep:
 
 @dataclass(slots=True)
 class Collected:
-    """What a round did; with a dry run, what it would have done."""
+    """What a step did or, with a dry run, would have done."""
 
     looked_at: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
     waiting: int = 0
-    """Not needed, and within the grace period."""
+    """Unused objects whose grace period has not ended."""
     stopped_at: str = ""
-    """Where the next step begins; empty when nothing is left."""
+    """The key after which the next step begins; empty when nothing is left."""
 
 
-class Collector:
-    """One for each broker."""
-
+class GarbageCollector:
     def __init__(
         self,
         objects: ObjectStore,
         catalog: Catalog,
         clock: Clock,
         grace_us: int,
-        is_being_made: Callable[[str], bool] = lambda _: False,
+        is_in_progress: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`is_being_made`: whether an object is on its way into the catalog at this moment."""
-        self._is_being_made = is_being_made
+        """`is_in_progress` returns whether an object is being uploaded and may enter the catalog at any moment."""
+        self._is_in_progress = is_in_progress
         self._objects = objects
         self._catalog = catalog
         self._clock = clock
         self._grace_us = grace_us
 
     async def collect_garbage(self, step: CollectionStep | None = None) -> Collected:
-        """Objects whose last segment left the catalog. Cancelled: some are deleted, the rest are still known."""
+        """Delete objects whose last segment was removed from the catalog. Cancelled: some are deleted, the others are
+        still recorded as garbage."""
         step, result = step or CollectionStep(), Collected()
         async for key, since_us in self._catalog.garbage(step.after):
             result.looked_at += 1
-            if self._is_being_made(key):  # others of its segments may be on their way into the catalog
+            if self._is_in_progress(key):  # other segments of the object may be about to enter the catalog
                 result.waiting += 1
             elif await self._catalog.is_used(key):
                 if not step.dry_run:
@@ -93,7 +93,8 @@ class Collector:
         return result
 
     async def collect_orphans(self, step: CollectionStep | None = None) -> Collected:
-        """Objects that no segment refers to and none will: their upload was cut short. Reads the whole listing."""
+        """Delete objects of uploads that did not finish, so that no segment uses them. Lists all objects of the
+        store."""
         step, result = step or CollectionStep(), Collected()
         found: list[str] = []
         async for info in self._objects.list(OBJECTS_PREFIX, step.after):
@@ -117,9 +118,12 @@ class Collector:
         return result
 
     async def _is_needed(self, key: str) -> bool:
-        """In the making is asked first: what is not any more is in the catalog then, or never will be. What is known as
-        garbage has a grace period of its own, which began when it left the catalog."""
-        return self._is_being_made(key) or await self._catalog.is_used(key) or await self._catalog.is_garbage(key)
+        """Return whether the object must not be treated as an orphan.
+
+        Uploads in progress are checked first: one that has just ended is either in the catalog by then or never will
+        be. Garbage has its own grace period, which began when the object left the catalog.
+        """
+        return self._is_in_progress(key) or await self._catalog.is_used(key) or await self._catalog.is_garbage(key)
 
     async def _delete(self, keys: list[str], step: CollectionStep) -> None:
         if keys and not step.dry_run:

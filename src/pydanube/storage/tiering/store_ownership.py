@@ -1,18 +1,19 @@
-"""Whose store it is, and which of its brokers may write to it.
+"""Decides which cluster owns an object store, and which broker of the cluster may write to it.
 
 ```
-danube-cluster      <cluster>                           as long as nothing was restored
-                    <cluster>\\n<restore> <token>\\n      the restores of this cluster are counted; the token is of one
+danube-cluster      <cluster>                           before the first restore
+                    <cluster>\\n<restore> <token>\\n      the number of the last restore, and its random token
 ```
 
-A broker compares the object with its metadata before it writes for the first time, again every CHECK_S, and before
-whatever it deletes. A restored broker has the higher number. It takes the store over, by a put that counts only if the
-object is still the one it has seen, and the broker that was given up for lost finds out and leaves the store alone. So
-does one that was started on an old copy of its data directory: the store has manifests of a later moment.
+A broker compares this object with its metadata before its first write, again every CHECK_S, and before every deletion.
+A restored broker has a higher restore number. It takes the store over by a conditional put, which succeeds only if the
+object has not changed since it was read. The former broker, if it still runs, sees the higher number and stops writing:
+it is fenced. A broker that was started on an old copy of its data directory is fenced too, because the store has newer
+manifests.
 
 Invariants
-    a lower number never replaces a higher one, and of two with the same number the first one stays
-    nothing is deleted from a store that was somebody else's DELETE_CHECK_S before
+    a lower restore number never replaces a higher one; of two brokers with the same number the first one stays
+    nothing is deleted unless the ownership was checked within the last DELETE_CHECK_S
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ log = get_logger(__name__)
 
 OWNER_KEY: Final = "danube-cluster"
 RESTORE_KEY: Final = "/manifests/restore"
-"""In the metadata: number and token of the restore that made it. Manifests leave it out."""
+"""Metadata key: number and token of the restore that made this metadata. Manifests do not contain it."""
 
 CHECK_S: Final = 30.0
-"""For so long a broker may go on uploading after another one took over: what it puts then nobody lists."""
+"""A fenced broker may continue to upload for this long. The objects that it puts are in no catalog."""
 
 DELETE_CHECK_S: Final = 1.0
-"""What is deleted cannot be put back: somebody who deletes much looks once a second."""
+"""Deletions need a more recent check, because they cannot be undone."""
 
-LOOK_S: Final = 10.0
-"""A look is a few bytes: a store that takes longer hangs, and whoever looks at the broker should see it soon."""
+CHECK_TIMEOUT_S: Final = 10.0
+"""A check reads a few bytes. A store that takes longer hangs, and the state of the broker should soon say so."""
 
 TRIES: Final = 3
-"""Somebody else may write the object between looking and putting; then it is looked at again."""
+"""Another broker may write the object between the read and the put; then the check starts again."""
 
 
-class Owner(NamedTuple):
-    """What the object says, or should say."""
+class StoreOwner(NamedTuple):
+    """The content of the object: the cluster, and the last restore."""
 
     cluster: str
     restore: int = 0
@@ -68,60 +69,64 @@ class Owner(NamedTuple):
             raise Corrupt(f"object {OWNER_KEY} in {url} cannot be read: put back a copy of it") from None
 
 
-async def owner_of(objects: ObjectStore) -> Owner:
-    """Raises NotFound where nobody has written there yet."""
+async def read_owner(objects: ObjectStore) -> StoreOwner:
+    """Read the owner of a store. Raises NotFound when no broker has used the store yet."""
     try:
-        return Owner.decode(bytes(await objects.get(OWNER_KEY)), objects.url)
+        return StoreOwner.decode(bytes(await objects.get(OWNER_KEY)), objects.url)
     except NotFound:
         raise NotFound(f"{objects.url} holds no history: it has no object {OWNER_KEY!r}") from None
 
 
-def next_restore(owner: Owner) -> tuple[int, Put]:
-    """The number of a restore from this store, and what the restored metadata must have to say so."""
+def next_restore(owner: StoreOwner) -> tuple[int, Put]:
+    """Return the number of the next restore from this store, and the write that records it in the restored metadata."""
     number = owner.restore + 1
     return number, Put(RESTORE_KEY, f"{number} {identity()}".encode())
 
 
-class Claim:
-    """One broker's claim to its store."""
+class StoreOwnership:
+    """Checks that this broker owns its object store."""
 
     def __init__(self, objects: ObjectStore, store: MetadataStore, cluster: str, clock: Clock) -> None:
         self._objects = objects
         self._store = store
         self._cluster = cluster
         self._clock = clock
-        self._mine: Owner | None = None
+        self._mine: StoreOwner | None = None
         self._checked_at = float("-inf")
         self._is_newest = False
         self.is_held = False
-        """As far as was seen last."""
+        """The result of the last check."""
 
     async def check(self, *, within_s: float = CHECK_S) -> None:
-        """Raises Refused where the store is somebody else's, Unavailable where nobody knows. What was seen longer ago
-        than `within_s` does not count. Cancelled: it is claimed, or not."""
+        """Check that this broker owns the store; take it over if it has no owner, or after a restore.
+
+        A successful check within the last `within_s` seconds is enough. Raises Refused when the store belongs to
+        another cluster or broker, and Unavailable when the store does not answer. Cancelled: the store may or may not
+        have been taken over.
+        """
         if self.is_held and self._clock.monotonic() - self._checked_at < within_s:
             return
         self.is_held = False
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
                 for _ in range(TRIES):
-                    if await self._look():
+                    if await self._check_object():
                         self.is_held, self._checked_at = True, self._clock.monotonic()
                         return
         except TimeoutError:
-            raise Unavailable(f"{self._objects.url}: no answer within {LOOK_S:.0f} s") from None
+            raise Unavailable(f"{self._objects.url}: no answer within {CHECK_TIMEOUT_S:.0f} s") from None
         raise Unavailable(f"{self._objects.url}: somebody else writes {OWNER_KEY} at this moment")
 
-    async def _look(self) -> bool:
-        """Whether it is ours; False: look again."""
-        mine = await self._own()
+    async def _check_object(self) -> bool:
+        """Read the object, and create or replace it if this broker may. Returns False if another broker was faster."""
+        mine = await self._own_identity()
         try:
             etag = (await self._objects.head(OWNER_KEY)).etag
-            found = await owner_of(self._objects)
+            found = await read_owner(self._objects)
         except NotFound:
             return await self._create(mine)
         if found == mine:
-            await self._refuse_older()
+            await self._check_newest()
             return True
         if found.cluster != mine.cluster:
             raise Refused(
@@ -135,8 +140,11 @@ class Claim:
             )
         return await self._take_over(mine, found, etag)
 
-    async def _refuse_older(self) -> None:
-        """Once: a copy of the data directory from before would take for orphans what was uploaded since."""
+    async def _check_newest(self) -> None:
+        """Raise Refused if the store has a newer manifest than this metadata; checked once.
+
+        A broker on an old copy of its data directory would take later uploads for orphans and delete them.
+        """
         if self._is_newest:
             return
         newest = await candidates(self._objects)
@@ -147,27 +155,30 @@ class Claim:
             )
         self._is_newest = True
 
-    async def _own(self) -> Owner:
+    async def _own_identity(self) -> StoreOwner:
         if self._mine is None:
             found = await self._store.get(RESTORE_KEY)
             number, token = found.value.decode().split() if found is not None else ("0", "")
-            self._mine = Owner(self._cluster, int(number), token)
+            self._mine = StoreOwner(self._cluster, int(number), token)
         return self._mine
 
-    async def _create(self, mine: Owner) -> bool:
+    async def _create(self, mine: StoreOwner) -> bool:
         try:
             await self._objects.put(OWNER_KEY, mine.encode(), create=True)
         except AlreadyExists:
             return False
         return True
 
-    async def _take_over(self, mine: Owner, found: Owner, etag: str) -> bool:
-        """The restored broker's first look. A store that cannot compare is trusted to have one such broker."""
+    async def _take_over(self, mine: StoreOwner, found: StoreOwner, etag: str) -> bool:
+        """Write this broker into the object after a restore. Returns False if the object has changed meanwhile.
+
+        A store without conditional puts is trusted to have only one restored broker.
+        """
         try:
             if_match = etag if self._objects.capabilities.if_match else None
             await self._objects.put(OWNER_KEY, mine.encode(), if_match=if_match)
         except Refused as error:
-            if type(error) is not Refused:  # not allowed to, say: no other broker's doing
+            if type(error) is not Refused:  # a subclass, such as Denied: not caused by another broker
                 raise
             return False
         log.info("store.taken_over", store=self._objects.url, restore=mine.restore, former=found.restore)

@@ -1,14 +1,14 @@
-"""Publishes what was decided: every partition gets its share of a batch's stages, as ordinary batches, once.
+"""Publishes committed stages: every partition gets its sections of a batch as ordinary batches, exactly once.
 
-Each partition that has something to get of a query has a lane for it, in which that query's batches come in order. A
-lane goes on until its partition has everything, however often it has to try: what was decided is not taken back. Other
-queries do not wait for it. What the partition's log has already, from before a crash, is known by the producer's epoch
-and sequence, and left out.
+For each partition and query there is a queue with the decisions that are to be published there, in order, and a task
+that works through it. The task retries until the partition has everything, because a commit is never undone. Other
+queries do not wait for it. What the log of the partition already has, from before a crash, is recognised by producer
+epoch and sequence, and skipped.
 
 Invariants
-    a lane publishes one decision after the other; a query's later batches never overtake its earlier ones
-    a pending key is deleted only when everything of it has reached the topic's ack level
-    a partition remembers how far a query came for as long as it has a pending key of it
+    a queue publishes one decision after the other; later batches of a query never overtake earlier ones
+    a pending key is deleted only when all messages for its partition have reached the topic's ack level
+    the producer table of a partition keeps a query as long as there is a pending key of it
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
-from .stage_reader import StageReader, is_lost, stages_of
+from .stage_reader import StageReader, is_permanent, stages_of
 
 log = get_logger(__name__)
 
-LANES_AT_ONCE: Final = 32
-"""Sections that are read and published at the same time: each is in memory meanwhile."""
+PUBLICATIONS_AT_ONCE: Final = 32
+"""Sections that are read and published concurrently; each is held in memory."""
 
-WINDOWS_BYTES: Final = 32 * MIB
-"""On the way to the log, of all lanes together: publishers keep most of the log's queue."""
+IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
+"""Limit of bytes in flight to the log, of all queues together, so that publishers keep most of the log's queue."""
 
-HELD_BYTES: Final = 32 * MIB
-"""Waiting for the publish rates of their topics, of all lanes together, without a slot: others go on meanwhile."""
+HELD_BYTES_MAX: Final = 32 * MIB
+"""Limit of bytes that wait for publish rates without holding a slot, of all queues together."""
 
 TURN_BYTES: Final = 1 * MIB
-"""Signed at a time; others have their turn in between."""
+"""Bytes that are processed before other tasks get a turn."""
 
 RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Waits between tries; the last one again and again."""
+"""Pauses between tries; the last one is repeated."""
 
 LOST_RETRY_S: Final = 60.0
-"""Where trying again will hardly help. An object may be put back."""
+"""Pause after an error that is probably permanent: an administrator may put a lost object back."""
 
 RETRY_LOGGED_AT: Final = 3
-"""The try from which on it is said that something waits."""
+"""The try whose failure is logged."""
 
 
-Place = tuple[int, int]
-"""Which stage of a decision, and which of its sections."""
+SectionPlace = tuple[int, int]
+"""Index of a stage in the decision, and index of a section in the stage."""
 
-Lane = tuple[Key, int]
+QueueKey = tuple[Key, int]
 """A partition, and the number of a query."""
 
 
 class Decision:
-    """A batch of a query that is to be published: what of it is not in yet, and who waits for that."""
+    """A committed batch of a query: what of it is not published yet, and who waits for that."""
 
     def __init__(self, query: str, number: int, batch_id: int, stages: list[str]) -> None:
         self.query = query
@@ -76,16 +76,16 @@ class Decision:
         self.forgotten = False
         self.topics: dict[int, str] = {}
         self.waiting: set[Key] = set()
-        """Partitions that have not got all of it."""
+        """Partitions that do not have all messages yet."""
         self.keys: set[Key] = set()
-        """Partitions that have a pending key of it: those that wait, and those whose key is about to go."""
+        """Partitions with a pending key: those in `waiting`, and those whose key is about to be deleted."""
         self.obstacles: dict[Key, str] = {}
-        """Why partitions wait, where that takes long."""
+        """The last error of partitions that are retried."""
         self.applied = False
         self._woken = asyncio.Event()
         prefix = stages_of(number, batch_id)
         self.object_keys = [prefix + name for name in stages]
-        self._plan: dict[Key, list[Place]] | None = None
+        self._plan: dict[Key, list[SectionPlace]] | None = None
         self._planning = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -95,32 +95,32 @@ class Decision:
     def producer_id(self) -> int:
         return self.number | STAGED_PRODUCER
 
-    def settle(self) -> None:
-        """Every partition has it."""
+    def mark_applied(self) -> None:
+        """Record that every partition has all messages."""
         self.applied = True
         self.wake()
 
     def wake(self) -> None:
-        """Nobody waits for it from now on."""
+        """Wake all callers of `wait`."""
         self._woken.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Whether it is applied, now or within so long."""
+        """Wait up to `seconds` and return whether every partition has all messages."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
         return self.applied
 
-    async def look(self, reader: StageReader) -> None:
-        """Raises NotFound unless every stage is there."""
-        await run_together([reader.look(key) for key in self.object_keys])
+    async def check_exists(self, reader: StageReader) -> None:
+        """Raise NotFound unless every stage is in the store."""
+        await run_together([reader.check_exists(key) for key in self.object_keys])
 
-    async def plan(self, reader: StageReader) -> dict[Key, list[Place]]:
-        """Where each partition's share lies, in order. Raises whatever reading the indexes raises."""
+    async def plan(self, reader: StageReader) -> dict[Key, list[SectionPlace]]:
+        """Return the sections for each partition, in order. Raises what reading the indexes raises."""
         async with self._planning:
             if self._plan is None:
                 indexes = await run_together([reader.index(key) for key in self.object_keys])
-                plan: dict[Key, list[Place]] = {}
+                plan: dict[Key, list[SectionPlace]] = {}
                 for number, index in enumerate(indexes):
                     self.topics.update(index.topics)
                     for position, section in enumerate(index.sections):
@@ -130,8 +130,8 @@ class Decision:
             return self._plan
 
 
-class Applier:
-    """The lanes of one broker."""
+class StagePublisher:
+    """Publishes all committed stages of a broker."""
 
     def __init__(
         self,
@@ -142,48 +142,48 @@ class Applier:
         tasks: Tasks,
         done: Callable[[Decision, Key], None],
     ) -> None:
-        """`done` hears of every partition that has all of a decision, or is gone."""
+        """`done` is called for each partition that has all messages of a decision, or was deleted."""
         self._registry = registry
         self._partitions = partitions
         self._reader = reader
         self._clock = clock
         self._tasks = tasks
         self._done = done
-        self._lanes: dict[Lane, deque[Decision]] = {}
-        self._slots = asyncio.Semaphore(LANES_AT_ONCE)
+        self._queues: dict[QueueKey, deque[Decision]] = {}
+        self._slots = asyncio.Semaphore(PUBLICATIONS_AT_ONCE)
         self._held_bytes = 0
         self.dropped = 0
-        """Partitions that were deleted with their topic before they got something."""
+        """How often messages were dropped because the topic was deleted first."""
 
     def enqueue(self, decision: Decision) -> None:
-        """Every partition that waits for it gets it, after what it waits for already of that query."""
+        """Enqueue the decision for every partition in `decision.waiting`, after earlier decisions of the query."""
         for key in sorted(decision.waiting):
-            waiting = self._lanes.get((key, decision.number))
+            waiting = self._queues.get((key, decision.number))
             if waiting is not None:
                 waiting.append(decision)
                 continue
-            self._lanes[key, decision.number] = deque([decision])
+            self._queues[key, decision.number] = deque([decision])
             name = f"stages of query {decision.number} for partition {key[0]}/{key[1]}"
-            self._tasks.spawn(self._run(key, decision.number), name)
+            self._tasks.spawn(self._drain_queue(key, decision.number), name)
 
     def waits_for(self, key: Key, number: int) -> bool:
-        """Whether this partition has more of this query to get."""
-        return bool(self._lanes.get((key, number)))
+        """Return whether a decision of this query is enqueued for this partition."""
+        return bool(self._queues.get((key, number)))
 
-    async def _run(self, key: Key, number: int) -> None:
-        """Cancelled: the log has some of it, and the next start goes on behind that."""
-        waiting = self._lanes[key, number]
+    async def _drain_queue(self, key: Key, number: int) -> None:
+        """Publish the decisions in one queue. Cancelled: the log has a part, and the next start continues after it."""
+        waiting = self._queues[key, number]
         try:
             while waiting:
-                await self._persist(key, waiting[0])
+                await self._publish_until_done(key, waiting[0])
                 decision = waiting.popleft()
                 decision.obstacles.pop(key, None)
                 self._done(decision, key)
         finally:
-            del self._lanes[key, number]
+            del self._queues[key, number]
 
-    async def _persist(self, key: Key, decision: Decision) -> None:
-        """Until the partition has it, or is gone, or nobody wants it any more."""
+    async def _publish_until_done(self, key: Key, decision: Decision) -> None:
+        """Retry until the partition has all messages, or the topic was deleted, or the query was removed."""
         tries = 0
         while not decision.forgotten:
             try:
@@ -191,21 +191,21 @@ class Applier:
                 return
             except DanubeError as failure:
                 error = failure
-            except Exception as failure:  # our mistake: what was decided waits for better times, seen by everybody
-                log.error("stages.crashed", **self._about(decision, key), exc_info=failure)
+            except Exception as failure:  # a bug: the decision stays pending, with the error as its obstacle
+                log.error("stages.crashed", **self._log_fields(decision, key), exc_info=failure)
                 error = DanubeError(f"internal error: {type(failure).__name__}: {failure}")
-            if self._is_gone(decision, key):
-                self._drop(decision, key)
+            if self._is_topic_deleted(decision, key):
+                self._skip_deleted(decision, key)
                 return
             tries += 1
-            lost = is_lost(error) and not self._registry.is_leaving(key[0])
+            lost = is_permanent(error) and not self._registry.is_leaving(key[0])
             decision.obstacles[key] = error.message
             if tries == RETRY_LOGGED_AT or (lost and tries == 1):
                 say = log.error if lost else log.warning
-                say("stages.postponed", **self._about(decision, key), error=error.message)
+                say("stages.postponed", **self._log_fields(decision, key), error=error.message)
             await self._clock.sleep(LOST_RETRY_S if lost else RETRY_S[min(tries, len(RETRY_S)) - 1])
 
-    def _about(self, decision: Decision, key: Key) -> dict[str, object]:
+    def _log_fields(self, decision: Decision, key: Key) -> dict[str, object]:
         topic = decision.topics.get(key[0], key[0])
         return {"query": decision.query, "batch_id": decision.batch_id, "topic": topic, "partition": key[1]}
 
@@ -220,7 +220,7 @@ class Applier:
             if decision.forgotten:
                 return
             partition = await self._partitions.get(topic, index)
-            if self._is_gone(decision, key):
+            if self._is_topic_deleted(decision, key):
                 raise NotFound(f"topic {topic} was deleted")
             partition.remembered.keep(decision.producer_id)
             skipped = rows_to_skip(partition.remembered.reached(decision.producer_id), decision.batch_id)
@@ -228,34 +228,34 @@ class Applier:
                 return
             end = sequence + section.messages
             while end > skipped:
-                window = _PublishAhead()
+                in_flight = _InFlight()
                 async with self._slots:
                     batches = self._reader.batches(stage_key, section)
-                    skipped = await self._publish(partition, decision, await batches, sequence, skipped, window)
-                await self._let_through(window)
+                    skipped = await self._publish(partition, decision, await batches, sequence, skipped, in_flight)
+                await self._wait_held_back(in_flight)
             sequence = end
 
-    async def _let_through(self, window: _PublishAhead) -> None:
-        """Wait for what a publish rate holds back."""
-        size = window.bytes
+    async def _wait_held_back(self, in_flight: _InFlight) -> None:
+        """Wait for batches that a publish rate holds back."""
+        size = in_flight.bytes
         self._held_bytes += size
         try:
-            await window.settled()
+            await in_flight.wait_all()
         finally:
             self._held_bytes -= size
 
-    def _is_gone(self, decision: Decision, key: Key) -> bool:
-        """Whether the topic was deleted; another one may have its name. Unknown until the plan is read, and while the
-        metadata has not answered: not yet."""
+    def _is_topic_deleted(self, decision: Decision, key: Key) -> bool:
+        """Return whether the topic was deleted; another topic may have its name. False while that is unknown: before
+        the plan is read, and while a deletion is in progress."""
         topic = decision.topics.get(key[0])
         if topic is None or self._registry.is_leaving(key[0]):
             return False
         record = self._registry.find_topic(TopicName.parse(topic))
         return record is None or record.topic_id != key[0]
 
-    def _drop(self, decision: Decision, key: Key) -> None:
+    def _skip_deleted(self, decision: Decision, key: Key) -> None:
         self.dropped += 1
-        log.warning("stages.dropped", **self._about(decision, key), reason="the topic was deleted")
+        log.warning("stages.dropped", **self._log_fields(decision, key), reason="the topic was deleted")
 
     async def _publish(
         self,
@@ -264,11 +264,14 @@ class Applier:
         batches: list[memoryview],
         sequence: int,
         skipped: int,
-        window: _PublishAhead,
+        in_flight: _InFlight,
     ) -> int:
-        """A section's batches, a window at a time; returns the sequence behind them, or behind the one that its topic's
-        publish rate holds back. Of a batch that the partition has a part of (it was committed before a restore, in
-        batches of other sizes) it gets the rest. Raises the first failure, once nothing is on its way any more."""
+        """Publish the batches of a section, with a limited number in flight.
+
+        Returns the sequence after the last batch, or after the batch that a publish rate holds back. If the partition
+        has a part of a batch (it was committed before a restore, in batches of other sizes), only the rest is
+        published. Raises the first failure, after all batches in flight were answered.
+        """
         unbroken = 0
         for view in batches:
             batch = Batch.trust(view)
@@ -276,23 +279,23 @@ class Applier:
             if first < end:
                 wanted = view if first == sequence else rest_of(batch, first - sequence)
                 signed = resigned(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
-                partition.publish(Batch.trust(signed), window.expect(len(signed)))
+                partition.publish(Batch.trust(signed), in_flight.expect(len(signed)))
                 unbroken += len(signed)
-                if partition.is_held_back and self._held_bytes + window.bytes <= HELD_BYTES:
+                if partition.is_held_back and self._held_bytes + in_flight.bytes <= HELD_BYTES_MAX:
                     return end
             sequence = end
-            room = WINDOWS_BYTES // min(len(self._lanes), LANES_AT_ONCE)
-            if window.bytes >= room or window.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
-                await window.settled()
+            room = IN_FLIGHT_BYTES_MAX // min(len(self._queues), PUBLICATIONS_AT_ONCE)
+            if in_flight.bytes >= room or in_flight.batches >= PRODUCER_BATCHES_IN_FLIGHT_MAX:
+                await in_flight.wait_all()
             elif unbroken >= TURN_BYTES:
                 unbroken = 0
                 await asyncio.sleep(0)
-        await window.settled()
+        await in_flight.wait_all()
         return sequence
 
 
-class _PublishAhead:
-    """Batches on their way to the log."""
+class _InFlight:
+    """Batches that are in flight to the log."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -303,18 +306,19 @@ class _PublishAhead:
         return len(self._answers)
 
     def expect(self, size: int) -> Callable[[Published | DanubeError], None]:
-        """What is to hear of one batch."""
+        """Count a batch of `size` bytes, and return the callback for its result."""
         self.bytes += size
         answer: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
 
         def done(outcome: Published | DanubeError) -> None:
-            if not answer.done():  # whoever waited may have been cancelled
+            if not answer.done():  # the waiting task may have been cancelled
                 answer.set_result(outcome)
 
         return done
 
-    async def settled(self) -> None:
+    async def wait_all(self) -> None:
+        """Wait for all batches in flight; raise the first failure."""
         answers, self._answers, self.bytes = self._answers, [], 0
         outcomes = [await answer for answer in answers]
         for outcome in outcomes:
