@@ -19,7 +19,7 @@ from typing import Final, Self
 import msgspec
 
 from .broker import Broker, BrokerSettings
-from .broker.partitions.ownership import LEDGER_COUNTER
+from .broker.registry.ids import LEDGER_COUNTER
 from .broker.registry.registry import Registry
 from .broker.registry.tombstones import KnownLedgers
 from .broker.tiering.object_storage import TieringSettings

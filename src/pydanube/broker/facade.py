@@ -10,7 +10,7 @@ from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import FetchResult, PartitionSettings, PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
-from pydanube.broker.registry.policies import PolicyBook, broker_policies
+from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.staging.staging import Staging
@@ -40,6 +40,7 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .decompression import DecompressionBudget
+from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import check_publishable
 from .statistics import Statistics
@@ -94,7 +95,7 @@ class Broker:
         cache = TailCache(settings.tail_bytes)
         opening = PartitionRecovery(writer, cache, settings.memory_topic_bytes, settings.remembered_max, history)
         partition_settings = PartitionSettings(settings.offset_block, settings.remembered_max)
-        policies = broker_policies(settings.message_bytes_max, settings.remembered_us)
+        policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
         self._partitions = Partitions(
             registry,
             store,
@@ -111,7 +112,7 @@ class Broker:
         if self.tiers is not None:
             self.tiers.manifests.living = RunningPositions(registry, self._partitions)
         self.producers = Producers(registry, self._partitions)
-        self.policies = PolicyBook(registry, self._partitions, authorizer)
+        self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
         self.storage = StorageAdministration(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
+from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
+from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
@@ -30,7 +31,7 @@ from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogWriter
 
 from .non_reliable import NonReliablePartition
-from .ownership import LEDGER_COUNTER, Ids, Ownership
+from .ownership import Ownership
 from .partition import Partition, PartitionSettings
 from .rate_limits import dispatch_rate
 from .recovery import PartitionRecovery
@@ -39,14 +40,6 @@ log = get_logger(__name__)
 
 Key = tuple[int, int]
 """A topic's id and the partition's index."""
-
-
-class Effective(NamedTuple):
-    """What counts for a topic, as long as these are what is set on it and on its namespace."""
-
-    topic: Policies | None
-    namespace: Policies | None
-    policies: Policies
 
 
 OPENED_AT_ONCE: Final = 128
@@ -66,11 +59,11 @@ class Partitions:
         clock: Clock,
         owner: str,
         settings: PartitionSettings,
-        policies: Policies,
+        policies: EffectivePolicies,
         address: Callable[[], str],
         tiers: ObjectStorage | None = None,
     ) -> None:
-        """`policies` count where neither topic nor namespace says otherwise. `address` is where clients are sent."""
+        """`address` is where clients are sent."""
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -82,12 +75,9 @@ class Partitions:
         self._policies = policies
         self._tiers = tiers
         self._dead_letters = DeadLetterTopics(registry, self.get, address)
-        self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
+        self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
         self._open: dict[int, dict[int, Partition]] = {}
         """By topic id, then by index."""
-        self._effective: dict[int, Effective] = {}
-        self._of_namespaces: dict[str, tuple[Policies | None, Policies]] = {}
-        """What a namespace sets itself, and what counts in it."""
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
         writer.on_failed = self._log_failed
@@ -149,40 +139,12 @@ class Partitions:
         return self.open_of(self._registry.topic(name).topic_id)
 
     def policies_of(self, name: TopicName) -> Policies:
-        """What counts for a topic: nothing in it is inherited any more."""
-        topic, namespace = self._registry.topic(name), self._registry.namespace(name.namespace)
-        known = self._effective.get(topic.topic_id)
-        if known is not None and known.topic is topic.policies and known.namespace is namespace.policies:
-            return known.policies
-        policies = self.policies_of_namespace(name.namespace)
-        if topic.policies is not None:
-            policies = self._within_settings(topic.policies.over(policies))
-        self._effective[topic.topic_id] = Effective(topic.policies, namespace.policies, policies)
-        return policies
-
-    def policies_of_namespace(self, namespace: str) -> Policies:
-        own = self._registry.namespace(namespace).policies
-        known = self._of_namespaces.get(namespace)
-        if known is None or known[0] is not own:
-            known = self._of_namespaces[namespace] = (
-                own,
-                self._within_settings((own or Policies()).over(self._policies)),
-            )
-        return known[1]
-
-    def _within_settings(self, policies: Policies) -> Policies:
-        """0 stands for the broker's own settings; and what the broker does not take, no topic does."""
-        broker = self._policies
-        assert broker.message_bytes_max is not None
-        return replace(
-            policies,
-            message_bytes_max=min(policies.message_bytes_max or broker.message_bytes_max, broker.message_bytes_max),
-            deduplication_s=policies.deduplication_s or broker.deduplication_s,
-        )
+        """Return the effective policies of a topic."""
+        return self._policies.of_topic(name)
 
     def forget(self, topic_id: int) -> list[Partition]:
         """A deleted topic's partitions leave at once."""
-        self._effective.pop(topic_id, None)
+        self._policies.forget_topic(topic_id)
         return list(self._open.pop(topic_id, {}).values())
 
     def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:

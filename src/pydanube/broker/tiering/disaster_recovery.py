@@ -24,8 +24,8 @@ from typing import Final
 
 import msgspec
 
-from pydanube.broker.partitions.ownership import LEDGER_COUNTER
 from pydanube.broker.registry import records
+from pydanube.broker.registry.ids import LEDGER_COUNTER
 from pydanube.broker.registry.records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicRecord
 from pydanube.codec.manifest import ClusterManifest, ManifestPlace, Pair
 from pydanube.core.dispatch.cursor import Cursor
