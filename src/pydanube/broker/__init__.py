@@ -6,7 +6,8 @@ Flows through   a door hands over a batch; decide, stamp, log, visible, deliver,
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
-from pydanube.broker.partitions.partition import FetchResult, PublishDone, Published
+from pydanube.broker.partitions.partition import FetchResult
+from pydanube.broker.partitions.publish_queue import PublishDone, Published
 from pydanube.broker.staging.intake import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, closings

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
-from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.partitions.partition import FetchResult, PartitionSettings, PublishDone
+from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
+from pydanube.broker.partitions.partition import FetchResult
+from pydanube.broker.partitions.partition_table import PartitionTable
+from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord
@@ -82,9 +84,11 @@ class Broker:
         tiering: TieringSettings | None = None,
     ) -> None:
         """Without `objects` the log keeps everything."""
+        open_partitions = PartitionTable()
         self.tiers: ObjectStorage | None = None
         if objects is not None and tiering is not None:
-            self.tiers = ObjectStorage(objects, store, writer, clock, tasks, tiering, settings.cluster)
+            running = RunningPositions(registry, open_partitions)
+            self.tiers = ObjectStorage(objects, store, writer, clock, tasks, tiering, settings.cluster, running)
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -107,10 +111,9 @@ class Broker:
             partition_settings,
             policies,
             lambda: self.address,
+            open_partitions,
             self.tiers,
         )
-        if self.tiers is not None:
-            self.tiers.manifests.living = RunningPositions(registry, self._partitions)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
@@ -287,7 +290,7 @@ class Broker:
             )
         check_publishable(batch, producer.topic, producer.partition.policies)
         if (
-            producer.partition.stored
+            producer.partition.is_stored
             and self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max
         ):
             raise Unavailable(

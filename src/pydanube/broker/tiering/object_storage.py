@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from pydanube.broker.partitions.ownership import Ownership
+from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry.records import TOPICS, TopicRecord, unpack
 from pydanube.core.tiering import TieringPolicy
 from pydanube.metadata.store import MetadataStore, list_all
@@ -24,8 +26,8 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
 from pydanube.storage.tiering.claim import CHECK_S, DELETE_CHECK_S, Claim
 from pydanube.storage.tiering.collecting import Collector
-from pydanube.storage.tiering.history import SegmentReader
-from pydanube.storage.tiering.manifest import Manifests
+from pydanube.storage.tiering.history import PartitionHistory, SegmentReader
+from pydanube.storage.tiering.manifest import Living, Manifests
 from pydanube.storage.tiering.merging import Merger
 from pydanube.storage.tiering.patience import TimeLimitedStore
 from pydanube.storage.tiering.uploader import Sealed, Uploader, UploadSettings
@@ -96,6 +98,7 @@ class ObjectStorage:
         tasks: Tasks,
         settings: TieringSettings,
         cluster: str,
+        living: Living | None = None,
     ) -> None:
         self._next_merge = 0.0
         self._store = store
@@ -110,12 +113,23 @@ class ObjectStorage:
         self._clock = clock
         process = identity()
         self.uploader = Uploader(objects, self._sealed, process, clock, settings.uploads())
-        self.manifests = Manifests(objects, store, clock, cluster, process)
+        self.manifests = Manifests(objects, store, clock, cluster, process, living)
         self.merger = Merger(
             self.history, self.partitions, process, clock, settings.segment_bytes, settings.upload_bytes_per_s
         )
         grace_us = settings.grace_s * MICROSECONDS
         self.collector = Collector(objects, self.catalog, clock, grace_us, self._is_being_made)
+
+    def open_partition(
+        self, ownership: Ownership, past: PartitionHistory, remembered_max: int, partition: StoredPartition
+    ) -> TieredPartition:
+        """Upload what this partition stores from now on."""
+        topic_id = ownership.topic_id
+        tiered = TieredPartition(
+            topic_id, partition, ownership, past, self.catalog, self._writer, self._clock, remembered_max
+        )
+        self.partitions[topic_id, partition.index] = tiered
+        return tiered
 
     def _sealed(self) -> Iterable[Sealed]:
         return list(self.partitions.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition_table import PartitionTable
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.manifest import ManifestPlace
 from pydanube.model.ledgers import CursorEntry
@@ -11,7 +11,7 @@ from pydanube.model.ledgers import CursorEntry
 class RunningPositions:
     """For manifests; see storage.tiering.manifest.Living."""
 
-    def __init__(self, registry: Registry, partitions: Partitions) -> None:
+    def __init__(self, registry: Registry, partitions: PartitionTable) -> None:
         self._registry = registry
         self._partitions = partitions
 
@@ -30,6 +30,6 @@ class RunningPositions:
                 ],
             )
             for topic_id in self.topic_ids()
-            for partition in self._partitions.open_of(topic_id)
-            if partition.stored
+            for partition in self._partitions.of_topic(topic_id)
+            if partition.is_stored
         ]

@@ -92,7 +92,7 @@ class Manifests:
         self._clock = clock
         self._cluster = cluster
         self._writer = writer
-        self.living = living
+        self._living = living
         self._writing = asyncio.Lock()
         self._revision = -1
         self._positions = b""
@@ -125,7 +125,7 @@ class Manifests:
         return True
 
     def _places(self) -> list[ManifestPlace]:
-        return self.living.places() if self.living is not None else []
+        return self._living.places() if self._living is not None else []
 
     async def write(self) -> str:
         """Write one now; its key. Cancelled: it is there, or not."""
@@ -160,7 +160,7 @@ class Manifests:
         """Of open partitions as they are, of the others as they were."""
         assert self._former is not None
         self._former.update({(one.topic_id, one.index): one for one in open_ones})
-        topics = self.living.topic_ids() if self.living is not None else set()
+        topics = self._living.topic_ids() if self._living is not None else set()
         self._former = {key: one for key, one in self._former.items() if key[0] in topics}
         return list(self._former.values())
 
