@@ -18,8 +18,8 @@ from typing import Final, Self
 
 import msgspec
 
-from .broker import Broker, BrokerSettings
-from .broker.partitions.ownership import LEDGER_COUNTER
+from .broker import Broker, BrokerParts, BrokerSettings
+from .broker.registry.ids import LEDGER_COUNTER
 from .broker.registry.registry import Registry
 from .broker.registry.tombstones import KnownLedgers
 from .broker.tiering.object_storage import TieringSettings
@@ -132,17 +132,18 @@ class Server:
         tasks = Tasks()
         self._parts.push_async_callback(tasks.close)
         broker_settings = _broker_settings(settings, directory.identity.node, directory.identity.cluster)
-        broker = Broker(
+        parts = BrokerParts(
             store,
             registry,
             writer,
             self._components.authorizer,
             clock,
             tasks,
-            broker_settings,
+            self._advertised_address,
             objects,
             _tiering_settings(settings),
         )
+        broker = Broker(parts, broker_settings)
         self._parts.push_async_callback(broker.close)
         await broker.start()
         assert broker.tiers is not None
@@ -150,12 +151,19 @@ class Server:
         tasks.spawn(self._keep_remembering(store, directory, writer), "metadata revision remembering")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
-        host, port = await self._native.start(settings.server.host, settings.server.port)
-        self.native_address = (host, port)
-        broker.address = settings.server.advertised or f"{_bracketed(_reachable(host))}:{port}"
+        self.native_address = host, _ = await self._native.start(settings.server.host, settings.server.port)
         log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
         if not _is_loopback(host):
-            log.warning("broker.unprotected", host=host, advice="anyone who reaches this address may do anything")
+            log.warning(
+                "broker.unprotected",
+                host=host,
+                advice="anyone who reaches this address may do anything",
+            )
+
+    def _advertised_address(self) -> str:
+        """Return the host:port that clients are sent to: the one that is configured, or that of the native listener."""
+        host, port = self.native_address
+        return self._settings.server.advertised or f"{_bracketed(_reachable(host))}:{port}"
 
     async def _open_metadata(self, directory: DataDirectory) -> MetadataStore:
         store = await EmbeddedStore.open(self._settings.metadata_path, self._components.clock)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from metadata_harness import FaultyStore
 
-from pydanube.broker import Attachment, Broker, BrokerSettings, Published
+from pydanube.broker import Attachment, Broker, BrokerParts, BrokerSettings, Published
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.tiering.object_storage import TieringSettings
 from pydanube.codec.batch import encode
@@ -98,18 +98,18 @@ async def open_broker(
         writer.forget(set(writer.recovered.ledgers) - known.needed)
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
-        broker = Broker(
+        broker_parts = BrokerParts(
             store,
             registry,
             writer,
             authorizer or AllowAll(),
             clock,
             tasks,
-            replace(SETTINGS, **changes),
+            lambda: "127.0.0.1:1",
             objects,
             tiering or TIERING,
         )
-        broker.address = "127.0.0.1:1"
+        broker = Broker(broker_parts, replace(SETTINGS, **changes))
         if not crash:
             parts.push_async_callback(broker.close)
         yield broker

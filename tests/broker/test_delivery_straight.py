@@ -140,7 +140,7 @@ async def test_a_publish_that_waits_keeps_no_memory_but_its_own(tmp_path: Path):
         chunk = one_batch(producer)
         answered = asyncio.Event()
         broker.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
-        ((waiting, _),) = producer.partition._waiting  # for its ledger
+        ((waiting, _),) = producer.partition._publishes._waiting  # for its ledger
         assert waiting.view == chunk
         assert waiting.view.obj is not chunk.obj
         await answered.wait()

@@ -319,7 +319,7 @@ async def test_retention_goes_on_after_the_start_was_moved_although_the_metadata
         await door.pass_time(100)
         assert await door.start() == 0
         (partition,) = broker._partitions
-        partition.abandoned(set(partition.stream.ledger_ids), Unavailable("the log gave up a file"))
+        partition.log_failed(set(partition.stream.ledger_ids), Unavailable("the log gave up a file"))
         assert (await door.publish(producer, [b"in a new ledger"])).base_offset == 10
         await door.pass_time(1)
         assert await door.start() == 10

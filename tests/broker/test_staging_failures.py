@@ -190,10 +190,10 @@ async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
-        assert not broker._removal.in_use(TOPIC)
+        assert not broker._deletion.in_use(TOPIC)
         objects.mood = "unreadable"
         await Query(broker).commit(0, stage, wait_ms=0)
-        assert broker._removal.in_use(TOPIC)
+        assert broker._deletion.in_use(TOPIC)
         objects.mood = "fine"
 
 

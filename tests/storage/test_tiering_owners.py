@@ -8,7 +8,7 @@ from pathlib import Path
 from broker_harness import SETTINGS, TOPIC, Door
 from tiering_harness import SMALL, WAL, Moody, everything, filled, upload_all
 
-from pydanube.broker import Broker
+from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import AllowAll
 from pydanube.metadata.embedded import EmbeddedStore
@@ -32,7 +32,8 @@ async def broker_over(store: MetadataStore, objects: ObjectStore, directory: Pat
         tasks = Tasks()
         parts.push_async_callback(tasks.close)
         settings = replace(SETTINGS, node=directory.name)
-        yield Broker(store, registry, writer, AllowAll(), clock, tasks, settings, objects, SMALL)
+        made_of = BrokerParts(store, registry, writer, AllowAll(), clock, tasks, lambda: "127.0.0.1:1", objects, SMALL)
+        yield Broker(made_of, settings)
 
 
 async def segments_of(broker: Broker) -> list[tuple[int, int, int]]:

@@ -1,23 +1,31 @@
-"""OWNERSHIP. One owner per partition and subscription, and one facade that all doors call.
+"""OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
-Lives here      the facade, the registry of what exists, partitions and subscriptions at work
+Contains        the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics
+                registry/       the namespaces, topics, subscriptions and producers that exist, and their records
+                partitions/     open partitions: publish, fetch, recovery, ownership, limits
+                subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
+                lifecycle/      retention, time to live, deletion of topics
+                staging/        batches of Spark queries, staged and published all at once
+                tiering/        object storage: uploads, restore, administration
 May import      model, codec, core, runtime, metadata, storage
-Flows through   a door hands over a batch; decide, stamp, log, visible, deliver, answer
+A publish       a listener hands over a batch; decide, stamp, log, visible, answer, deliver
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 
-from pydanube.broker.partitions.partition import FetchResult, PublishDone, Published
+from pydanube.broker.partitions.partition import FetchResult
+from pydanube.broker.partitions.publish_queue import PublishDone, Published
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, closings
 from pydanube.broker.subscriptions.subscriptions import Attachment
 
-from .facade import Broker, BrokerSettings
+from .facade import Broker, BrokerParts, BrokerSettings
 from .producers import Producer
 
 __all__ = [
     "Attachment",
     "Broker",
+    "BrokerParts",
     "BrokerSettings",
     "CommitRequest",
     "Committed",

@@ -1,16 +1,22 @@
-"""The broker as every door sees it. Each call names a principal and asks the authorizer before anything happens."""
+"""The broker as every listener (native, gRPC, HTTP) sees it.
+
+Each call names a principal, and the authorizer is asked before anything else happens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
-from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.partitions.partition import FetchResult, PartitionSettings, PublishDone
+from pydanube.broker.partitions.open_partitions import Partitions, PartitionSettings
+from pydanube.broker.partitions.partition import FetchResult
+from pydanube.broker.partitions.partition_table import PartitionTable
+from pydanube.broker.partitions.publish_queue import PublishDone
 from pydanube.broker.partitions.recovery import PartitionRecovery
-from pydanube.broker.registry.policies import PolicyBook, broker_policies
+from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.staging.staging import Staging
@@ -39,6 +45,7 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .decompression import DecompressionBudget
+from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
 from .publish_checks import check_publishable
 from .statistics import Statistics
@@ -48,7 +55,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """What the facade and its partitions are told; see settings.py for where each comes from."""
+    """The settings of the broker and its partitions; see settings.py for where each comes from."""
 
     node: str
     cluster: str
@@ -64,78 +71,98 @@ class BrokerSettings:
     remembered_us: int
 
 
-class Broker:
-    """One broker. All doors call this, and only this."""
+@dataclass(frozen=True, slots=True)
+class BrokerParts:
+    """What a broker is made of. Whoever opened a part closes it, after the broker."""
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        registry: Registry,
-        writer: LogWriter,
-        authorizer: Authorizer,
-        clock: Clock,
-        tasks: Tasks,
-        settings: BrokerSettings,
-        objects: ObjectStore | None = None,
-        tiering: TieringSettings | None = None,
-    ) -> None:
-        """Without `objects` the log keeps everything."""
-        self.tiers: ObjectStorage | None = None
-        if objects is not None and tiering is not None:
-            self.tiers = ObjectStorage(
-                objects,
-                store,
-                registry,
-                lambda topic_id: self._partitions.open_of(topic_id),
-                writer,
-                clock,
-                tasks,
-                tiering,
-                settings.cluster,
-            )
+    store: MetadataStore
+    registry: Registry
+    writer: LogWriter
+    authorizer: Authorizer
+    clock: Clock
+    tasks: Tasks
+    address: Callable[[], str]
+    """Returns the host:port that clients are sent to; called only once the native listener is open."""
+    objects: ObjectStore | None = None
+    """Without an object store, or without `tiering`, the log keeps everything."""
+    tiering: TieringSettings | None = None
+
+
+class Broker:
+    """One broker. All listeners call this, and only this."""
+
+    def __init__(self, parts: BrokerParts, settings: BrokerSettings) -> None:
+        registry, writer, clock, authorizer = parts.registry, parts.writer, parts.clock, parts.authorizer
         self._registry = registry
-        self._store = store
+        self._store = parts.store
         self._writer = writer
         self._authorizer = authorizer
-        self._clock = clock
         self._settings = settings
-        history = self.tiers.history if self.tiers is not None else None
-        cache = TailCache(settings.tail_bytes)
-        opening = PartitionRecovery(writer, cache, settings.memory_topic_bytes, settings.remembered_max, history)
-        partition_settings = PartitionSettings(settings.offset_block, settings.remembered_max)
-        policies = broker_policies(settings.message_bytes_max, settings.remembered_us)
+        self._address = parts.address
+        self._started_at = clock.now_us()
+        open_partitions = PartitionTable()
+        self.tiers: ObjectStorage | None = None
+        if parts.objects is not None and parts.tiering is not None:
+            self.tiers = ObjectStorage(
+                parts.objects,
+                parts.store,
+                registry,
+                open_partitions,
+                writer,
+                clock,
+                parts.tasks,
+                parts.tiering,
+                settings.cluster,
+            )
+        policies = EffectivePolicies(registry, broker_policies(settings.message_bytes_max, settings.remembered_us))
         self._partitions = Partitions(
             registry,
-            store,
+            parts.store,
             writer,
-            opening,
-            tasks,
+            PartitionRecovery(
+                writer,
+                TailCache(settings.tail_bytes),
+                settings.memory_topic_bytes,
+                settings.remembered_max,
+                self.tiers.history if self.tiers is not None else None,
+            ),
+            parts.tasks,
             clock,
             settings.node,
-            partition_settings,
+            PartitionSettings(settings.offset_block, settings.remembered_max),
             policies,
-            lambda: self.address,
+            parts.address,
+            open_partitions,
             self.tiers,
         )
         self.producers = Producers(registry, self._partitions)
-        self.policies = PolicyBook(registry, self._partitions, authorizer)
+        self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
         self.statistics = Statistics(registry, self._partitions, authorizer, clock)
         self.storage = StorageAdministration(
-            registry, self._partitions, authorizer, store, writer, clock, tasks, self.tiers
+            registry, self._partitions, authorizer, parts.store, writer, clock, parts.tasks, self.tiers
         )
         self.decompression = DecompressionBudget()
-        """Whoever hands in a compressed batch asks this first."""
+        """Must be asked before a compressed batch is passed to `publish`."""
         self._staging: Staging | None = None
         if self.tiers is not None:
             self._staging = Staging(
-                registry, self._partitions, self.producers, authorizer, store, clock, self.tiers, self.decompression
+                registry,
+                self._partitions,
+                self.producers,
+                authorizer,
+                parts.store,
+                clock,
+                self.tiers,
+                self.decompression,
             )
-        self._removal = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
-        self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._removal, clock)
-        self._started_at = clock.now_us()
-        self.address = ""
-        """host:port that clients are sent to; known once the door is open."""
+        self._deletion = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
+        self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._deletion, clock)
+
+    @property
+    def address(self) -> str:
+        """The host:port that clients are sent to."""
+        return self._address()
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
@@ -159,20 +186,20 @@ class Broker:
         return self._staging
 
     async def start(self) -> None:
-        """Go on with what an earlier life of this broker had begun. Before the doors open."""
+        """Continue what was unfinished when the broker last stopped. Call this before the listeners open."""
         if self._staging is not None:
             await self._staging.start()
         self._partitions.log_released()
 
     def drain(self) -> None:
-        """The doors are closing: publishes that a rate holds back are to be sent again, nobody waits for them."""
+        """Refuse, retryably, the publishes that a publish rate holds back, so that closing need not wait for them."""
         if self._staging is not None:
             self._staging.drain()
         for partition in self._partitions:
             partition.drain()
 
     async def close(self) -> None:
-        """Partitions end cleanly; the log and the store are closed by whoever opened them."""
+        """Close the partitions cleanly, then upload what waits for object storage."""
         if self._staging is not None:
             await self._staging.close()
         await self._partitions.close()
@@ -203,15 +230,15 @@ class Broker:
         log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
 
     async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int) -> None:
-        """More partitions for a partitioned topic; clients see them at their next lookup."""
+        """Add partitions to a partitioned topic; clients see them at their next lookup."""
         self._authorizer.check(principal, Action.ADMINISTER, str(topic))
         await self._registry.grow_topic(topic, partitions)
         log.info("topic.grown", topic=str(topic), partitions=partitions)
 
     async def delete_topic(self, principal: Principal, topic: TopicName) -> None:
-        """Gone once this returns, with everything in it; producers and consumers are told."""
+        """Delete a topic and everything in it; its producers and consumers get an error."""
         self._authorizer.check(principal, Action.DELETE, str(topic))
-        await self._removal.remove(topic)
+        await self._deletion.remove(topic)
 
     async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER if namespace is None else f"/{namespace}")
@@ -235,7 +262,10 @@ class Broker:
         return TopicDescription(str(topic), record.topic_id, record.config(), partitions, subscriptions)
 
     async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:
-        """Who owns the partitions; opens none of them. With `create`, an unknown topic is created if that is on."""
+        """Return who owns the partitions, without opening them.
+
+        With `create`, an unknown topic is created if the setting `topics.auto_create` allows it.
+        """
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
         record = self._registry.find_topic(topic)
         if record is None and create and self._settings.auto_create:
@@ -247,7 +277,7 @@ class Broker:
         return TopicDescription(str(topic), record.topic_id, record.config(), partitions)
 
     async def _auto_create(self, principal: Principal, topic: TopicName) -> TopicRecord | None:
-        with suppress(AlreadyExists):  # two first publishers met; either of them may win
+        with suppress(AlreadyExists):  # two producers looked the topic up at the same time
             await self.create_topic(principal, topic, TopicConfig(ack_level=self._settings.ack_level))
         return self._registry.find_topic(topic)
 
@@ -264,14 +294,14 @@ class Broker:
         access: Access = "shared",
         opener: int = 0,
     ) -> Producer:
-        """See codec.native.requests.OpenProducer. A producer without an identity gets one."""
+        """Open a producer; see codec.native.requests.OpenProducer. Without `producer_id` it gets a new identity."""
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
         return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access, opener)
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
-        """Take one batch. `done` hears the outcome exactly once, now or when the ack level is reached.
+        """Take one batch. `done` is called exactly once with the outcome, now or when the ack level is reached.
 
-        A compressed batch is unpacked here: ask `decompression` before.
+        A compressed batch is decompressed here: ask `decompression` first.
         """
         try:
             self._authorizer.check(principal, Action.PRODUCE, producer.topic)
@@ -293,7 +323,7 @@ class Broker:
             )
         check_publishable(batch, producer.topic, producer.partition.policies)
         if (
-            producer.partition.stored
+            producer.partition.is_stored
             and self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max
         ):
             raise Unavailable(
@@ -301,7 +331,7 @@ class Broker:
             )
         if self.tiers is not None and (full := self.tiers.refusal()) is not None:
             raise full
-        # What was unpacked to be checked is not kept while the batch is on its way: it may be a thousand times larger.
+        # The decompressed copy, which may be a thousand times larger, is not kept while the batch is in flight.
         return batch if header.codec is Codec.NONE else Batch.trust(view)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -316,12 +346,15 @@ class Broker:
         wait_ms: int,
         topic_id: int = 0,
     ) -> FetchResult:
-        """Batches from a position on, without a subscription; of the topic with this id only (0: any)."""
+        """Return batches from `start` on, without a subscription.
+
+        With a `topic_id` other than 0, raise NotFound if another topic has the name by now.
+        """
         self._authorizer.check(principal, Action.READ, str(topic))
         owned = await self._partitions.get(topic, partition)
         self._registry.check_same(topic, topic_id)
         fetched = await owned.fetch(start, min(bytes_max, self._settings.fetch_bytes_max), wait_ms / 1000)
-        self._registry.check_same(topic, topic_id)  # what is deleted while it is read looks like a gap to pass over
+        self._registry.check_same(topic, topic_id)  # a topic deleted during the read looks like a gap
         return fetched
 
     async def find_offset(self, principal: Principal, topic: TopicName, partition: int, position: Position) -> int:

@@ -208,7 +208,7 @@ class Producers:
             if concerns(producer.producer_id, producer.producer_epoch):
                 circle.fence(producer, error)
         for partition in self._partitions.of(topic):
-            partition.expel(concerns, error)
+            partition.refuse_fenced(concerns, error)
 
     async def _check_returning(
         self, topic: TopicName, name: str, identity: ProducerRecord, access: AccessRecord

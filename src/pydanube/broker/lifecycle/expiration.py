@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from pydanube.broker.partitions.open_partitions import Partitions
-from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
@@ -41,7 +41,7 @@ class _Care:
 
     __slots__ = ("_forgot_us", "expiry", "partition", "retention")
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: StoredPartition) -> None:
         self.partition = partition
         self._forgot_us = 0
         self.expiry = TimeToLive(partition)
@@ -51,7 +51,7 @@ class _Care:
         """Expired messages count as acked, so what they held back can go in the same round."""
         self._forget_producers(now_us)
         await self.expiry.expire(now_us)
-        if self.partition.quota.on:
+        if self.partition.quota.is_set:
             self.partition.quota.evict(self.partition.stream.end_offset)
         await self.retention.apply(now_us)
         if self.partition.tier is not None:
@@ -122,6 +122,7 @@ class Expiration:
     async def _look(self, topic: TopicName, record: TopicRecord) -> None:
         """At each of its partitions, whatever is wrong with another."""
         for partition in self._partitions.open_of(record.topic_id):
+            assert isinstance(partition, StoredPartition)
             try:
                 await self._care_of(record.topic_id, partition).look(self._clock.now_us())
             except NotFound:
@@ -129,7 +130,7 @@ class Expiration:
             except DanubeError as error:
                 _postponed(topic, partition.index, error)
 
-    def _care_of(self, topic_id: int, partition: Partition) -> _Care:
+    def _care_of(self, topic_id: int, partition: StoredPartition) -> _Care:
         key = (topic_id, partition.index)
         care = self._cares.get(key)
         if care is None or care.partition is not partition:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.stream import append_time_at
@@ -22,7 +22,7 @@ SLACK: Final = 1000
 class Retention:
     """One partition's."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: StoredPartition) -> None:
         self._partition = partition
         self._oldest = (-1, 0)
         """The start offset that was looked at last, and the time of the batch there."""

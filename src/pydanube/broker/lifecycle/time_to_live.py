@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.core.dispatch.ranges import runs
@@ -39,7 +39,7 @@ class _Kept(NamedTuple):
 class TimeToLive:
     """One partition's. It remembers what it has looked at, for as long as the time to live is not changed."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: StoredPartition) -> None:
         self._partition = partition
         self._ttl_s = 0
         self._scanned_from = self._scanned_to = 0

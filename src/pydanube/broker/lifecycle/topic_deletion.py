@@ -62,11 +62,11 @@ class TopicDeletion:
         if self.in_use(topic) or not is_unused(record):
             raise Refused(f"topic {topic} is in use again")
         for partition in self._partitions.forget(record.topic_id):
-            partition.deleted()
+            partition.delete()
 
     async def _end(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
         for partition in self._partitions.forget(record.topic_id):
-            ledgers.update(partition.deleted())
+            ledgers.update(partition.delete())
         self._writer.forget(ledgers)
         await self._registry.clean_up(record.topic_id)
         if self._tiers is not None:

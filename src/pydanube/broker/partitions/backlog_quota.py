@@ -21,7 +21,16 @@ from pydanube.storage.wal import LogWriter
 class BacklogQuota:
     """What the subscriptions of one partition may leave unacked. 0: no limit."""
 
-    __slots__ = ("_action", "_bytes_max", "_messages_max", "_partition", "_sizes", "_stream", "_subscriptions", "on")
+    __slots__ = (
+        "_action",
+        "_bytes_max",
+        "_messages_max",
+        "_partition",
+        "_sizes",
+        "_stream",
+        "_subscriptions",
+        "is_set",
+    )
 
     def __init__(
         self, partition: str, stream: PartitionStream, sizes: Sizes, subscriptions: Mapping[str, LiveSubscription]
@@ -33,7 +42,7 @@ class BacklogQuota:
         self._messages_max = 0
         self._bytes_max = 0
         self._action = BacklogAction.REFUSE
-        self.on = False
+        self.is_set = False
         """Whether there is a quota at all."""
 
     def set(self, policies: Policies) -> None:
@@ -43,7 +52,7 @@ class BacklogQuota:
         self._messages_max = policies.backlog_messages_max
         self._bytes_max = policies.backlog_bytes_max
         self._action = policies.backlog_action
-        self.on = bool(self._messages_max or self._bytes_max)
+        self.is_set = bool(self._messages_max or self._bytes_max)
 
     def refusal(self, next_offset: int) -> Full | None:
         """Why the batch that would begin at `next_offset` may not come in; where the oldest give way, None."""

@@ -5,35 +5,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import replace
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
+from pydanube.broker.registry.ids import LEDGER_COUNTER, IdBlocks
+from pydanube.broker.registry.policies import EffectivePolicies
 from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pending_of, pending_of_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
 from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
 from pydanube.broker.subscriptions.place import SubscriptionContext
 from pydanube.broker.subscriptions.subscription import LiveSubscription
-from pydanube.broker.tiering.object_storage import ObjectStorage
-from pydanube.broker.tiering.tiered_partition import TieredPartition
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.store import MetadataStore, list_all
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
-from pydanube.model.topics import AckLevel, SubscriptionType
+from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.history import PartitionHistory
 from pydanube.storage.wal import LogListener, LogWriter
 
-from .non_reliable import NonReliablePartition
-from .ownership import LEDGER_COUNTER, Ids, Ownership
-from .partition import Partition, PartitionSettings
+from .non_reliable_partition import NonReliablePartition
+from .ownership import Ownership
+from .partition import Partition, PartitionParts
+from .partition_table import PartitionTable
 from .rate_limits import dispatch_rate
-from .recovery import PartitionRecovery
+from .recovery import PartitionRecovery, RecoveredPartition
+from .stored_partition import StoredPartition, Tier
 
 log = get_logger(__name__)
 
@@ -41,20 +43,31 @@ Key = tuple[int, int]
 """A topic's id and the partition's index."""
 
 
-class Effective(NamedTuple):
-    """What counts for a topic, as long as these are what is set on it and on its namespace."""
-
-    topic: Policies | None
-    namespace: Policies | None
-    policies: Policies
-
-
 OPENED_AT_ONCE: Final = 128
-"""Partitions of one topic; more would keep others waiting for the metadata store."""
+"""How many partitions of one topic are opened together; more would block the metadata store for other callers."""
+
+
+class PartitionSettings(NamedTuple):
+    offset_block: int
+    """How many offsets are reserved at a time, on topics that are not durable."""
+    remembered_max: int
+    """How many producers a partition remembers for deduplication."""
+
+
+class Tiering(Protocol):
+    """Object storage, as open partitions use it."""
+
+    def open_partition(
+        self, ownership: Ownership, past: PartitionHistory, remembered_max: int, partition: StoredPartition
+    ) -> Tier:
+        """Upload what the partition stores from now on, and return the handle of its part in object storage."""
+
+    async def trim(self) -> None:
+        """Let the log free the files whose records are uploaded."""
 
 
 class Partitions:
-    """Every open partition, by topic id and index."""
+    """Opens partitions, and keeps them open until their topic is deleted or the broker stops."""
 
     def __init__(
         self,
@@ -66,11 +79,13 @@ class Partitions:
         clock: Clock,
         owner: str,
         settings: PartitionSettings,
-        policies: Policies,
+        policies: EffectivePolicies,
         address: Callable[[], str],
-        tiers: ObjectStorage | None = None,
+        open_partitions: PartitionTable,
+        tiering: Tiering | None = None,
     ) -> None:
-        """`policies` count where neither topic nor namespace says otherwise. `address` is where clients are sent."""
+        """`owner` names this broker in the metadata. `address` returns where clients are sent. `open_partitions` is
+        filled here. Without `tiering` the log keeps everything."""
         self._registry = registry
         self._store = store
         self._writer = writer
@@ -80,14 +95,10 @@ class Partitions:
         self._owner = owner
         self._settings = settings
         self._policies = policies
-        self._tiers = tiers
+        self._tiering = tiering
         self._dead_letters = DeadLetterTopics(registry, self.get, address)
-        self._ledger_ids = Ids(store, LEDGER_COUNTER, 1000)
-        self._open: dict[int, dict[int, Partition]] = {}
-        """By topic id, then by index."""
-        self._effective: dict[int, Effective] = {}
-        self._of_namespaces: dict[str, tuple[Policies | None, Policies]] = {}
-        """What a namespace sets itself, and what counts in it."""
+        self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
+        self._open = open_partitions
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """What whoever waits for a partition will hear: None, or why it cannot be opened."""
         self._log_listener = LogListener(failed=self._log_failed, rotated=self._log_rotated, released=self.log_released)
@@ -95,7 +106,7 @@ class Partitions:
         self._tombstones = Tombstones(store, writer)
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter([partition for topic in self._open.values() for partition in topic.values()])
+        return iter(self._open)
 
     async def get(self, name: TopicName, index: int) -> Partition:
         """The partition, opened if need be. Cancelled: opening goes on for whoever else waits for it."""
@@ -104,7 +115,7 @@ class Partitions:
         if not 0 <= index < count:
             raise NotFound(f"topic {name} has {count} partitions: there is no partition {index}")
         key = (record.topic_id, index)
-        if (partition := self._open.get(record.topic_id, {}).get(index)) is not None:
+        if (partition := self._open.find(record.topic_id, index)) is not None:
             return partition
         opened = self._being_opened.get(key)
         if opened is None:
@@ -125,8 +136,9 @@ class Partitions:
         What cannot be opened is told to whoever gets it. Cancelled: some are open.
         """
         record = self._registry.topic(name)
-        known = self._open.get(record.topic_id, {})
-        closed = [index for index in range(record.config().partition_count) if index not in known]
+        closed = [
+            index for index in range(record.config().partition_count) if self._open.find(record.topic_id, index) is None
+        ]
         for start in range(0, len(closed), OPENED_AT_ONCE):
             some = closed[start : start + OPENED_AT_ONCE]
             await asyncio.gather(*(self.get(name, index) for index in some), return_exceptions=True)
@@ -141,48 +153,20 @@ class Partitions:
         raise Unavailable(f"{partition.name} was closed meanwhile: try again")
 
     def open_of(self, topic_id: int) -> list[Partition]:
-        return list(self._open.get(topic_id, {}).values())
+        return self._open.of_topic(topic_id)
 
     def of(self, name: TopicName) -> list[Partition]:
         """The open partitions of a topic."""
         return self.open_of(self._registry.topic(name).topic_id)
 
     def policies_of(self, name: TopicName) -> Policies:
-        """What counts for a topic: nothing in it is inherited any more."""
-        topic, namespace = self._registry.topic(name), self._registry.namespace(name.namespace)
-        known = self._effective.get(topic.topic_id)
-        if known is not None and known.topic is topic.policies and known.namespace is namespace.policies:
-            return known.policies
-        policies = self.policies_of_namespace(name.namespace)
-        if topic.policies is not None:
-            policies = self._within_settings(topic.policies.over(policies))
-        self._effective[topic.topic_id] = Effective(topic.policies, namespace.policies, policies)
-        return policies
-
-    def policies_of_namespace(self, namespace: str) -> Policies:
-        own = self._registry.namespace(namespace).policies
-        known = self._of_namespaces.get(namespace)
-        if known is None or known[0] is not own:
-            known = self._of_namespaces[namespace] = (
-                own,
-                self._within_settings((own or Policies()).over(self._policies)),
-            )
-        return known[1]
-
-    def _within_settings(self, policies: Policies) -> Policies:
-        """0 stands for the broker's own settings; and what the broker does not take, no topic does."""
-        broker = self._policies
-        assert broker.message_bytes_max is not None
-        return replace(
-            policies,
-            message_bytes_max=min(policies.message_bytes_max or broker.message_bytes_max, broker.message_bytes_max),
-            deduplication_s=policies.deduplication_s or broker.deduplication_s,
-        )
+        """Return the effective policies of a topic."""
+        return self._policies.of_topic(name)
 
     def forget(self, topic_id: int) -> list[Partition]:
         """A deleted topic's partitions leave at once."""
-        self._effective.pop(topic_id, None)
-        return list(self._open.pop(topic_id, {}).values())
+        self._policies.forget_topic(topic_id)
+        return self._open.remove_topic(topic_id)
 
     def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:
         """A subscription that was just created joins a partition that is open already."""
@@ -222,51 +206,44 @@ class Partitions:
             if not self._registry.is_leaving(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was taken after the others were gone
             raise NotFound(f"topic {name} was deleted")
-        kind = Partition if config.reliable else NonReliablePartition
-        partition = kind(
-            text,
-            index,
-            config.ack_level if config.reliable else AckLevel.MEMORY,
-            ownership,
-            found.decide,
-            found.stream,
-            found.former_state_ledgers,
-            self._writer,
-            self._tasks,
-            self._clock,
-            self._settings,
-            self.policies_of(name),
-        )
+        partition = self._make(text, index, config, ownership, found, self.policies_of(name))
         for subscription, its in self._registry.subscriptions(name).items():  # they may have changed meanwhile
             cursor = found.cursors.get(its.subscription_id)
             self._attach(partition, subscription, its, Cursor(its.start(index)) if cursor is None else cursor)
-        if self._tiers is not None and found.past is not None:
-            partition.tier = tier = self._tiered(record.topic_id, partition, ownership, found.past)
-            tier.release_expired()
-        self._open.setdefault(record.topic_id, {})[index] = partition
-        log.debug("partition.opened", partition=text, epoch=partition.epoch, end=found.stream.end_offset)
+        if isinstance(partition, StoredPartition) and partition.tier is not None:
+            partition.tier.release_expired()
+        self._open.add(record.topic_id, partition)
+        log.debug("partition.opened", partition=text, epoch=partition.epoch, end=partition.stream.end_offset)
+
+    def _make(
+        self,
+        name: str,
+        index: int,
+        config: TopicConfig,
+        ownership: Ownership,
+        found: RecoveredPartition,
+        policies: Policies,
+    ) -> Partition:
+        parts = PartitionParts(name, index, ownership, found.log, policies, self._tasks, self._clock)
+        if found.stream is None:
+            return NonReliablePartition(parts)
+        open_tier: Callable[[StoredPartition], Tier] | None = None
+        if self._tiering is not None and found.past is not None:
+            open_tier = partial(self._tiering.open_partition, ownership, found.past, self._settings.remembered_max)
+        return StoredPartition(
+            parts,
+            config.ack_level,
+            found.stream,
+            found.former_state_ledgers,
+            self._writer,
+            self._settings.offset_block,
+            open_tier,
+        )
 
     async def _staged_producers(self, topic_id: int, index: int) -> set[int]:
         """Queries that have something to publish here: how far they came must be remembered until it is done."""
         keys = [one.key async for one in list_all(self._store, pending_of(topic_id, index))]
         return {pending_of_key(key)[2] | STAGED_PRODUCER for key in keys}
-
-    def _tiered(
-        self, topic_id: int, partition: Partition, ownership: Ownership, past: PartitionHistory
-    ) -> TieredPartition:
-        assert self._tiers is not None
-        tiered = TieredPartition(
-            topic_id,
-            partition,
-            ownership,
-            past,
-            self._tiers.catalog,
-            self._writer,
-            self._clock,
-            self._settings.remembered_max,
-        )
-        self._tiers.partitions[topic_id, partition.index] = tiered
-        return tiered
 
     def _attach(self, partition: Partition, name: str, record: SubscriptionRecord, cursor: Cursor) -> LiveSubscription:
         subscription = LiveSubscription(
@@ -294,11 +271,11 @@ class Partitions:
     def _log_failed(self, ledger_ids: set[int]) -> None:
         error = self._writer.read_only or Unavailable("the log gave up a file: send it again")
         for partition in self:
-            partition.abandoned(ledger_ids, error)
+            partition.log_failed(ledger_ids, error)
 
     def _log_rotated(self, _generation: int, ledger_ids: set[int]) -> None:
         for partition in self:
-            partition.rotated(ledger_ids)
+            partition.log_rotated(ledger_ids)
         self.trim()
 
     def log_released(self) -> None:
@@ -318,8 +295,8 @@ class Partitions:
 
     async def _trim(self) -> None:
         """Cancelled: it happens all the same, or at the next rotation."""
-        if self._tiers is not None:
-            await self._tiers.trim()
+        if self._tiering is not None:
+            await self._tiering.trim()
             return
         try:
             released = await self._writer.trim()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from pydanube.broker.registry.ids import IdBlocks
 from pydanube.broker.registry.records import (
     LedgerRecord,
     PartitionRecord,
@@ -25,48 +26,9 @@ from pydanube.broker.registry.records import (
     unpack,
 )
 from pydanube.broker.registry.tombstones import drop_writes
-from pydanube.metadata.counters import last_id, take_ids
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import StaleEpoch
 from pydanube.model.ledgers import CursorEntry
-
-LEDGER_COUNTER: Final = "ledger"
-
-
-class Ids:
-    """Numbers of one kind, taken from the store in blocks; the rest of a block is never used after a restart."""
-
-    def __init__(self, store: MetadataStore, name: str, block: int) -> None:
-        self._store = store
-        self._name = name
-        self._block = block
-        self._left: list[int] = []
-        self._last = 0
-        self._fetching = asyncio.Lock()  # a thousand takers at once need one block, not a thousand comparisons
-        self._takers = 0
-        """Those that wait for a block."""
-
-    async def take(self) -> int:
-        """Cancelled: a block may be lost, which is no harm."""
-        self._takers += 1
-        try:
-            while not self._left:
-                async with self._fetching:
-                    if not self._left:
-                        count = max(self._block, self._takers)
-                        self._left = list(reversed(await take_ids(self._store, self._name, count)))
-        finally:
-            self._takers -= 1
-        self._last = self._left.pop()
-        return self._last
-
-    async def load(self) -> None:
-        """Learn what was given out before this start."""
-        self._last = await last_id(self._store, self._name)
-
-    def were_given(self, number: int) -> bool:
-        """Whether somebody was given this number, now or before; numbers rise."""
-        return 0 < number <= self._last
 
 
 class OpenedLedger(NamedTuple):
@@ -78,7 +40,7 @@ class OpenedLedger(NamedTuple):
 class Ownership:
     """This broker's hold on one partition."""
 
-    def __init__(self, store: MetadataStore, ledger_ids: Ids, topic_id: int, index: int, owner: str) -> None:
+    def __init__(self, store: MetadataStore, ledger_ids: IdBlocks, topic_id: int, index: int, owner: str) -> None:
         self._store = store
         self._ledger_ids = ledger_ids
         self.topic_id = topic_id

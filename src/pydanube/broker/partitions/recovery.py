@@ -25,7 +25,7 @@ from pydanube.model.ledgers import CursorEntry, ProducerEntry
 from pydanube.model.topics import AckLevel, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.cache import TailCache
-from pydanube.storage.stream import LoggedStream, MemoryStream, NoStream
+from pydanube.storage.stream import LoggedStream, MemoryStream
 from pydanube.storage.tiering.history import PartitionHistory, SegmentReader
 from pydanube.storage.wal import LedgerSummary, LogWriter
 
@@ -37,8 +37,9 @@ log = get_logger(__name__)
 class RecoveredPartition(NamedTuple):
     """A partition as its former owner left it."""
 
-    decide: PartitionLog
-    stream: LoggedStream | MemoryStream | NoStream
+    log: PartitionLog
+    stream: LoggedStream | MemoryStream | None
+    """None for a non-reliable topic, which stores nothing."""
     cursors: dict[int, Cursor]
     former_state_ledgers: list[int]
     past: PartitionHistory | None = None
@@ -73,17 +74,17 @@ class PartitionRecovery:
         """`starts` says where each subscription began, `kept` which producers must be remembered. Raises Corrupt when a
         ledger of the partition is damaged."""
         if not config.reliable:
-            decide = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
-            return RecoveredPartition(decide, NoStream(), {one: Cursor(0) for one in starts}, [])
+            empty = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
+            return RecoveredPartition(empty, None, {one: Cursor(0) for one in starts}, [])
         ack_level = config.ack_level
         ledgers = await ownership.ledgers()
         if ack_level is AckLevel.MEMORY:
-            decide = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
+            empty = PartitionLog(ownership.reserved_end, ProducerTable(self._remembered_max))
             if ownership.reserved_end:
                 log.info("partition.memory_gone", partition=name, next_offset=ownership.reserved_end)
             in_memory = MemoryStream(self._memory_topic_bytes, ownership.reserved_end)
             cursors = {one: Cursor(max(start, ownership.reserved_end)) for one, start in starts.items()}
-            return RecoveredPartition(decide, in_memory, cursors, [])
+            return RecoveredPartition(empty, in_memory, cursors, [])
         past = await self._past(ownership, config.ack_level)
         self._refuse_damaged(ledgers, ownership.uploaded_end)
         data = [ledger_id for ledger_id, one in ledgers if one.kind == "data"]

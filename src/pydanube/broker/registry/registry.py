@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from pydanube.broker.partitions.ownership import Ids
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
 from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
@@ -31,6 +30,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import segments_of
 
 from . import records
+from .ids import IdBlocks
 from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
 from .tombstones import KnownLedgers, drop_writes
 
@@ -49,9 +49,9 @@ class Registry:
         self._changing = SharedLock()  # administration happens one change at a time
         self._subscribing: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """By topic, while subscriptions are created there. Those of different topics share the commits of the store."""
-        self._topic_ids = Ids(store, "topic", 1)
-        self._subscription_ids = Ids(store, "subscription", 1)
-        self._producer_ids = Ids(store, "producer", 1000)
+        self._topic_ids = IdBlocks(store, "topic", 1)
+        self._subscription_ids = IdBlocks(store, "subscription", 1)
+        self._producer_ids = IdBlocks(store, "producer", 1000)
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
@@ -343,7 +343,7 @@ class Registry:
 
         Raises Refused for an identity that nobody was given, or not to this name.
         """
-        if not self._producer_ids.were_given(identity.producer_id) or not 0 <= identity.epoch < 2**32:
+        if not self._producer_ids.was_given(identity.producer_id) or not 0 <= identity.epoch < 2**32:
             raise Refused(
                 f"producer {identity.producer_id} epoch {identity.epoch} was never given out: open without one"
             )

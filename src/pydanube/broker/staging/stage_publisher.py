@@ -20,7 +20,8 @@ from contextlib import suppress
 from typing import Final
 
 from pydanube.broker.partitions.open_partitions import Key, Partitions
-from pydanube.broker.partitions.partition import Partition, Published
+from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.publish_queue import Published
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.batch import Batch, resigned, rest_of
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip

@@ -20,7 +20,8 @@ from pydanube.model.names import TopicName
 from pydanube.model.topics import TopicConfig
 
 if TYPE_CHECKING:
-    from pydanube.broker.partitions.partition import Partition, Published
+    from pydanube.broker.partitions.partition import Partition
+    from pydanube.broker.partitions.publish_queue import Published
     from pydanube.broker.registry.registry import Registry
 
     from .place import SubscriptionContext

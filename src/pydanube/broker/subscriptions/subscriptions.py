@@ -11,11 +11,10 @@ from types import MappingProxyType
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import settle
-from pydanube.broker.registry.policies import check_consumer
 from pydanube.broker.registry.records import SubscriptionRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.core.access import Action, Authorizer, Principal
-from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, Full, Invalid, NotFound, Refused, Unavailable
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.pending import Pending
@@ -68,7 +67,7 @@ class Subscriptions:
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         owned = await self._partitions.get(topic, partition)
         topic_id = self._registry.topic(topic).topic_id
-        check_consumer(self._partitions, topic, wish.subscription, wish.consumer)
+        _check_consumers_max(self._partitions, topic, wish.subscription, wish.consumer)
         record = self._registry.subscriptions(topic).get(wish.subscription)
         kind = wish.type
         if kind is None:
@@ -82,7 +81,9 @@ class Subscriptions:
         if wish.type not in (None, live.type):
             raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
         wish.check(live.type)
-        check_consumer(self._partitions, topic, wish.subscription, wish.consumer)  # another may have come meanwhile
+        _check_consumers_max(
+            self._partitions, topic, wish.subscription, wish.consumer
+        )  # another may have come meanwhile
         return live.attach(wish.consumer, sink, created, wish.priority, wish.key_filters)
 
     async def create(
@@ -324,6 +325,25 @@ def _check_positions(topic: TopicName, partitions: Sequence[Partition], position
 def _past_end(offset: int, topic: TopicName, partition: Partition) -> str:
     end = partition.stream.end_offset
     return f"offset {offset} is past the end of partition {partition.index} of {topic}, which ends at {end}"
+
+
+def _check_consumers_max(partitions: Partitions, topic: TopicName, subscription: str, consumer: str) -> None:
+    """Raise Full if the topic has as many consumers as its policies allow. A consumer attached to several partitions
+    counts once, and may attach again under its name."""
+    limit = partitions.policies_of(topic).consumers_max
+    if not limit:
+        return
+    live = {
+        (name, one)
+        for partition in partitions.of(topic)
+        for name, attached in partition.subscriptions.items()
+        for one in attached.consumer_names
+    }
+    if len(live) >= limit and (subscription, consumer) not in live:
+        raise Full(
+            f"topic {topic} has {len(live)} consumers, and its policy consumers_max is {limit}: close one, or raise it "
+            f"with `danube topics policies {topic} --set consumers_max=N`"
+        )
 
 
 class _Wait:

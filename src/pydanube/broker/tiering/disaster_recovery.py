@@ -27,8 +27,8 @@ from typing import Final
 
 import msgspec
 
-from pydanube.broker.partitions.ownership import LEDGER_COUNTER
 from pydanube.broker.registry import records
+from pydanube.broker.registry.ids import LEDGER_COUNTER
 from pydanube.broker.registry.records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicRecord
 from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
 from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer

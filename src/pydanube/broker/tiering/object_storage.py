@@ -7,12 +7,14 @@ never wait for either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.ownership import Ownership
+from pydanube.broker.partitions.partition_table import PartitionTable
+from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.broker.registry.records import DELETED, TOPICS, TopicRecord, deleted_of_key, unpack
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.manifest import PartitionPositions
@@ -27,7 +29,7 @@ from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.tiering.catalog import Catalog
 from pydanube.storage.tiering.garbage_collector import GarbageCollector
-from pydanube.storage.tiering.history import SegmentReader
+from pydanube.storage.tiering.history import PartitionHistory, SegmentReader
 from pydanube.storage.tiering.manifest import ManifestWriter
 from pydanube.storage.tiering.merger import SegmentMerger
 from pydanube.storage.tiering.store_ownership import CHECK_S, DELETE_CHECK_S, StoreOwnership
@@ -94,7 +96,7 @@ class OpenPositions:
     Implements `storage.tiering.manifest.PositionSource`.
     """
 
-    def __init__(self, registry: Registry, open_partitions: Callable[[int], Sequence[Partition]]) -> None:
+    def __init__(self, registry: Registry, open_partitions: PartitionTable) -> None:
         self._registry = registry
         self._open_partitions = open_partitions
 
@@ -113,8 +115,8 @@ class OpenPositions:
                 ],
             )
             for topic_id in self.topic_ids()
-            for partition in self._open_partitions(topic_id)
-            if partition.stored
+            for partition in self._open_partitions.of_topic(topic_id)
+            if partition.is_stored
         ]
 
 
@@ -126,15 +128,13 @@ class ObjectStorage:
         objects: ObjectStore,
         store: MetadataStore,
         registry: Registry,
-        open_partitions: Callable[[int], Sequence[Partition]],
+        open_partitions: PartitionTable,
         writer: LogWriter,
         clock: Clock,
         tasks: Tasks,
         settings: TieringSettings,
         cluster: str,
     ) -> None:
-        """`open_partitions` returns the open partitions of the topic with the given id; it is first called after the
-        broker has been constructed."""
         self._next_merge = 0.0
         self._store = store
         self._registry = registry
@@ -156,6 +156,17 @@ class ObjectStorage:
         )
         grace_us = settings.grace_s * MICROSECONDS
         self.collector = GarbageCollector(objects, self.catalog, clock, grace_us, self._is_in_progress)
+
+    def open_partition(
+        self, ownership: Ownership, past: PartitionHistory, remembered_max: int, partition: StoredPartition
+    ) -> TieredPartition:
+        """Upload what this partition stores from now on."""
+        topic_id = ownership.topic_id
+        tiered = TieredPartition(
+            topic_id, partition, ownership, past, self.catalog, self._writer, self._clock, remembered_max
+        )
+        self.partitions[topic_id, partition.index] = tiered
+        return tiered
 
     def _upload_sources(self) -> Iterable[UploadSource]:
         return list(self.partitions.values())

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Final
 
 from pydanube.broker.partitions.ownership import Ownership
-from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.state_ledger import Done
+from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.codec.batch import read_header
 from pydanube.core.producers import ProducerTable
 from pydanube.core.tiering import WaitingUpload
@@ -50,7 +50,7 @@ class TieredPartition:
     def __init__(
         self,
         topic_id: int,
-        partition: Partition,
+        partition: StoredPartition,
         ownership: Ownership,
         history: PartitionHistory,
         catalog: Catalog,

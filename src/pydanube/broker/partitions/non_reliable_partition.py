@@ -1,0 +1,109 @@
+"""A partition of a non-reliable topic: what is published goes to the consumers attached now, and nowhere else.
+
+Nothing of it touches the disk: no ledger, no record, no metadata except the owner's epoch. A publish takes the steps
+decide -> stamp -> deliver -> answer in one call. Nothing is stored, so offsets count from 0 at each start, under a
+higher epoch, and producers are remembered for as long as the broker runs.
+
+Invariants
+    a publish is answered before the call returns, unless the publish rate holds it back
+    a publish never waits for a consumer: what a consumer has no room for is lost to it, and counted by its subscription
+    messages published while no consumer was attached are counted (`traffic.unheard`)
+"""
+
+from __future__ import annotations
+
+from pydanube.codec.batch import Batch
+from pydanube.core.appends import Stored
+from pydanube.core.sizes import Sizes
+from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
+from pydanube.model.positions import Position
+from pydanube.model.topics import PartitionDescription
+from pydanube.storage.stream import NoStream
+
+from .partition import FetchResult, Partition, PartitionParts
+from .publish_queue import PublishDone, Published
+from .state_ledger import NoState
+
+
+class NonReliablePartition(Partition):
+    """One partition of a non-reliable topic, owned by this broker."""
+
+    is_stored = False
+    is_logged = False
+
+    def __init__(self, parts: PartitionParts) -> None:
+        super().__init__(parts)
+        self.stream = NoStream()
+        self.sizes = Sizes(0)
+        self.state = NoState()
+        self.set_policies(parts.policies)
+
+    def can_append(self, batch: Batch) -> bool:
+        return True
+
+    def check_writable(self) -> None:
+        """A log that cannot be written does not matter here."""
+
+    async def prepare(self, batch: Batch) -> None:
+        raise AssertionError("there is nothing to prepare")
+
+    def append(self, batch: Batch, done: PublishDone) -> None:
+        header, log = batch.header, self._log
+        try:
+            seen = log.seen(header)
+        except DanubeError as error:
+            done(error)
+            return
+        if seen is not None:
+            assert isinstance(seen, Stored), "nothing is ever in flight"
+            done(Published(seen.base_offset, self.epoch, True))
+            return
+        append = log.append(header, self._clock.now_us())
+        batch.stamp(append.base_offset, append.append_time, self.epoch)
+        log.confirm(append)
+        self.traffic.mark(append.append_time, header.count, header.batch_bytes)
+        if self._publishes.rate is not None:
+            self._publishes.rate.take(header.count, header.batch_bytes, self._clock.monotonic())
+        self._broadcast(batch)
+        done(Published(append.base_offset, self.epoch, False))
+
+    def _broadcast(self, batch: Batch) -> None:
+        heard = False
+        for subscription in self.subscriptions.values():
+            if subscription.consumers:
+                heard = True
+                subscription.broadcast(batch.view)
+        if not heard:
+            self.traffic.unheard += batch.count
+
+    async def resolve(self, position: Position) -> int:
+        raise Refused(
+            f"{self.name} is not reliable: it stores nothing that could be read, found or gone back to; subscribe to "
+            f"it, or create a reliable topic"
+        )
+
+    async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> FetchResult:
+        await self.resolve(position)
+        raise AssertionError("no position can be resolved here")
+
+    async def subscription_start(self, position: Position) -> int:
+        if position.kind not in ("earliest", "latest"):
+            await self.resolve(position)
+        return 0
+
+    def describe(self, owner: str) -> PartitionDescription:
+        end = self._log.next_offset
+        return PartitionDescription(self.index, owner, self.epoch, end, end, 0, 0)
+
+    def log_failed(self, ledger_ids: set[int], error: DanubeError) -> None:
+        """Nothing of this partition is in the log."""
+
+    def log_rotated(self, ledger_ids: set[int]) -> None:
+        self.forget_idle_producers()
+
+    async def close(self) -> None:
+        self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
+
+    def delete(self) -> list[int]:
+        self._end(NotFound(f"{self.name} was deleted with its topic"))
+        return []

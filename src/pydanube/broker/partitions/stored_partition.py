@@ -1,0 +1,393 @@
+"""A partition whose messages are kept, in the log or (a `memory` topic) in memory.
+
+A publish takes the steps decide (core.log) -> stamp -> write-ahead log -> visible -> answer -> deliver. A memory topic
+has no log, and answers last. If a ledger or a reservation of offsets is missing, publishes wait in order until it is
+there; so do publishes beyond the rate that the topic's policies allow (publish_queue).
+
+Invariants
+    publishes reach the log in the order in which they came
+    an answer is given exactly once for every publish
+    readers and subscriptions see a batch only after it reached the topic's ack level
+    the visible end of the log and the end of the stream are the same offset, and the sizes reach up to it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
+
+from crc32c import crc32c
+
+from pydanube.codec.batch import Batch
+from pydanube.codec.state import FORMAT, LedgerStart, StateSnapshot, encode
+from pydanube.codec.wal import RecordKind
+from pydanube.core.appends import Append, Stored
+from pydanube.model.errors import DanubeError, Invalid, NotFound, Unavailable
+from pydanube.model.gaps import Gaps
+from pydanube.model.ledgers import CursorEntry
+from pydanube.model.policies import Policies
+from pydanube.model.positions import Position
+from pydanube.model.topics import AckLevel, PartitionDescription
+from pydanube.storage.stream import LoggedStream, MemoryStream
+from pydanube.storage.wal import DurabilityLevel, LogWriter
+
+from .backlog_quota import BacklogQuota, stored_sizes
+from .partition import FetchResult, Partition, PartitionParts
+from .publish_queue import PublishDone, Published
+from .state_ledger import NoState, StateLedger, settle
+
+LEVELS: Final = {AckLevel.DURABLE: DurabilityLevel.SYNC, AckLevel.WRITTEN: DurabilityLevel.WRITE}
+
+REPLAY_BATCHES_MAX: Final = 20_000
+"""When the log rotates and more batches than this came since the last snapshot, a new one is written. That bounds how
+many batches a start replays."""
+
+
+class Tier(Protocol):
+    """The part of one partition that is, or will be, in object storage."""
+
+    async def forget_below(self, offset: int) -> None:
+        """Drop what lies below `offset`, where the partition begins now."""
+
+    async def tidy(self) -> None:
+        """Drop what an earlier `forget_below` could not."""
+
+    def release_expired(self) -> None:
+        """Let the log free what retention dropped before it was uploaded."""
+
+
+class StoredPartition(Partition):
+    """One partition of a reliable topic, owned by this broker."""
+
+    is_stored = True
+
+    stream: LoggedStream | MemoryStream
+
+    def __init__(
+        self,
+        parts: PartitionParts,
+        ack_level: AckLevel,
+        stream: LoggedStream | MemoryStream,
+        former_state_ledgers: list[int],
+        writer: LogWriter,
+        offset_block: int,
+        open_tier: Callable[[StoredPartition], Tier] | None = None,
+    ) -> None:
+        """`offset_block`: how many offsets are reserved at a time, where offsets are reserved. `open_tier`: makes the
+        partition's part in object storage; None while nothing of it goes there."""
+        super().__init__(parts)
+        assert parts.log.visible_end == stream.end_offset
+        self.ack_level = ack_level
+        self.stream = stream
+        self.is_logged = isinstance(stream, LoggedStream)
+        self.sizes = stored_sizes(stream, writer)
+        self.quota = BacklogQuota(parts.name, stream, self.sizes, self.subscriptions)
+        if ack_level is AckLevel.MEMORY:
+            self.state = NoState()
+        else:
+            self.state = StateLedger(writer, parts.ownership, parts.tasks, self._snapshot, former_state_ledgers)
+        self._writer = writer
+        self._offset_block = offset_block
+        self._ledger_id: int | None = None
+        self._next_entry = 0
+        self._trimming_to = 0
+        """While a trim is under way, the start that it moves to: no subscription is sent below it."""
+        self._is_delivery_scheduled = False
+        self._arrivals = _Arrivals()
+        self._batches_since_snapshot = 0
+        self.set_policies(parts.policies)
+        self.tier = open_tier(self) if open_tier is not None else None
+
+    def set_policies(self, policies: Policies) -> None:
+        super().set_policies(policies)
+        self.quota.set(policies)
+
+    # -- publishing ----------------------------------------------------------------------------------------------------
+
+    def can_append(self, batch: Batch) -> bool:
+        if self.ack_level is AckLevel.DURABLE:
+            return self._ledger_id is not None
+        if self._log.next_offset + batch.span > self._ownership.reserved_end:
+            return False
+        return self._ledger_id is not None or self.ack_level is AckLevel.MEMORY
+
+    def append(self, batch: Batch, done: PublishDone) -> None:
+        header = batch.header
+        try:
+            if isinstance(self.stream, MemoryStream):
+                self.stream.make_room(header.batch_bytes, self.settled_below)
+            seen = self._log.seen(header)
+        except DanubeError as error:
+            done(error)
+            return
+        if seen is not None:
+            self._answer_again(seen, done)
+            return
+        if self.quota.is_set and (full := self.quota.refusal(self._log.next_offset)) is not None:
+            done(full)
+            return
+        append = self._log.append(header, self._clock.now_us())
+        batch.stamp(append.base_offset, append.append_time, self._ownership.epoch)
+        if self._publishes.rate is not None:
+            self._publishes.rate.take(header.count, header.batch_bytes, self._clock.monotonic())
+        append.waiters.append(done)
+        append.tag = batch.view
+        if self._ledger_id is None:
+            self._append_done(append, None)
+            return
+        entry = self._next_entry
+        self._next_entry = entry + 1
+        self._batches_since_snapshot += 1
+        self._writer.append(
+            RecordKind.DATA,
+            self._ledger_id,
+            entry,
+            self._ownership.epoch,
+            batch.view,
+            header.body_crc,
+            LEVELS[self.ack_level],
+            partial(self._append_done, append),
+        )
+
+    def _answer_again(self, seen: Append | Stored, done: PublishDone) -> None:
+        """Answer a batch that was published before: now if it is stored, else together with the earlier try."""
+        if isinstance(seen, Stored):
+            done(Published(seen.base_offset, self.epoch, True))
+        else:
+            seen.waiters.append(done)
+
+    def _append_done(self, append: Append, error: DanubeError | None) -> None:
+        """The log has written one batch, or failed to."""
+        if error is not None:
+            if append.tag is not None:  # not rolled back yet with the others of its ledger
+                self._roll_back(error)
+            return
+        self._make_visible(append)
+        if not self.is_logged:  # nothing is written: consumers get the batch before the producer gets its answer
+            try:
+                self._deliver()
+            finally:
+                self._answer(append)
+            return
+        self._answer(append)
+        if self._log.in_flight:
+            self._schedule_delivery()  # more of the same group commit follows: deliver it together
+        else:
+            self._deliver()
+
+    def _make_visible(self, append: Append) -> None:
+        """Move the ends of the log, the stream and the sizes past one batch. Nothing else moves any of them."""
+        base, end, view = append.base_offset, append.end_offset, append.tag
+        self._log.confirm(append)
+        self.stream.add(base, end, view)
+        self.sizes.add(base, end, len(view))
+        self.traffic.mark(self._clock.now_us(), end - base, len(view))
+
+    def _answer(self, append: Append) -> None:
+        answer = Published(append.base_offset, self._ownership.epoch, False)
+        for done in append.waiters:
+            done(answer)
+
+    def _roll_back(self, error: DanubeError) -> None:
+        """Fail every append in flight with `error`. None of them was visible, so a retry goes to a new ledger."""
+        self._ledger_id = None
+        for append in self._log.roll_back():
+            append.tag = None
+            for done in append.waiters:
+                done(error)
+
+    def log_failed(self, ledger_ids: set[int], error: DanubeError) -> None:
+        if self._ledger_id in ledger_ids:
+            self._roll_back(error)
+        self.state.abandoned(ledger_ids)
+
+    # -- getting ready to append ---------------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        if self._writer.read_only is not None:
+            raise self._writer.read_only
+
+    async def prepare(self, batch: Batch) -> None:
+        """Reserve offsets for the batch and open a data ledger, whichever is missing."""
+        log, ownership, span = self._log, self._ownership, batch.span
+        if self.ack_level is not AckLevel.DURABLE and log.next_offset + span > ownership.reserved_end:
+            await ownership.reserve(log.next_offset + max(span, self._offset_block))
+        if self.ack_level is AckLevel.MEMORY or self._ledger_id is not None:
+            return
+        ledger_id, revision = await ownership.open_ledger("data")
+        self._writer.note_revision(revision)
+        if self.closed is not None:
+            raise self.closed
+        store_id = self._writer.metadata.store_id if self._writer.metadata is not None else ""
+        assert isinstance(self.stream, LoggedStream) and not log.in_flight
+        producers = log.producers.entries(self._remembered_since())
+        body = encode(LedgerStart(FORMAT, log.visible_end, producers, store_id, revision if store_id else 0))
+        self.stream.open_ledger(log.visible_end, ledger_id)
+        self._ledger_id, self._next_entry = ledger_id, 1
+        self._batches_since_snapshot = 0
+        level = LEVELS[self.ack_level]
+        self._writer.append(
+            RecordKind.LEDGER_START,
+            ledger_id,
+            0,
+            self.epoch,
+            body,
+            crc32c(body),
+            level,
+            partial(self._ledger_started, ledger_id),
+        )
+
+    def _ledger_started(self, ledger_id: int, error: DanubeError | None) -> None:
+        if error is not None and self._ledger_id == ledger_id:
+            self._roll_back(error)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def resolve(self, position: Position) -> int:
+        start, end = self.stream.start_offset, self.stream.end_offset
+        match position.kind:
+            case "earliest":
+                return start
+            case "latest":
+                return end
+            case "time":
+                return await self.stream.find_time(position.value)
+            case _:
+                if position.value > end:
+                    raise Invalid(f"offset {position.value} is past the end of {self.name}, which is {end}")
+                return max(position.value, start)
+
+    async def subscription_start(self, position: Position) -> int:
+        return max(await self.resolve(position), self._trimming_to)
+
+    async def fetch(self, position: Position, bytes_max: int, wait_s: float) -> FetchResult:
+        offset = await self.resolve(position)
+        self.traffic.last_us = self._clock.now_us()
+        if offset >= self.stream.end_offset and wait_s > 0:
+            if self.closed is not None:
+                raise self.closed
+            await self._arrivals.wait(wait_s)
+        end = self.stream.end_offset
+        batches = await self.stream.read(offset, bytes_max) if offset < end else []
+        # Where no batch is stored before the end, there is a reported gap: the next read begins after it.
+        next_offset = Batch.trust(batches[-1]).end_offset if batches else end
+        return FetchResult(batches, next_offset, self.stream.start_offset, self.stream.end_offset, self.epoch)
+
+    def _schedule_delivery(self) -> None:
+        if not self._is_delivery_scheduled:
+            self._is_delivery_scheduled = True
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        """Hand what is visible to the subscriptions, and wake the fetches that wait at the end."""
+        self._is_delivery_scheduled = False
+        for subscription in list(self.subscriptions.values()):
+            subscription.pump()
+        self._arrivals.wake()
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> StateSnapshot:
+        cursors = [
+            CursorEntry(one.subscription_id, one.core.cursor.position, one.core.cursor.acked)
+            for one in self.subscriptions.values()
+        ]
+        generations = [
+            (one.subscription_id, one.cursor.generation) for one in self.subscriptions.values() if one.cursor.generation
+        ]
+        entries = self._log.producers.entries(self._remembered_since())
+        self._batches_since_snapshot = 0
+        return StateSnapshot(FORMAT, self._log.visible_end, entries, cursors, generations)
+
+    def log_rotated(self, ledger_ids: set[int]) -> None:
+        """Write the state again where its last records are in the closed file, so that it does not pin that file."""
+        self.forget_idle_producers()
+        if self.state.ledger_id in ledger_ids or self._batches_since_snapshot > REPLAY_BATCHES_MAX:
+            self.state.snapshot()
+
+    async def trim(self, offset: int) -> None:
+        """Drop what lies below `offset`, durably. The start never moves back. Cancelled: it has moved, or not."""
+        # A gap before the first message is kept: a subscription that stands at its beginning has lost nothing.
+        offset = self.stream.gaps.rewind(min(offset, self.stream.end_offset))
+        if offset <= self.stream.start_offset:
+            return
+        self._trimming_to = offset
+        try:
+            if self.ack_level is not AckLevel.MEMORY:
+                await self._ownership.move_start(offset)
+        finally:
+            self._trimming_to = 0
+        self.stream.trim(offset)
+        self.sizes.trim(offset)
+        if self.tier is not None:
+            await self.tier.forget_below(offset)
+
+    def settled_below(self) -> int:
+        """Return the end of what every subscription has acked; the end of the stream when there is no subscription."""
+        positions = [one.core.cursor.position for one in self.subscriptions.values()]
+        return min(positions, default=self.stream.end_offset)
+
+    def describe(self, owner: str) -> PartitionDescription:
+        ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
+        summaries = [self._writer.ledger(ledger_id) for ledger_id in ledger_ids]
+        stored = sum(summary.bytes for summary in summaries if summary is not None)
+        start, end, gaps = self.stream.start_offset, self.stream.end_offset, self.stream.gaps
+        return PartitionDescription(
+            index=self.index,
+            owner=owner,
+            epoch=self.epoch,
+            start_offset=start,
+            end_offset=end,
+            ledgers=len(ledger_ids),
+            stored_bytes=stored or getattr(self.stream, "bytes", 0),
+            missing_offsets=gaps.missing(start, end),
+            gaps=Gaps(gaps.within(start, end)) if gaps else gaps,
+        )
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        self._end(Unavailable(f"{self.name} is closing: look its owner up again"))
+        self._deliver()
+        if self.state.pending:
+            synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.state.barrier(partial(settle, synced))
+            await synced
+        if self.ack_level is not AckLevel.DURABLE and self._ownership.reserved_end > self._log.next_offset:
+            await self._ownership.reserve(self._log.next_offset)
+
+    def delete(self) -> list[int]:
+        self._end(NotFound(f"{self.name} was deleted with its topic"))
+        self._deliver()
+        self.state.delete()
+        self.stream.clear()
+        ledger_ids = self.stream.ledger_ids if isinstance(self.stream, LoggedStream) else []
+        return ledger_ids if self.state.ledger_id is None else [*ledger_ids, self.state.ledger_id]
+
+
+class _Arrivals:
+    """The fetches that wait at the end of one partition for the next batch."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self, wait_s: float) -> None:
+        """Return when something was published, or `wait_s` have passed. Cancelled: nothing is held."""
+        arrived = asyncio.get_running_loop().create_future()
+        self._waiting.append(arrived)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await arrived
+        finally:
+            if arrived in self._waiting:
+                self._waiting.remove(arrived)
+
+    def wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for arrived in waiting:
+            if not arrived.done():
+                arrived.set_result(None)

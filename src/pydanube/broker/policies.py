@@ -1,0 +1,85 @@
+"""Sets and reports the policies of namespaces and topics. A change applies at once to the partitions that are open.
+
+See registry.policies for how policies are inherited. Limits on producers and consumers count only those that are live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.registry.policies import EffectivePolicies
+from pydanube.broker.registry.registry import Registry
+from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.model.errors import Refused
+from pydanube.model.names import TopicName
+from pydanube.model.policies import STORED, Policies
+from pydanube.runtime.telemetry import get_logger
+
+log = get_logger(__name__)
+
+
+class PolicyReport(NamedTuple):
+    """The policies that a namespace or topic sets itself, and the effective ones, with everything inherited."""
+
+    own: Policies
+    effective: Policies
+
+
+class PolicyAdministration:
+    """Sets and reports policies. `target` is a topic's name, or a namespace as plain text.
+
+    Every call names a principal, and the authorizer is asked first.
+    """
+
+    def __init__(
+        self, registry: Registry, partitions: Partitions, effective: EffectivePolicies, authorizer: Authorizer
+    ) -> None:
+        self._registry = registry
+        self._partitions = partitions
+        self._effective = effective
+        self._authorizer = authorizer
+
+    async def set(
+        self, principal: Principal, target: TopicName | str, changes: Mapping[str, int | None]
+    ) -> PolicyReport:
+        """Change some policies of `target`; they are durable and in force on return.
+
+        A value of None removes the policy from `target`, which inherits it again. Raises Invalid for a name that is not
+        a policy or a value out of range.
+        """
+        if isinstance(target, TopicName):
+            self._authorizer.check(principal, Action.ADMINISTER, str(target))
+            self._check_reliable(target, changes)
+            await self._registry.set_topic_policies(target, changes)
+            self._apply(target)
+        else:
+            self._authorizer.check(principal, Action.ADMINISTER, f"/{target}")
+            await self._registry.set_namespace_policies(target, changes)
+            for topic in self._registry.topics(target):
+                self._apply(topic)
+        log.info("policies.changed", target=str(target), **changes)
+        return self._report(target)
+
+    def _check_reliable(self, topic: TopicName, changes: Mapping[str, int | None]) -> None:
+        unsupported = [name for name in STORED if changes.get(name) is not None]
+        if unsupported and not self._registry.topic(topic).reliable:
+            raise Refused(
+                f"topic {topic} is not reliable: it stores nothing, so {', '.join(unsupported)} cannot be set on it"
+            )
+
+    async def get(self, principal: Principal, target: TopicName | str) -> PolicyReport:
+        resource = str(target) if isinstance(target, TopicName) else f"/{target}"
+        self._authorizer.check(principal, Action.DESCRIBE, resource)
+        return self._report(target)
+
+    def _report(self, target: TopicName | str) -> PolicyReport:
+        if isinstance(target, TopicName):
+            return PolicyReport(self._registry.topic(target).own_policies(), self._effective.of_topic(target))
+        return PolicyReport(self._registry.namespace(target).own_policies(), self._effective.of_namespace(target))
+
+    def _apply(self, topic: TopicName) -> None:
+        effective = self._effective.of_topic(topic)
+        for partition in self._partitions.open_of(self._registry.topic(topic).topic_id):
+            partition.set_policies(effective)
