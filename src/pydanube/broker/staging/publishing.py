@@ -22,7 +22,7 @@ from typing import Final
 from pydanube.broker.partitions.open_partitions import Key, Partitions
 from pydanube.broker.partitions.partition import Partition, Published
 from pydanube.broker.registry.registry import Registry
-from pydanube.codec.batch import Batch, resigned, rest_of
+from pydanube.codec.batch import Batch, encode_rows_from, with_producer
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
@@ -274,8 +274,8 @@ class Applier:
             batch = Batch.trust(view)
             first, end = max(sequence, skipped), sequence + batch.count
             if first < end:
-                wanted = view if first == sequence else rest_of(batch, first - sequence)
-                signed = resigned(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
+                wanted = view if first == sequence else encode_rows_from(batch, first - sequence)
+                signed = with_producer(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
                 partition.publish(Batch.trust(signed), window.expect(len(signed)))
                 unbroken += len(signed)
                 if partition.is_held_back and self._held_bytes + window.bytes <= HELD_BYTES:

@@ -12,14 +12,13 @@ go back. What it makes is checked by the rules of the reader, so that nothing is
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
-from pydanube.codec.batch.header import MAGIC
+from pydanube.codec.batch.header import MAGIC, fields_struct
 from pydanube.codec.batch.layout import HEADER_BYTES as BATCH_HEADER_BYTES
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.model.limits import ALIGNMENT
@@ -37,14 +36,14 @@ from .layout import (
     padding,
 )
 
-_FIELDS: Final = struct.Struct("<4s2xH4xIII28xIQqq24xqqI4x")
-"""Of a stamped batch: magic, flags, count, span, stored length, schema version, schema id, publish times, base offset,
-append time, owner epoch."""
-
+# fmt: off
+_FIELDS: Final = fields_struct(
+    "magic", "flags", "count", "span", "stored_length", "schema_version", "schema_id", "publish_time_min",
+    "publish_time_max", "base_offset", "append_time",
+)
+# fmt: on
 _FOOTER_ROOM: Final = 64
 """What of the footer is not sections; the writer's name comes on top."""
-
-assert _FIELDS.size == BATCH_HEADER_BYTES
 
 
 class SegmentBuilder:
@@ -134,7 +133,7 @@ class _OpenSection:
         """Count the batch in; how long it is."""
         # fmt: off
         (magic, flags, count, span, stored_length, schema_version, schema_id, earliest, latest, base_offset,
-         append_time, _) = _FIELDS.unpack_from(batch)
+         append_time) = _FIELDS.unpack_from(batch)
         # fmt: on
         length = len(batch)
         assert magic == MAGIC and not flags and length == BATCH_HEADER_BYTES + stored_length

@@ -23,7 +23,7 @@ from itertools import count
 from typing import Final
 
 from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, closings
-from pydanube.codec.batch.peek import unpacked_bytes
+from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
