@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
-from broker_harness import Door
+from broker_harness import Door, open_broker
 
 from pydanube.broker import Published
 from pydanube.codec.batch import encode
@@ -32,8 +35,8 @@ class HeldSearch:
         return found
 
 
-class Hourglass(Door):
-    """A door to a broker on a clock that stands still."""
+class TimedClient(Door):
+    """A client of a broker on a clock that only the test moves."""
 
     def __init__(self, broker, clock: ManualClock, **more) -> None:
         super().__init__(broker, **more)
@@ -103,3 +106,10 @@ class Hourglass(Door):
 
         self.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
         return answer
+
+
+@asynccontextmanager
+async def open_client(directory: Path, *, clock: ManualClock, **options: Any) -> AsyncIterator[TimedClient]:
+    """Open a broker on `clock`, with the `options` of `open_broker`, and yield a client of it."""
+    async with open_broker(directory, clock=clock, **options) as broker:
+        yield TimedClient(broker, clock)

@@ -19,7 +19,7 @@ async def served(tmp_path, clock, **settings):
     chosen = {"server.data_dir": str(tmp_path), "server.port": 0, **settings}
     server = await Server.start(Settings.load(overrides=chosen), Components(clock, OsDisk(), AllowAll()))
     try:
-        yield server._native._house.broker
+        yield server._native._resources.broker
     finally:
         await server.close()
 

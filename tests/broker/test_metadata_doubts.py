@@ -6,7 +6,7 @@ import asyncio
 import msgspec
 import pytest
 from broker_harness import TOPIC, Door, open_broker
-from lifetimes_harness import Hourglass
+from lifetimes_harness import open_client
 from metadata_harness import FaultyStore, deletes, puts
 from tiering_harness import PER_BATCH, SMALL, WAL, everything, filled, keys, upload_all
 
@@ -18,7 +18,6 @@ from pydanube.model.errors import AlreadyExists, NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
-from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 
 TIERED = {"wal": WAL, "tiering": SMALL, "tail_bytes": 1}
@@ -27,11 +26,6 @@ TIERED = {"wal": WAL, "tiering": SMALL, "tail_bytes": 1}
 @pytest.fixture
 def metadata() -> FaultyStore:
     return FaultyStore()
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 async def exists(broker) -> bool:
@@ -309,36 +303,34 @@ async def test_a_partition_goes_on_after_offsets_were_reserved_although_the_meta
 
 
 async def test_retention_goes_on_after_the_start_was_moved_although_the_metadata_failed(tmp_path, metadata, clock):
-    async with open_broker(tmp_path, metadata=metadata, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(retention_s=60)
-        producer = await door.producer()
-        await door.fill(producer, 1)
+    async with open_client(tmp_path, metadata=metadata, clock=clock) as client:
+        await client.create()
+        await client.policies(retention_s=60)
+        producer = await client.producer()
+        await client.fill(producer, 1)
         metadata.lose_answer(puts("/partitions/"))
-        await door.pass_time(100)
-        assert await door.start() == 0
-        (partition,) = broker._partitions
+        await client.pass_time(100)
+        assert await client.start() == 0
+        (partition,) = client.broker._partitions
         partition.log_failed(set(partition.stream.ledger_ids), Unavailable("the log gave up a file"))
-        assert (await door.publish(producer, [b"in a new ledger"])).base_offset == 10
-        await door.pass_time(1)
-        assert await door.start() == 10
+        assert (await client.publish(producer, [b"in a new ledger"])).base_offset == 10
+        await client.pass_time(1)
+        assert await client.start() == 10
 
 
 async def test_a_partition_that_another_took_meanwhile_is_not_taken_back_by_a_look(tmp_path, metadata, clock):
-    async with open_broker(tmp_path, metadata=metadata, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(retention_s=60)
-        await door.fill(await door.producer(), 1)
+    async with open_client(tmp_path, metadata=metadata, clock=clock) as client:
+        await client.create()
+        await client.policies(retention_s=60)
+        await client.fill(await client.producer(), 1)
         metadata.lose_answer(puts("/partitions/"))
-        await door.pass_time(100)
-        key = records.partition_key(broker._registry.topic(TOPIC).topic_id, 0)
+        await client.pass_time(100)
+        key = records.partition_key(client.broker._registry.topic(TOPIC).topic_id, 0)
         record = records.unpack((await metadata.get(key)).value, records.PartitionRecord)
         taken = records.pack(msgspec.structs.replace(record, epoch=record.epoch + 1, owner="another"))
         await metadata.transact([], [Put(key, taken)])
-        await door.pass_time(1)
-        assert await door.start() == 0
+        await client.pass_time(1)
+        assert await client.start() == 0
         assert (await metadata.get(key)).value == taken
 
 
@@ -430,16 +422,15 @@ async def test_a_subscription_that_could_not_be_deleted_stands_where_it_stood(tm
 
 
 async def test_a_start_that_could_not_be_moved_hides_nothing(tmp_path, clock, metadata):
-    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(retention_s=60)
-        await door.fill(await door.producer(), 10, every_s=10)
+    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
+        await client.create()
+        await client.policies(retention_s=60)
+        await client.fill(await client.producer(), 10, every_s=10)
         metadata.refuse(puts("/partitions/"))
-        await broker.lifetimes.round()
-        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) == 0
-        await broker.lifetimes.round()
-        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) > 0
+        await client.broker.lifetimes.round()
+        assert await client.broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) == 0
+        await client.broker.lifetimes.round()
+        assert await client.broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) > 0
 
 
 async def test_partitions_that_cannot_be_opened_leave_others_their_turn(tmp_path, clock, metadata):

@@ -27,7 +27,7 @@ async def served(directory, clock=None):
     components = Components(clock or SystemClock(), OsDisk(), AllowAll())
     server = await Server.start(Settings.load(overrides=chosen), components)
     try:
-        yield server._native._house.broker
+        yield server._native._resources.broker
     finally:
         await server.close()
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC, Door, open_broker
-from lifetimes_harness import Hourglass
+from lifetimes_harness import open_client
 from metadata_harness import FaultyStore, puts
 
 from pydanube.core.access import ANONYMOUS
@@ -20,21 +20,20 @@ async def position(door: Door, name: str = "billing") -> int:
 @pytest.mark.parametrize("where", [EARLIEST, Position("offset", 20), Position("time", 1)], ids=str)
 async def test_a_seek_to_what_retention_is_giving_up_goes_behind_it(tmp_path, where):
     clock, metadata = ManualClock(), FaultyStore()
-    async with open_broker(tmp_path, clock=clock, metadata=metadata, tail_bytes=1) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(retention_s=60)
-        await door.subscription()
-        await door.fill(await door.producer(), 10, every_s=10)  # at 0, 10, ... 90 s; now it is 100 s
-        await door.settle((0, 100))
+    async with open_client(tmp_path, clock=clock, metadata=metadata, tail_bytes=1) as client:
+        await client.create()
+        await client.policies(retention_s=60)
+        await client.subscription()
+        await client.fill(await client.producer(), 10, every_s=10)  # at 0, 10, ... 90 s; now it is 100 s
+        await client.settle((0, 100))
         moving = metadata.hold(puts("/partitions/"))
-        round_ = asyncio.create_task(broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker.lifetimes.round())
         await moving.asked.wait()
-        assert await door.seek(where) == [(0, 40)]
+        assert await client.seek(where) == [(0, 40)]
         moving.go_on()
         await round_
-        assert await door.start() == 40
-        consumer = await door.subscribe()
+        assert await client.start() == 40
+        consumer = await client.subscribe()
         assert [offset for offset, _ in await consumer.wait_for(60)] == list(range(40, 100))
 
 

@@ -10,15 +10,9 @@ from tiering_harness import Moody
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Refused
 from pydanube.model.topics import TopicConfig
-from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.objects.memory import MemoryStore
 
 DAY_S = 86_400
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC
-from lifetimes_harness import Hourglass
+from lifetimes_harness import TimedClient
 from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
 from tiering_harness import Moody
@@ -240,14 +240,14 @@ async def unused(tmp_path, metadata):
     clock = ManualClock()
     objects = MemoryStore(clock=clock)
     async with staging_broker(tmp_path, objects, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
+        door = TimedClient(broker, clock)
         await door.create(partitions=WRITES_AT_ONCE + 1)
         await door.policies(inactive_topic_s=3600)
         clock.advance(3600)
         yield door
 
 
-async def is_kept(door: Hourglass) -> bool:
+async def is_kept(door: TimedClient) -> bool:
     await door.broker.lifetimes.round()
     return str(TOPIC) in await door.broker.list_topics(ANONYMOUS)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, Door, open_broker
-from lifetimes_harness import Hourglass
+from lifetimes_harness import open_client
 from metadata_harness import FaultyStore, deletes
 from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
 
@@ -190,17 +190,16 @@ async def test_objects_past_retention_go_although_the_metadata_failed_when_they_
 ):
     clock, metadata = ManualClock(), FaultyStore()
     settings = {"wal": WAL, "tiering": SMALL, "clock": clock, "objects": MemoryStore(clock=clock)}
-    async with open_broker(tmp_path, metadata=metadata, crash=restarts, **settings) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(retention_s=60)
-        await filled(door, 5)
-        await upload_all(broker)
+    async with open_client(tmp_path, metadata=metadata, crash=restarts, **settings) as client:
+        await client.create()
+        await client.policies(retention_s=60)
+        await filled(client, 5)
+        await upload_all(client.broker)
         metadata.refuse(deletes("/segments/"))
-        await door.pass_time(100)
-        assert await door.start() == 500
+        await client.pass_time(100)
+        assert await client.start() == 500
         if not restarts:
-            await assert_nothing_is_left(broker, clock, settings["objects"])
+            await assert_nothing_is_left(client.broker, clock, settings["objects"])
     if restarts:
         async with open_broker(tmp_path, **settings) as broker:
             await assert_nothing_is_left(broker, clock, settings["objects"])

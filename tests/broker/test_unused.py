@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from broker_harness import TOPIC, open_broker
-from lifetimes_harness import HeldSearch, Hourglass
+from lifetimes_harness import HeldSearch, open_client
 from metadata_harness import FaultyStore, deletes, puts
 
 from pydanube.broker.registry.records import LEDGERS, topic_key
@@ -17,11 +17,6 @@ from pydanube.runtime.clock import ManualClock
 
 HOUR = 3600
 OTHER = TopicName.parse("/default/other")
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -41,160 +36,144 @@ async def subscriptions(broker) -> list[str]:
 
 
 async def test_a_topic_that_nobody_uses_is_deleted(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        await door.pass_time(HOUR - 1)
-        assert await exists(broker)
-        await door.pass_time(1)
-        assert not await exists(broker)
+    async with open_client(tmp_path, clock=clock) as client:
+        await client.create()
+        await client.policies(inactive_topic_s=HOUR)
+        await client.pass_time(HOUR - 1)
+        assert await exists(client.broker)
+        await client.pass_time(1)
+        assert not await exists(client.broker)
         with pytest.raises(NotFound):
-            await door.producer()
+            await client.producer()
     async with open_broker(tmp_path, clock=clock) as broker:
         assert not await exists(broker)
 
 
-async def test_without_the_policy_a_topic_stays_for_ever(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.pass_time(10**9)
-        assert await exists(broker)
+async def test_without_the_policy_a_topic_stays_for_ever(client):
+    await client.create()
+    await client.pass_time(10**9)
+    assert await exists(client.broker)
 
 
-async def test_publishing_and_reading_keep_a_topic_alive(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        producer = await door.producer()
-        await door.fill(producer, 1)
-        producer.close()
-        await door.pass_time(HOUR - 1)
-        await door.fetch()
-        await door.pass_time(HOUR - 1)
-        assert await exists(broker)
-        await door.pass_time(1)
-        assert not await exists(broker)
+async def test_publishing_and_reading_keep_a_topic_alive(client):
+    await client.create()
+    await client.policies(inactive_topic_s=HOUR)
+    producer = await client.producer()
+    await client.fill(producer, 1)
+    producer.close()
+    await client.pass_time(HOUR - 1)
+    await client.fetch()
+    await client.pass_time(HOUR - 1)
+    assert await exists(client.broker)
+    await client.pass_time(1)
+    assert not await exists(client.broker)
 
 
-async def test_a_live_producer_keeps_a_topic_alive_and_the_time_counts_from_its_end(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        producer = await door.producer()
-        await door.pass_time(10 * HOUR)
-        producer.close()
-        await door.pass_time(HOUR - 1)
-        assert await exists(broker)
-        await door.pass_time(1)
-        assert not await exists(broker)
+async def test_a_live_producer_keeps_a_topic_alive_and_the_time_counts_from_its_end(client):
+    await client.create()
+    await client.policies(inactive_topic_s=HOUR)
+    producer = await client.producer()
+    await client.pass_time(10 * HOUR)
+    producer.close()
+    await client.pass_time(HOUR - 1)
+    assert await exists(client.broker)
+    await client.pass_time(1)
+    assert not await exists(client.broker)
 
 
-async def test_a_subscription_keeps_a_topic_alive(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        await door.subscription()
-        await door.pass_time(10 * HOUR)
-        assert await exists(broker)
+async def test_a_subscription_keeps_a_topic_alive(client):
+    await client.create()
+    await client.policies(inactive_topic_s=HOUR)
+    await client.subscription()
+    await client.pass_time(10 * HOUR)
+    assert await exists(client.broker)
 
 
 async def test_a_restart_begins_the_count_again(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
+    async with open_client(tmp_path, clock=clock) as client:
+        await client.create()
+        await client.policies(inactive_topic_s=HOUR)
     clock.advance(10 * HOUR)
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.pass_time(HOUR - 1)
-        assert await exists(broker)
-        await door.pass_time(1)
-        assert not await exists(broker)
+    async with open_client(tmp_path, clock=clock) as client:
+        await client.pass_time(HOUR - 1)
+        assert await exists(client.broker)
+        await client.pass_time(1)
+        assert not await exists(client.broker)
 
 
-async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothing_acked_is_lost(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        first = await door.producer()
-        await door.fill(first, 1)
-        first.close()
-        clock.advance(HOUR)
-        opening = asyncio.create_task(door.producer())
-        deleting = asyncio.create_task(broker.lifetimes.round())
-        late = await opening
-        await deleting
-        published = door.publish(late, [b"late"])
-        if await exists(broker):
-            assert (await published).base_offset == 10
-        else:
-            with pytest.raises((NotFound, Unavailable)):
-                await published
+async def test_whoever_comes_while_a_topic_is_being_deleted_is_refused_and_nothing_acked_is_lost(client, clock):
+    await client.create()
+    await client.policies(inactive_topic_s=HOUR)
+    first = await client.producer()
+    await client.fill(first, 1)
+    first.close()
+    clock.advance(HOUR)
+    opening = asyncio.create_task(client.producer())
+    deleting = asyncio.create_task(client.broker.lifetimes.round())
+    late = await opening
+    await deleting
+    published = client.publish(late, [b"late"])
+    if await exists(client.broker):
+        assert (await published).base_offset == 10
+    else:
+        with pytest.raises((NotFound, Unavailable)):
+            await published
 
 
 async def test_a_topic_that_was_published_to_while_it_was_about_to_be_deleted_stays(tmp_path, clock, metadata):
-    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        await door.fetch()
+    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
+        await client.create()
+        await client.policies(inactive_topic_s=HOUR)
+        await client.fetch()
         clock.advance(HOUR)
         found_unused = metadata.hold_read(LEDGERS)
-        round_ = asyncio.create_task(broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker.lifetimes.round())
         await found_unused.asked.wait()
-        producer = await door.producer()
-        await door.publish(producer, [b"acked"])
+        producer = await client.producer()
+        await client.publish(producer, [b"acked"])
         producer.close()
         found_unused.go_on()
         await round_
-        assert await exists(broker)
-        assert await door.read_all() == [(0, b"acked")]
+        assert await exists(client.broker)
+        assert await client.read_all() == [(0, b"acked")]
 
 
 async def test_a_topic_whose_deletion_fails_is_found_again_with_all_that_is_in_it(tmp_path, clock, metadata):
-    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        producer = await door.producer()
-        await door.fill(producer, 2)
+    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
+        await client.create()
+        await client.policies(inactive_topic_s=HOUR)
+        producer = await client.producer()
+        await client.fill(producer, 2)
         producer.close()
         metadata.refuse(deletes(topic_key(TOPIC)))
-        await door.pass_time(HOUR)
-        assert await exists(broker)
-        assert len(await door.read_all()) == 20
-        assert (await door.publish(await door.producer(), [b"on"])).base_offset == 20
+        await client.pass_time(HOUR)
+        assert await exists(client.broker)
+        assert len(await client.read_all()) == 20
+        assert (await client.publish(await client.producer(), [b"on"])).base_offset == 20
 
 
 async def test_a_consumer_is_not_left_with_a_partition_that_was_closed_for_a_deletion_that_failed(
     tmp_path, clock, metadata
 ):
-    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
-        await door.fetch()
+    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
+        await client.create()
+        await client.policies(inactive_topic_s=HOUR)
+        await client.fetch()
         clock.advance(HOUR)
         deleting = metadata.hold_refusal(deletes(topic_key(TOPIC)))
-        (partition,) = broker._partitions
+        (partition,) = client.broker._partitions
         search = HeldSearch(partition.stream)
-        coming = asyncio.create_task(door.subscribe(start=Position("time", 1)))
+        coming = asyncio.create_task(client.subscribe(start=Position("time", 1)))
         await search.has_found.wait()
-        round_ = asyncio.create_task(broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker.lifetimes.round())
         await deleting.asked.wait()
         deleting.go_on()
         await round_
         search.go_on.set()
         with pytest.raises(Unavailable, match="was closed meanwhile: try again"):
             await coming
-        consumer = await door.subscribe()
-        await door.publish(await door.producer(), [b"arrives"])
+        consumer = await client.subscribe()
+        await client.publish(await client.producer(), [b"arrives"])
         assert await consumer.wait_for(1) == [(0, b"arrives")]
 
 
@@ -202,135 +181,122 @@ async def test_a_consumer_is_not_left_with_a_partition_that_was_closed_for_a_del
 
 
 async def test_a_subscription_without_consumers_and_acks_is_deleted(tmp_path, clock):
+    async with open_client(tmp_path, clock=clock) as client:
+        await client.create(partitions=2)
+        await client.policies(inactive_subscription_s=HOUR)
+        await client.subscription()
+        await client.pass_time(HOUR - 1)
+        assert await subscriptions(client.broker) == ["billing"]
+        await client.pass_time(1)
+        assert await subscriptions(client.broker) == []
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create(partitions=2)
-        await door.policies(inactive_subscription_s=HOUR)
-        await door.subscription()
-        await door.pass_time(HOUR - 1)
-        assert await subscriptions(broker) == ["billing"]
-        await door.pass_time(1)
-        assert await subscriptions(broker) == []
-    async with open_broker(tmp_path, clock=clock) as broker:
-        assert await subscriptions(broker) == []
-
-
-async def test_an_attached_consumer_keeps_a_subscription_and_the_time_counts_from_its_end(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create(partitions=2)
-        await door.policies(inactive_subscription_s=HOUR)
-        sink = await door.subscribe(partition=1)
-        await door.pass_time(10 * HOUR)
-        assert await subscriptions(broker) == ["billing"]
-        sink.consumer.close()
-        await door.pass_time(HOUR - 1)
-        assert await subscriptions(broker) == ["billing"]
-        await door.pass_time(1)
         assert await subscriptions(broker) == []
 
 
-async def test_progress_without_a_consumer_keeps_a_subscription(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_subscription_s=HOUR)
-        await door.subscription()
-        await door.fill(await door.producer(), 1)
-        for offset in range(5):
-            await door.pass_time(HOUR - 1)
-            await broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, offset + 1, offset)
-        assert await subscriptions(broker) == ["billing"]
+async def test_an_attached_consumer_keeps_a_subscription_and_the_time_counts_from_its_end(client):
+    await client.create(partitions=2)
+    await client.policies(inactive_subscription_s=HOUR)
+    sink = await client.subscribe(partition=1)
+    await client.pass_time(10 * HOUR)
+    assert await subscriptions(client.broker) == ["billing"]
+    sink.consumer.close()
+    await client.pass_time(HOUR - 1)
+    assert await subscriptions(client.broker) == ["billing"]
+    await client.pass_time(1)
+    assert await subscriptions(client.broker) == []
+
+
+async def test_progress_without_a_consumer_keeps_a_subscription(client):
+    await client.create()
+    await client.policies(inactive_subscription_s=HOUR)
+    await client.subscription()
+    await client.fill(await client.producer(), 1)
+    for offset in range(5):
+        await client.pass_time(HOUR - 1)
+        await client.broker.subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, offset + 1, offset)
+    assert await subscriptions(client.broker) == ["billing"]
 
 
 async def test_a_subscription_whose_consumer_came_back_while_it_was_about_to_be_deleted_stays(
     tmp_path, clock, metadata
 ):
-    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_subscription_s=HOUR)
-        await door.subscription()
-        await door.fill(await door.producer(), 1)
+    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
+        await client.create()
+        await client.policies(inactive_subscription_s=HOUR)
+        await client.subscription()
+        await client.fill(await client.producer(), 1)
         clock.advance(HOUR)
         another_change = metadata.hold(puts(topic_key(OTHER)))
-        creating = asyncio.create_task(broker.create_topic(ANONYMOUS, OTHER, TopicConfig()))
+        creating = asyncio.create_task(client.broker.create_topic(ANONYMOUS, OTHER, TopicConfig()))
         await another_change.asked.wait()
-        round_ = asyncio.create_task(broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker.lifetimes.round())
         await asyncio.sleep(0)  # it has found the subscription unused, and waits for its turn to change something
-        consumer = await door.subscribe()
+        consumer = await client.subscribe()
         another_change.go_on()
         await asyncio.gather(creating, round_)
         await consumer.wait_for(10)
         assert consumer.error is None
-        assert await subscriptions(broker) == ["billing"]
+        assert await subscriptions(client.broker) == ["billing"]
 
 
 async def test_a_consumer_that_comes_while_its_subscription_is_being_deleted_gets_a_new_one(tmp_path, clock, metadata):
-    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_subscription_s=HOUR)
-        await door.subscription()
-        await door.fill(await door.producer(), 1)
+    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
+        await client.create()
+        await client.policies(inactive_subscription_s=HOUR)
+        await client.subscription()
+        await client.fill(await client.producer(), 1)
         clock.advance(HOUR)
         deleting = metadata.hold(deletes("/subscriptions/"))
-        round_ = asyncio.create_task(broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker.lifetimes.round())
         await deleting.asked.wait()
         with pytest.raises(Unavailable, match="being deleted: try again"):
-            await door.subscribe()
+            await client.subscribe()
         deleting.go_on()
         await round_
-        consumer = await door.subscribe()
+        consumer = await client.subscribe()
         await consumer.wait_for(10)
         assert consumer.consumer.created and consumer.error is None
-        assert await subscriptions(broker) == ["billing"]
+        assert await subscriptions(client.broker) == ["billing"]
     async with open_broker(tmp_path, clock=clock) as broker:
         assert await subscriptions(broker) == ["billing"]
 
 
-async def test_a_topic_goes_after_its_last_unused_subscription(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_subscription_s=HOUR, inactive_topic_s=HOUR)
-        await door.subscription()
-        await door.pass_time(HOUR - 1)
-        await door.pass_time(1)
-        assert await subscriptions(broker) == []
-        await door.pass_time(HOUR)
-        assert not await exists(broker)
+async def test_a_topic_goes_after_its_last_unused_subscription(client):
+    await client.create()
+    await client.policies(inactive_subscription_s=HOUR, inactive_topic_s=HOUR)
+    await client.subscription()
+    await client.pass_time(HOUR - 1)
+    await client.pass_time(1)
+    assert await subscriptions(client.broker) == []
+    await client.pass_time(HOUR)
+    assert not await exists(client.broker)
 
 
 # -- producers ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_deduplication_policy_says_how_long_a_silent_producer_is_remembered(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(deduplication_s=HOUR)
-        producer = await door.producer()
-        await door.publish(producer, [b"a"], sequence=0)
-        await door.pass_time(HOUR - 1)
-        assert (await door.publish(producer, [b"a"], sequence=0)).duplicate
-        await door.pass_time(HOUR)
-        with pytest.raises(Refused, match="not remembered"):
-            await door.publish(producer, [b"b"], sequence=1)
+async def test_the_deduplication_policy_says_how_long_a_silent_producer_is_remembered(client):
+    await client.create()
+    await client.policies(deduplication_s=HOUR)
+    producer = await client.producer()
+    await client.publish(producer, [b"a"], sequence=0)
+    await client.pass_time(HOUR - 1)
+    assert (await client.publish(producer, [b"a"], sequence=0)).duplicate
+    await client.pass_time(HOUR)
+    with pytest.raises(Refused, match="not remembered"):
+        await client.publish(producer, [b"b"], sequence=1)
 
 
 async def test_a_longer_deduplication_policy_is_kept_over_a_restart(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock, remembered_us=60 * 10**6) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(deduplication_s=HOUR)
-        producer = await door.producer()
-        await door.publish(producer, [b"a"], sequence=0)
-        await door.pass_time(HOUR - 1)
-    async with open_broker(tmp_path, clock=clock, remembered_us=60 * 10**6) as broker:
-        door = Hourglass(broker, clock)
-        producer = await door.come_back(producer)
-        assert (await door.publish(producer, [b"a"], sequence=0)).duplicate
+    async with open_client(tmp_path, clock=clock, remembered_us=60 * 10**6) as client:
+        await client.create()
+        await client.policies(deduplication_s=HOUR)
+        producer = await client.producer()
+        await client.publish(producer, [b"a"], sequence=0)
+        await client.pass_time(HOUR - 1)
+    async with open_client(tmp_path, clock=clock, remembered_us=60 * 10**6) as client:
+        producer = await client.come_back(producer)
+        assert (await client.publish(producer, [b"a"], sequence=0)).duplicate
 
 
 # -- the task ----------------------------------------------------------------------------------------------------------
@@ -356,28 +322,26 @@ class AnnouncingClock(ManualClock):
 
 async def test_the_task_looks_every_so_often_until_it_is_cancelled(tmp_path):
     clock = AnnouncingClock()
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=15)
-        running = asyncio.create_task(broker.lifetimes.run(10))
+    async with open_client(tmp_path, clock=clock) as client:
+        await client.create()
+        await client.policies(inactive_topic_s=15)
+        running = asyncio.create_task(client.broker.lifetimes.run(10))
         for _ in range(2):
             await clock.next_wait()
-            assert await exists(broker)
+            assert await exists(client.broker)
             clock.advance(10)
         await clock.next_wait()
-        assert not await exists(broker)
+        assert not await exists(client.broker)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_waiting(tmp_path, clock):
-    async with open_broker(tmp_path, clock=clock) as broker:
-        door = Hourglass(broker, clock)
-        await door.create(partitions=2)
+    async with open_client(tmp_path, clock=clock) as client:
+        await client.create(partitions=2)
         for partition in range(2):
-            await door.fill(await door.producer(partition=partition), 1)
-        (state,) = [one for one in broker._partitions if one.index == 0]
+            await client.fill(await client.producer(partition=partition), 1)
+        (state,) = [one for one in client.broker._partitions if one.index == 0]
         ledger_id = state.stream.ledger_ids[0]
     clock.advance(8 * 24 * HOUR)
     async with open_broker(tmp_path, clock=clock) as broker:
@@ -388,19 +352,18 @@ async def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_waitin
 
 
 async def test_a_topic_that_is_to_be_kept_from_now_on_is_kept_although_its_end_was_near(tmp_path, clock, metadata):
-    async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
-        door = Hourglass(broker, clock)
-        await door.create()
-        await door.policies(inactive_topic_s=HOUR)
+    async with open_client(tmp_path, clock=clock, metadata=metadata) as client:
+        await client.create()
+        await client.policies(inactive_topic_s=HOUR)
         clock.advance(HOUR)
         setting = metadata.hold(puts(topic_key(TOPIC)))
-        kept = asyncio.create_task(door.policies(inactive_topic_s=0))
+        kept = asyncio.create_task(client.policies(inactive_topic_s=0))
         await setting.asked.wait()
         listing = metadata.hold_read(LEDGERS)
-        round_ = asyncio.create_task(broker.lifetimes.round())
+        round_ = asyncio.create_task(client.broker.lifetimes.round())
         await listing.asked.wait()  # it was found unused, by the policy of before
         setting.go_on()
         await kept
         listing.go_on()
         await round_
-        assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+        assert await client.broker.list_topics(ANONYMOUS) == [str(TOPIC)]

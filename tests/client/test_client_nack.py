@@ -14,7 +14,7 @@ from pydanube import Client, Consumer, FailurePolicy, Invalid, Refused
 from pydanube.client.consuming import partition_source as source_module
 from pydanube.client.consuming.acks import Acks, merged, portions, without
 from pydanube.client.consuming.messages import Message
-from pydanube.gateway.native import connection as connection_module
+from pydanube.gateway.native import session as session_module
 
 TOPIC = "/default/orders"
 AT_ONCE = FailurePolicy(delay_ms=0, delay_max_ms=0)
@@ -213,7 +213,7 @@ def test_portions_are_all_of_it_in_order_and_none_is_too_large(ranges: list[tupl
 
 async def test_more_nacks_than_a_frame_may_have_go_in_several(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "NACKED_MESSAGES_MAX", 3)
-    monkeypatch.setattr(connection_module, "NACKED_MESSAGES_MAX", 3)  # of the broker, which runs in here too
+    monkeypatch.setattr(session_module, "NACKED_MESSAGES_MAX", 3)  # of the broker, which runs in here too
     await publish(client, *[b"%d" % number for number in range(10)])
     async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=AT_ONCE) as consumer:
         for message in await take(consumer, 10):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stage_samples import NAME, TOPICS, built, index_of, read_whole
 
 from pydanube.codec import stage
-from pydanube.codec.batch import Batch, Codec, encode, read_header, resigned, rest_of
+from pydanube.codec.batch import Batch, Codec, encode, encode_rows_from, read_header, with_producer
 from pydanube.codec.stage import StageSection
 from pydanube.model.errors import Corrupt, Invalid
 
@@ -200,7 +200,7 @@ def test_sections_without_room_for_their_batches_are_corrupt() -> None:
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4, Codec.ZSTD])
 def test_a_batch_that_is_signed_anew_has_the_same_rows_and_right_checksums(codec: Codec) -> None:
     before = loaded(50, codec)
-    after = resigned(before, 1 << 63 | 7, 42, 1_000)
+    after = with_producer(before, 1 << 63 | 7, 42, 1_000)
     batch, former = Batch.open(after), Batch.open(before)
     header = batch.header
     assert (header.producer_id, header.producer_epoch, header.first_sequence) == (1 << 63 | 7, 42, 1_000)
@@ -216,7 +216,7 @@ def test_a_batch_that_is_signed_anew_has_the_same_rows_and_right_checksums(codec
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(-1, 2**62))
 def test_any_signature_is_read_as_it_was_written(producer_id: int, epoch: int, sequence: int) -> None:
-    header = read_header(resigned(batches()[0], producer_id, epoch, sequence))
+    header = read_header(with_producer(batches()[0], producer_id, epoch, sequence))
     assert (header.producer_id, header.producer_epoch, header.first_sequence) == (producer_id, epoch, sequence)
 
 
@@ -224,7 +224,7 @@ def test_any_signature_is_read_as_it_was_written(producer_id: int, epoch: int, s
 @pytest.mark.parametrize("row", [0, 1, 33, 49])
 def test_the_rest_of_a_batch_is_a_batch_to_publish_with_the_rows_from_there_on(codec: Codec, row: int) -> None:
     former = Batch.open(loaded(50, codec))
-    rest = Batch.open(rest_of(former, row))
+    rest = Batch.open(encode_rows_from(former, row))
     assert rest.header.publishable and rest.header.first_sequence == -1 and rest.count == rest.span == 50 - row
     assert rest.payloads == former.payloads[row:]
     assert rest.keys == former.keys[row:] and rest.attributes == former.attributes[row:]
@@ -238,11 +238,11 @@ def test_the_rest_of_a_batch_is_a_batch_to_publish_with_the_rows_from_there_on(c
 
 
 def test_the_rest_of_a_batch_of_payloads_alone_has_no_other_columns() -> None:
-    rest = Batch.open(rest_of(Batch.open(batches()[0]), 1))
+    rest = Batch.open(encode_rows_from(Batch.open(batches()[0]), 1))
     assert rest.payloads == [b"danube"] and not rest.header.columns
 
 
 @pytest.mark.parametrize("row", [-1, 2, 3])
 def test_a_batch_has_no_rest_outside_its_rows(row: int) -> None:
     with pytest.raises(Invalid, match="not a part"):
-        rest_of(Batch.open(batches()[0]), row)
+        encode_rows_from(Batch.open(batches()[0]), row)

@@ -1,4 +1,4 @@
-"""A native door on a real broker, and peers that speak its protocol frame by frame, well or badly.
+"""A native listener on a real broker, and peers that speak its protocol frame by frame, well or badly.
 
 The peers share nothing with the client library: what they send is what a test wants sent.
 """
@@ -19,7 +19,7 @@ from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import Frame, FrameKind
 from pydanube.gateway.native import NativeServer, NativeSettings
-from pydanube.gateway.native.connection import Session
+from pydanube.gateway.native.session import Session
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.tasks import Tasks
@@ -30,8 +30,8 @@ TIMEOUT_S = 60.0
 TOPIC = "/default/orders"
 
 
-class Door:
-    """A native door under test."""
+class Listener:
+    """A native listener under test."""
 
     def __init__(self, server: NativeServer, address: tuple[str, int], broker: Any) -> None:
         self.server = server
@@ -43,33 +43,33 @@ class Door:
         return list(self.server._sessions)
 
     async def session_of(self, peer: Peer) -> Session:
-        """The door's end of a peer's connection."""
+        """The listener's end of a peer's connection."""
         for session in self.sessions:
             if session.connection.peer == peer.local_address:
                 return session
-        raise AssertionError("the door does not know this peer")
+        raise AssertionError("the listener does not know this peer")
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the loop run until it is so."""
         async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens inside the door
+            while not condition():  # noqa: ASYNC110 - what is waited for happens inside the listener
                 await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
-async def door(
+async def open_listener(
     clock: Clock | None = None, wrap: Callable[[Any], Any] | None = None, drain_s: float = 0.0, **settings: int
-) -> AsyncIterator[Door]:
-    """A door with these settings on a real broker of its own. `wrap` may put something between the two."""
+) -> AsyncIterator[Listener]:
+    """A listener with these settings on a real broker of its own. `wrap` may put something between the two."""
     async with testing._server(None, {"topics_ack_level": "written", "cache_tail_bytes": "8MiB"}) as broker_server:
         assert broker_server._native is not None
-        broker = broker_server._native._house.broker
+        broker = broker_server._native._resources.broker
         broker = wrap(broker) if wrap is not None else broker
         async with Tasks() as tasks:
             server = NativeServer(broker, NativeSettings(**settings), clock or SystemClock(), tasks)
             address = await server.start("127.0.0.1", 0)
             try:
-                yield Door(server, address, broker)
+                yield Listener(server, address, broker)
             finally:
                 closing = asyncio.ensure_future(server.close(drain_s))
                 while clock is not None and not closing.done():
@@ -79,7 +79,7 @@ async def door(
 
 
 class Between:
-    """Stands between the door and the broker; what it does not know itself, the broker does."""
+    """Stands between the listener and the broker; what it does not know itself, the broker does."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -91,13 +91,17 @@ class Between:
 def one_batch(
     producer: requests.ProducerOpened | None = None, count: int = 3, payload_bytes: int = 20, sequence: int = -1
 ) -> bytearray:
-    identity = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch} if producer else {}
-    payloads = [random.Random(index).randbytes(payload_bytes) for index in range(count)]
-    return batches.encode(payloads, publish_times=1_000_000, first_sequence=sequence, **identity)
+    return batches.encode(
+        [random.Random(index).randbytes(payload_bytes) for index in range(count)],
+        publish_times=1_000_000,
+        first_sequence=sequence,
+        producer_id=producer.producer_id if producer else 0,
+        producer_epoch=producer.producer_epoch if producer else 0,
+    )
 
 
 class Peer:
-    """One connection to the door."""
+    """One connection to the listener."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -106,15 +110,15 @@ class Peer:
         self.welcome: requests.Welcome | None = None
 
     @classmethod
-    async def connect(cls, door: Door) -> Self:
+    async def connect(cls, listener: Listener) -> Self:
         """Connected; nothing said yet."""
-        reader, writer = await asyncio.open_connection(*door.address)
+        reader, writer = await asyncio.open_connection(*listener.address)
         return cls(reader, writer)
 
     @classmethod
-    async def greet(cls, door: Door, hello: requests.Hello | None = None) -> Self:
+    async def greet(cls, listener: Listener, hello: requests.Hello | None = None) -> Self:
         """Connected and welcomed."""
-        peer = await cls.connect(door)
+        peer = await cls.connect(listener)
         peer.write(
             frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(hello or requests.Hello(client="test")))
         )
@@ -153,7 +157,7 @@ class Peer:
         self.write(frames.encode(kind, head, correlation, flags))
 
     async def next_frame(self) -> Frame | None:
-        """Any frame; None when the door has closed."""
+        """Any frame; None when the listener has closed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 header = await self._reader.readexactly(frames.HEADER.size)
@@ -166,7 +170,7 @@ class Peer:
         """The next frame that is no PING, which must be of one of these kinds; PINGs are answered."""
         while True:
             frame = await self.next_frame()
-            assert frame is not None, f"closed by the door instead of {kinds}"
+            assert frame is not None, f"closed by the listener instead of {kinds}"
             if frame.kind is not FrameKind.PING or FrameKind.PING in kinds:
                 break
             self.send(FrameKind.PONG, correlation=frame.correlation)
@@ -181,13 +185,13 @@ class Peer:
         return requests.decode(frame.head, requests.Failure).error()
 
     async def last_words(self) -> DanubeError:
-        """The error the door ends this connection with; and then it must be closed."""
+        """The error the listener ends this connection with; and then it must be closed."""
         error = await self.error()
         assert await self.next_frame() is None
         return error
 
     async def closed(self) -> None:
-        """Read on until the door has closed the connection."""
+        """Read on until the listener has closed the connection."""
         while await self.next_frame() is not None:
             pass
 
@@ -254,9 +258,9 @@ class Neighbour:
 
 
 @asynccontextmanager
-async def neighbour(door: Door) -> AsyncIterator[Neighbour]:
+async def neighbour(listener: Listener) -> AsyncIterator[Neighbour]:
     """Works for as long as the block lasts; at the end it must have got somewhere and still be able to."""
-    async with await Peer.greet(door) as peer:
+    async with await Peer.greet(listener) as peer:
         topic = "/default/neighbour"
         await peer.create_topic(topic)
         working = Neighbour(peer, await peer.open_producer(topic), await peer.subscribe("neighbour", topic))
@@ -265,7 +269,7 @@ async def neighbour(door: Door) -> AsyncIterator[Neighbour]:
         try:
             yield working
             before = working.rounds
-            await door.until(lambda: working.rounds > before or task.done())
+            await listener.until(lambda: working.rounds > before or task.done())
             assert not task.done(), task
         finally:
             if not task.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from native_peer import TOPIC, Peer, door, one_batch
+from native_peer import TOPIC, Peer, one_batch, open_listener
 
 from pydanube.codec.native.frames import FrameKind
 from pydanube.codec.native.requests import CreateTopic, Done
@@ -20,9 +20,9 @@ frames = st.lists(
 
 def is_copied(chunks: Chunks, size: int) -> bool:
     batch = BYTES[:size]
-    kept = chunks.cached(batch)
+    kept = chunks.keep_for_log(batch)
     assert kept == batch
-    chunks.answered(size, is_copy=kept is not batch, is_stored=True)
+    chunks.count_published(size, is_copy=kept is not batch, is_stored=True)
     return kept is not batch
 
 
@@ -37,7 +37,7 @@ def test_small_ones_are_always_copied() -> None:
 
 def test_after_much_else_batches_are_copied_until_it_is_made_up_for() -> None:
     chunks = Chunks()
-    chunks.passed(10 * CHUNK_BYTES_MAX)
+    chunks.count_other(10 * CHUNK_BYTES_MAX)
     copied = [is_copied(chunks, SMALL_BYTES) for _ in range(20)]
     made_up = CHUNK_BYTES_MAX // SMALL_BYTES
     assert copied == [True] * made_up + [False] * (20 - made_up)
@@ -46,19 +46,19 @@ def test_after_much_else_batches_are_copied_until_it_is_made_up_for() -> None:
 def test_a_copy_that_is_not_stored_makes_up_for_nothing() -> None:
     """A repetition, or what is refused, passes by like anything else."""
     chunks, batch = Chunks(), BYTES[:SMALL_BYTES]
-    chunks.passed(SMALL_BYTES)
+    chunks.count_other(SMALL_BYTES)
     for _ in range(10):
-        assert chunks.cached(batch) is not batch
-        chunks.answered(SMALL_BYTES, is_copy=True, is_stored=False)
+        assert chunks.keep_for_log(batch) is not batch
+        chunks.count_published(SMALL_BYTES, is_copy=True, is_stored=False)
     assert is_copied(chunks, SMALL_BYTES)
 
 
 def test_what_the_log_does_not_get_is_copied_unless_it_fills_half_a_chunk() -> None:
     chunks = Chunks()
     for size in (1, SMALL_BYTES, LARGE_BYTES - 1):
-        assert chunks.uncached(BYTES[:size]) == BYTES[:size]
-        assert chunks.uncached(BYTES[:size]).obj is not BYTES.obj
-    assert chunks.uncached(BYTES).obj is BYTES.obj
+        assert chunks.keep_outside_log(BYTES[:size]) == BYTES[:size]
+        assert chunks.keep_outside_log(BYTES[:size]).obj is not BYTES.obj
+    assert chunks.keep_outside_log(BYTES).obj is BYTES.obj
     assert is_copied(chunks, SMALL_BYTES), "and it counts as something else"
 
 
@@ -70,7 +70,7 @@ def test_chunks_that_are_kept_hold_little_else(arriving: list[tuple[bool, int]])
         if position % CHUNK_BYTES_MAX + size > CHUNK_BYTES_MAX:
             position += CHUNK_BYTES_MAX - position % CHUNK_BYTES_MAX
         if not is_batch:
-            chunks.passed(size)
+            chunks.count_other(size)
         else:
             cached += size
             if not is_copied(chunks, size):
@@ -81,7 +81,7 @@ def test_chunks_that_are_kept_hold_little_else(arriving: list[tuple[bool, int]])
 
 
 async def test_a_session_knows_what_of_all_that_came_is_not_in_the_log() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         chunks = (await there.session_of(peer))._chunks
@@ -102,7 +102,7 @@ async def test_a_session_knows_what_of_all_that_came_is_not_in_the_log() -> None
 
 
 async def test_what_a_memory_topic_gets_is_in_memory_of_its_own() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.request(CreateTopic(topic=TOPIC, ack_level="memory"), Done)
         producer = await peer.open_producer()
         chunks = (await there.session_of(peer))._chunks
@@ -115,7 +115,7 @@ async def test_what_a_memory_topic_gets_is_in_memory_of_its_own() -> None:
 
 async def test_what_a_peer_does_not_take_is_copied_by_and_by() -> None:
     async with (
-        door(keep_alive_ms=60_000) as there,
+        open_listener(keep_alive_ms=60_000) as there,
         await Peer.greet(there) as producing,
         await Peer.greet(there) as stuck,
     ):

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from native_peer import TOPIC, Peer, door, neighbour
+from native_peer import TOPIC, Peer, neighbour, open_listener
 from test_native_hostile import pass_time
 from test_native_staging import end_of, stage
 
@@ -15,7 +15,7 @@ from pydanube.codec import batch as batches
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native.memory import PublishReservation
+from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import ManualClock
 
@@ -63,7 +63,7 @@ class Turns:
 async def test_publishes_are_unpacked_a_few_at_a_time_in_order_and_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with door() as there, neighbour(there):
+    async with open_listener() as there, neighbour(there):
         peers = [await Peer.greet(there) for _ in range(4)]
         await peers[0].create_topic()
         producers = [await peer.open_producer() for peer in peers]
@@ -85,7 +85,7 @@ async def test_publishes_are_unpacked_a_few_at_a_time_in_order_and_others_are_se
 
 
 async def test_stages_are_unpacked_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with door() as there, neighbour(there), await Peer.greet(there) as peer:
+    async with open_listener() as there, neighbour(there), await Peer.greet(there) as peer:
         await peer.create_topic()
         turns = Turns()
         monkeypatch.setattr("pydanube.broker.staging.stage_writer.Batch", turns.spy())
@@ -99,7 +99,7 @@ async def test_stages_are_unpacked_a_few_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 async def test_what_cannot_be_unpacked_is_refused_in_its_turn_and_the_others_are_stored() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         for number in range(9):
@@ -114,7 +114,7 @@ async def test_what_cannot_be_unpacked_is_refused_in_its_turn_and_the_others_are
 
 
 async def test_a_client_that_goes_while_its_batch_waits_leaves_nothing_behind() -> None:
-    async with door() as there, neighbour(there):
+    async with open_listener() as there, neighbour(there):
         peers = [await Peer.greet(there) for _ in range(3)]
         await peers[0].create_topic()
         for peer in peers:
@@ -122,13 +122,13 @@ async def test_a_client_that_goes_while_its_batch_waits_leaves_nothing_behind() 
             for _ in range(10):
                 peer.publish(producer.handle, bomb(producer))
         async with asyncio.timeout(20.0):
-            while not any(session._holds & PublishReservation.DECOMPRESSION for session in there.sessions):  # noqa: ASYNC110
+            while not any(session._pause_reasons & PauseReason.DECOMPRESSION for session in there.sessions):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # every turn is looked at: it does not last long
         for peer in peers:
             peer.close()
         await there.until(lambda: there.server.connections == 1)
         await there.until(lambda: not there.broker.decompression._waiting)
-        await there.until(lambda: there.server._house.memory.used_bytes < BOMB_BYTES)
+        await there.until(lambda: there.server._resources.publish_memory.used_bytes < BOMB_BYTES)
 
 
 # -- a broker that was late itself -------------------------------------------------------------------------------------
@@ -137,7 +137,11 @@ async def test_a_client_that_goes_while_its_batch_waits_leaves_nothing_behind() 
 async def test_a_broker_whose_loop_was_late_does_not_take_its_clients_for_gone() -> None:
     clock = ManualClock()
     settings = {"keep_alive_ms": 1_000, "handshake_timeout_ms": 1_000, "frame_timeout_ms": 1_000}
-    async with door(clock=clock, **settings) as there, await Peer.greet(there) as idle, await Peer.greet(there) as slow:
+    async with (
+        open_listener(clock=clock, **settings) as there,
+        await Peer.greet(there) as idle,
+        await Peer.greet(there) as slow,
+    ):
         greeting = await Peer.connect(there)
         ping = frames.encode(FrameKind.PING, correlation=1)
         slow.write(ping[:-1])

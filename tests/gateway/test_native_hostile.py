@@ -1,4 +1,4 @@
-"""Peers that misbehave, on purpose or not: the door stays open, others do not notice, memory stays bounded."""
+"""Peers that misbehave, on purpose or not: the listener stays open, others do not notice, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import resource
 from pathlib import Path
 
 import pytest
-from native_peer import TOPIC, Between, Door, Peer, door, neighbour, one_batch
+from native_peer import TOPIC, Between, Listener, Peer, neighbour, one_batch, open_listener
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native.memory import PublishReservation
+from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.gateway.native.server import _counted_address
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
@@ -43,7 +43,7 @@ async def test_garbage_closes_its_own_connection_only() -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed={seed}")
     chance = random.Random(seed)
-    async with door() as there, neighbour(there):
+    async with open_listener() as there, neighbour(there):
         for _ in range(60):
             async with await Peer.connect(there) as peer:
                 start = chance.choice([b"", frames.PREAMBLE, HELLO, HELLO + frames.encode(FrameKind.PING)])
@@ -60,7 +60,7 @@ async def test_garbage_closes_its_own_connection_only() -> None:
     ids=["http", "tls", "zeros"],
 )
 async def test_another_protocol_is_told_whose_port_this_is(greeting: bytes) -> None:
-    async with door() as there, await Peer.connect(there) as peer:
+    async with open_listener() as there, await Peer.connect(there) as peer:
         peer.write(greeting)
         error = await peer.last_words()
         assert isinstance(error, Invalid) and "this is a Danube port" in error.message
@@ -88,7 +88,7 @@ NONSENSE = [
 
 
 async def test_a_frame_that_makes_no_sense_ends_its_connection_with_the_reason() -> None:
-    async with door() as there, neighbour(there):
+    async with open_listener() as there, neighbour(there):
         for frame, complaint in NONSENSE:
             async with await Peer.greet(there) as peer:
                 peer.write(frame)
@@ -98,19 +98,19 @@ async def test_a_frame_that_makes_no_sense_ends_its_connection_with_the_reason()
 
 
 async def test_a_first_frame_that_is_not_hello_is_refused() -> None:
-    async with door() as there, await Peer.connect(there) as peer:
+    async with open_listener() as there, await Peer.connect(there) as peer:
         peer.write(frames.PREAMBLE + frames.encode(FrameKind.PING))
         assert "the first frame is HELLO" in (await peer.last_words()).message
 
 
 async def test_before_the_welcome_frames_are_small() -> None:
-    async with door() as there, await Peer.connect(there) as peer:
+    async with open_listener() as there, await Peer.connect(there) as peer:
         peer.write(frames.PREAMBLE + frames.HEADER.pack(65 * KIB, FrameKind.HELLO, 0, 0, 0, 64 * KIB))
         assert f"outside 4..{64 * KIB}" in (await peer.last_words()).message
 
 
 async def test_half_a_frame_and_gone_leaves_nothing_behind() -> None:
-    async with door() as there, neighbour(there):
+    async with open_listener() as there, neighbour(there):
         whole = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), MIB, 1) + bytes(MIB)
         for cut in (1, 15, 17, 70, MIB):
             peer = await Peer.greet(there)
@@ -129,7 +129,7 @@ async def test_half_a_frame_and_gone_leaves_nothing_behind() -> None:
 )
 async def test_a_handshake_has_its_time_however_slowly_it_drips(said: bytes) -> None:
     clock = ManualClock()
-    async with door(clock=clock, handshake_timeout_ms=2_000) as there, await Peer.connect(there) as peer:
+    async with open_listener(clock=clock, handshake_timeout_ms=2_000) as there, await Peer.connect(there) as peer:
         await there.until(lambda: there.server.connections == 1)
         for byte in said:
             peer.write(bytes([byte]))
@@ -141,7 +141,7 @@ async def test_a_handshake_has_its_time_however_slowly_it_drips(said: bytes) -> 
 async def test_a_frame_has_its_time_even_while_its_peer_is_not_silent() -> None:
     clock = ManualClock()
     timeouts = {"frame_timeout_ms": 3_000, "keep_alive_ms": 1_000}
-    async with door(clock=clock, **timeouts) as there, await Peer.greet(there) as peer:
+    async with open_listener(clock=clock, **timeouts) as there, await Peer.greet(there) as peer:
         session = await there.session_of(peer)
         whole = frames.encode(FrameKind.REQUEST, bytes(1_000), 1)
         sent = 0
@@ -156,7 +156,7 @@ async def test_a_frame_has_its_time_even_while_its_peer_is_not_silent() -> None:
 
 
 async def test_many_slow_peers_do_not_slow_the_others() -> None:
-    async with door(handshake_timeout_ms=300) as there, neighbour(there) as busy:
+    async with open_listener(handshake_timeout_ms=300) as there, neighbour(there) as busy:
         peers = [await Peer.connect(there) for _ in range(200)]
         for peer in peers:
             peer.write(b"D")
@@ -192,7 +192,7 @@ class Holding(Between):
 
 
 async def test_whoever_overruns_the_publish_window_is_closed_and_told_why() -> None:
-    async with door(wrap=Holding, publish_window_bytes=10_000) as there, neighbour(there):
+    async with open_listener(wrap=Holding, publish_window_bytes=10_000) as there, neighbour(there):
         async with await Peer.greet(there) as peer:
             await peer.create_topic()
             producer = await peer.open_producer()
@@ -203,21 +203,21 @@ async def test_whoever_overruns_the_publish_window_is_closed_and_told_why() -> N
             peer.publish(producer.handle, batch)
             error = await peer.last_words()
             assert isinstance(error, Invalid) and "overrun the publish window of 10000" in error.message
-        assert there.server._house.memory.used_bytes >= 2 * len(batch)
+        assert there.server._resources.publish_memory.used_bytes >= 2 * len(batch)
         there.broker.go_on()
-        await there.until(lambda: there.server._house.memory.used_bytes < len(batch))
+        await there.until(lambda: there.server._resources.publish_memory.used_bytes < len(batch))
 
 
 async def test_publishers_together_are_held_back_by_memory_and_go_on_when_it_is_free() -> None:
-    async with door(wrap=Holding, publish_memory_bytes=40_000) as there:
+    async with open_listener(wrap=Holding, publish_memory_bytes=40_000) as there:
         peers = [await Peer.greet(there) for _ in range(4)]
         await peers[0].create_topic()
         for peer in peers:
             producer = await peer.open_producer()
             for _ in range(20):
                 peer.publish(producer.handle, one_batch(producer, payload_bytes=1_000))
-        memory = there.server._house.memory
-        await there.until(lambda: all(session._holds & PublishReservation.MEMORY for session in there.sessions))
+        memory = there.server._resources.publish_memory
+        await there.until(lambda: all(session._pause_reasons & PauseReason.MEMORY for session in there.sessions))
         assert memory.used_bytes < 40_000 + 4 * 4_000
         there.broker.go_on()
         for peer in peers:
@@ -239,7 +239,7 @@ async def test_a_flood_of_requests_runs_a_few_at_a_time_and_each_is_answered_onc
             return await self._broker.list_topics(*arguments)
 
     limits = {"requests_in_flight_max": 8}
-    async with door(wrap=Counting, **limits) as there, neighbour(there), await Peer.greet(there) as peer:
+    async with open_listener(wrap=Counting, **limits) as there, neighbour(there), await Peer.greet(there) as peer:
         request = requests.encode(requests.ListTopics())
         peer.write(b"".join(frames.encode(FrameKind.REQUEST, request, number) for number in range(1, 3_001)))
         answered = [(await peer.receive(FrameKind.RESPONSE)).correlation for _ in range(3_000)]
@@ -249,11 +249,11 @@ async def test_a_flood_of_requests_runs_a_few_at_a_time_and_each_is_answered_onc
 
 async def test_whoever_does_not_read_answers_is_not_asked_for_more_questions() -> None:
     settings = {"write_high_bytes": 64 * KIB, "answers_bytes_max": 128 * KIB, "keep_alive_ms": 60_000}
-    async with door(**settings) as there, neighbour(there), await Peer.greet(there) as peer:
+    async with open_listener(**settings) as there, neighbour(there), await Peer.greet(there) as peer:
         session = await there.session_of(peer)
         peer.stop_reading()
         ping = frames.encode(FrameKind.PING, correlation=1) * 1_000
-        while not session._holds & PublishReservation.ANSWERS:
+        while not session._pause_reasons & PauseReason.ANSWERS:
             peer.write(ping)
             await peer.flushed()
             await asyncio.sleep(0)
@@ -262,13 +262,13 @@ async def test_whoever_does_not_read_answers_is_not_asked_for_more_questions() -
             await asyncio.sleep(0)
         assert session.connection.queued_bytes < 128 * KIB + 64 * KIB
         peer.resume_reading()
-        while session._holds:
+        while session._pause_reasons:
             await peer.receive(FrameKind.PONG)
 
 
 async def test_whoever_fetches_and_does_not_read_gets_no_more_read_for_him() -> None:
     settings = {"write_high_bytes": 256 * KIB, "keep_alive_ms": 60_000}
-    async with door(**settings) as there, neighbour(there) as busy, await Peer.greet(there) as peer:
+    async with open_listener(**settings) as there, neighbour(there) as busy, await Peer.greet(there) as peer:
         await fill_topic(peer, total_bytes=4 * MIB)
         session = await there.session_of(peer)
         peer.stop_reading()
@@ -297,7 +297,7 @@ async def fill_topic(peer: Peer, total_bytes: int, batch_bytes: int = 100_000) -
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-async def come_in(there: Door) -> Peer | DanubeError:
+async def come_in(there: Listener) -> Peer | DanubeError:
     """Somebody who was welcomed, or why not."""
     try:
         return await Peer.greet(there)
@@ -311,7 +311,7 @@ async def come_in(there: Door) -> Peer | DanubeError:
     "limits", [{"connections_per_address_max": 20}, {"connections_max": 20}], ids=["address", "all"]
 )
 async def test_connections_over_the_limit_are_refused_and_places_come_free_again(limits: dict[str, int]) -> None:
-    async with door(**limits) as there, neighbour(there):
+    async with open_listener(**limits) as there, neighbour(there):
         outcomes = [await come_in(there) for _ in range(150)]
         peers = [one for one in outcomes if isinstance(one, Peer)]
         errors = [one for one in outcomes if isinstance(one, DanubeError)]
@@ -329,7 +329,7 @@ async def test_connections_over_the_limit_are_refused_and_places_come_free_again
 async def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pydanube.gateway.native.server.raise_descriptor_limit", lambda _wanted: 64)
     monkeypatch.setattr("pydanube.gateway.native.server.open_descriptors", lambda: 16)
-    async with door() as there:
+    async with open_listener() as there:
         outcomes = [await come_in(there) for _ in range(12)]
         assert sum(isinstance(one, Peer) for one in outcomes) == 4
         assert any(isinstance(one, Full) and "has 4 connections" in one.message for one in outcomes)
@@ -358,7 +358,7 @@ def test_whom_a_connection_is_counted_for(host: str, counted: str) -> None:
 
 
 async def test_a_connection_has_a_limited_number_of_handles() -> None:
-    async with door(handles_max=3) as there, await Peer.greet(there) as peer:
+    async with open_listener(handles_max=3) as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         for _ in range(3):
             await peer.open_producer()
@@ -370,7 +370,7 @@ async def test_a_connection_has_a_limited_number_of_handles() -> None:
 
 
 async def test_announcing_huge_frames_takes_no_memory() -> None:
-    async with door() as there, neighbour(there):
+    async with open_listener() as there, neighbour(there):
         before = resident_bytes()
         peers = [await Peer.greet(there) for _ in range(200)]
         front = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), 32 * MIB, 1)
@@ -384,7 +384,7 @@ async def test_announcing_huge_frames_takes_no_memory() -> None:
 
 
 async def test_small_batches_between_large_frames_do_not_keep_those_in_memory() -> None:
-    async with door() as there, neighbour(there), await Peer.greet(there) as peer:
+    async with open_listener() as there, neighbour(there), await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         batch, ping = one_batch(producer, count=1), frames.encode(FrameKind.PING, bytes(200_000))
@@ -398,7 +398,7 @@ async def test_small_batches_between_large_frames_do_not_keep_those_in_memory() 
 
 
 async def test_large_frames_that_never_end_are_bounded_over_all_connections() -> None:
-    async with door(large_frames_bytes=8 * MIB) as there, neighbour(there):
+    async with open_listener(large_frames_bytes=8 * MIB) as there, neighbour(there):
         peers = [await Peer.greet(there) for _ in range(10)]
         front = frames.encode_front(FrameKind.PUBLISH, frames.PUBLISH.pack(1), 16 * MIB, 1)
         for peer in peers:
@@ -411,7 +411,7 @@ async def test_large_frames_that_never_end_are_bounded_over_all_connections() ->
 
 
 async def test_a_consumer_that_stops_reading_costs_little_and_slows_nobody() -> None:
-    async with door(keep_alive_ms=60_000) as there, neighbour(there), await Peer.greet(there) as producing:
+    async with open_listener(keep_alive_ms=60_000) as there, neighbour(there), await Peer.greet(there) as producing:
         await producing.create_topic()
         producer = await producing.open_producer()
         async with await Peer.greet(there) as stuck, await Peer.greet(there) as reading:
@@ -440,7 +440,7 @@ async def test_a_consumer_that_stops_reading_costs_little_and_slows_nobody() -> 
 
 async def test_consumers_of_one_connection_share_it_when_it_is_slow() -> None:
     """A consumer with a long backlog does not starve the one behind it on the same connection."""
-    async with door(write_high_bytes=64 * KIB) as there, await Peer.greet(there) as peer:
+    async with open_listener(write_high_bytes=64 * KIB) as there, await Peer.greet(there) as peer:
         batch_count = await fill_topic(peer, total_bytes=8 * MIB)
         handles = [(await peer.subscribe(name)).handle for name in ("one", "two", "three")]
         for handle in handles:

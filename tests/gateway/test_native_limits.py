@@ -1,15 +1,15 @@
-"""Policies, access modes, growth and non-reliable topics over the native door."""
+"""Policies, access modes, growth and non-reliable topics over the native listener."""
 
 import asyncio
 from typing import Any
 
 import pytest
-from native_peer import TOPIC, Peer, door, neighbour, one_batch
+from native_peer import TOPIC, Peer, neighbour, one_batch, open_listener
 
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native.memory import PublishReservation
+from pydanube.gateway.native.publish_memory import PauseReason
 from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.policies import Policies
 
@@ -19,7 +19,7 @@ def exclusive(**identity: int) -> requests.OpenProducer:
 
 
 async def test_policies_are_set_and_read_on_topics_and_namespaces() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         asked = requests.SetPolicies(target="default", changes={"ttl_s": 60, "producers_max": 5})
         report = await peer.request(asked, requests.PolicyReport)
@@ -35,7 +35,7 @@ async def test_policies_are_set_and_read_on_topics_and_namespaces() -> None:
 
 
 async def test_a_producer_whose_connection_is_gone_does_not_fill_the_limit() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         limits = {"producers_max": 1, "consumers_max": 1}
         await peer.request(requests.SetPolicies(target=TOPIC, changes=limits), requests.PolicyReport)
@@ -54,7 +54,7 @@ async def test_a_producer_whose_connection_is_gone_does_not_fill_the_limit() -> 
 
 
 async def test_exclusive_access_ends_with_its_connection_and_fences_for_good() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         shared = await peer.open_producer()
         async with await Peer.greet(there) as other:
@@ -79,7 +79,7 @@ async def test_exclusive_access_ends_with_its_connection_and_fences_for_good() -
 
 
 async def test_a_grown_topic_is_seen_by_lookup() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.request(requests.CreateTopic(topic=TOPIC, partitions=1), requests.Done)
         await peer.request(requests.GrowTopic(topic=TOPIC, partitions=3), requests.Done)
         route = await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
@@ -89,7 +89,7 @@ async def test_a_grown_topic_is_seen_by_lookup() -> None:
 
 
 async def test_a_non_reliable_topic_delivers_to_whoever_has_credit() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.request(requests.CreateTopic(topic=TOPIC, reliable=False), requests.Done)
         route = await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
         assert not route.reliable
@@ -109,7 +109,7 @@ async def test_a_non_reliable_topic_delivers_to_whoever_has_credit() -> None:
 
 
 async def test_a_publish_past_the_rate_is_answered_later_and_the_window_bounds_what_waits() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         rate = {"publish_messages_per_s": 20}
         await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
@@ -122,7 +122,7 @@ async def test_a_publish_past_the_rate_is_answered_later_and_the_window_bounds_w
 
 
 async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> None:
-    async with door(publish_memory_bytes=60_000) as there, neighbour(there) as working:
+    async with open_listener(publish_memory_bytes=60_000) as there, neighbour(there) as working:
         async with await Peer.greet(there) as peer:
             await peer.create_topic()
             rate = {"publish_messages_per_s": 1}
@@ -133,17 +133,17 @@ async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> 
             for n in range(30):
                 hog.publish(producer.handle, one_batch(producer, payload_bytes=1_000, sequence=n * 3))
         sessions = [await there.session_of(hog) for hog in hogs]
-        await there.until(lambda: all(session._holds & PublishReservation.MEMORY for session in sessions))
+        await there.until(lambda: all(session._pause_reasons & PauseReason.MEMORY for session in sessions))
         before = working.rounds
         await there.until(lambda: working.rounds > before + 20)
-        assert all(session._holds & PublishReservation.MEMORY for session in sessions)
-        assert there.server._house.memory.used_bytes < 60_000 + 6 * 4_000
+        assert all(session._pause_reasons & PauseReason.MEMORY for session in sessions)
+        assert there.server._resources.publish_memory.used_bytes < 60_000 + 6 * 4_000
         for hog in hogs:
             hog.close()
 
 
 async def test_a_door_that_closes_does_not_wait_for_a_rate() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         rate = {"publish_messages_per_s": 1}
         await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
@@ -159,7 +159,10 @@ async def test_a_door_that_closes_does_not_wait_for_a_rate() -> None:
 
 
 async def test_a_publisher_that_is_held_back_and_goes_away_gives_up_its_subscription() -> None:
-    async with door(publish_memory_bytes=60_000, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
+    async with (
+        open_listener(publish_memory_bytes=60_000, keep_alive_ms=1_000) as there,
+        await Peer.greet(there) as peer,
+    ):
         await peer.create_topic()
         rate = {"publish_messages_per_s": 1}
         await peer.request(requests.SetPolicies(target=TOPIC, changes=rate), requests.PolicyReport)
@@ -169,14 +172,14 @@ async def test_a_publisher_that_is_held_back_and_goes_away_gives_up_its_subscrip
         for n in range(30):
             gone.publish(producer.handle, one_batch(producer, payload_bytes=1_000, sequence=n * 3))
         session = await there.session_of(gone)
-        await there.until(lambda: bool(session._holds & PublishReservation.MEMORY))
+        await there.until(lambda: bool(session._pause_reasons & PauseReason.MEMORY))
         gone.close()
         await there.until(lambda: session.closed)
         await peer.subscribe("billing")
 
 
 async def test_many_messages_given_back_at_once_leave_others_their_turn() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         consumer = await peer.subscribe("billing")
         attached = (await there.session_of(peer)).consumers[consumer.handle]

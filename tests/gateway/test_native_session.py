@@ -1,4 +1,4 @@
-"""What a client that behaves gets from the native door, frame by frame."""
+"""What a client that behaves gets from the native listener, frame by frame."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typing
 
 import msgspec
 import pytest
-from native_peer import TOPIC, Between, Peer, door, one_batch
+from native_peer import TOPIC, Between, Peer, one_batch, open_listener
 
 from pydanube.codec import batch as batches
 from pydanube.codec.native import frames, requests
@@ -38,7 +38,10 @@ def test_every_request_of_the_protocol_is_answered_by_a_function() -> None:
 
 
 async def test_a_client_is_welcomed_with_what_it_has_to_know() -> None:
-    async with door(publish_window_bytes=1_234_567, keep_alive_ms=4_000) as there, await Peer.greet(there) as peer:
+    async with (
+        open_listener(publish_window_bytes=1_234_567, keep_alive_ms=4_000) as there,
+        await Peer.greet(there) as peer,
+    ):
         assert peer.welcome is not None
         assert peer.welcome.version == 1
         assert peer.welcome.broker
@@ -48,7 +51,7 @@ async def test_a_client_is_welcomed_with_what_it_has_to_know() -> None:
 
 
 async def test_requests_may_follow_hello_without_waiting_for_welcome() -> None:
-    async with door() as there, await Peer.connect(there) as peer:
+    async with open_listener() as there, await Peer.connect(there) as peer:
         hello = frames.encode(FrameKind.HELLO, requests.encode(requests.Hello()))
         request = frames.encode(FrameKind.REQUEST, requests.encode(requests.ListNamespaces()), 5)
         peer.write(frames.PREAMBLE + hello + request)
@@ -58,18 +61,18 @@ async def test_requests_may_follow_hello_without_waiting_for_welcome() -> None:
 
 
 async def test_a_version_that_is_not_spoken_is_refused_with_both_ranges() -> None:
-    async with door() as there:
+    async with open_listener() as there:
         with pytest.raises(Refused, match=r"versions 2\.\.9 are not spoken here: this broker speaks 1\.\.1"):
             await Peer.greet(there, requests.Hello(version_min=2, version_max=9))
 
 
 async def test_a_newer_client_that_still_speaks_our_version_is_welcomed_with_ours() -> None:
-    async with door() as there, await Peer.greet(there, requests.Hello(version_min=1, version_max=9)) as peer:
+    async with open_listener() as there, await Peer.greet(there, requests.Hello(version_min=1, version_max=9)) as peer:
         assert peer.welcome is not None and peer.welcome.version == 1
 
 
 async def test_credentials_are_refused_while_there_is_nobody_to_check_them() -> None:
-    async with door() as there:
+    async with open_listener() as there:
         with pytest.raises(Unauthenticated, match="'token' is not offered"):
             await Peer.greet(there, requests.Hello(auth_scheme="token", auth_data=b"secret"))
 
@@ -78,7 +81,7 @@ async def test_credentials_are_refused_while_there_is_nobody_to_check_them() -> 
 
 
 async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.request(requests.CreateNamespace(namespace="shop"), requests.Done)
         await peer.request(requests.CreateTopic(topic="/shop/orders", partitions=2), requests.Done)
         with pytest.raises(AlreadyExists):
@@ -110,7 +113,7 @@ async def test_topics_namespaces_and_subscriptions_are_administered() -> None:
 
 
 async def test_a_lookup_names_the_owner_of_each_partition() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         route = await peer.request(requests.Lookup(topic=TOPIC, create=True), requests.Route)
         assert (route.topic, route.partitioned) == (TOPIC, False)
         assert [(one.index, one.owner) for one in route.partitions] == [(0, there.broker.address)]
@@ -132,14 +135,14 @@ async def test_a_lookup_names_the_owner_of_each_partition() -> None:
 async def test_a_request_that_makes_no_sense_is_refused_and_the_connection_lives(
     request_: requests.Request, complaint: str
 ) -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         with pytest.raises(Invalid, match=complaint):
             await peer.request(request_, requests.Done)
         await peer.request(requests.ListNamespaces(), requests.Names)
 
 
 async def test_an_operation_of_a_later_release_is_refused_by_name_and_the_connection_lives() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         peer.send(FrameKind.REQUEST, b"\x81\xa2op\xa7unheard", 3)
         error = await peer.error(correlation=3)
         assert isinstance(error, Invalid) and "unheard" in error.message
@@ -156,7 +159,7 @@ async def test_requests_are_answered_as_they_finish_and_find_their_way_by_correl
             await self.go.wait()
             return await self._broker.lookup(*arguments)
 
-    async with door(wrap=SlowLookup) as there, await Peer.greet(there) as peer:
+    async with open_listener(wrap=SlowLookup) as there, await Peer.greet(there) as peer:
         peer.send(FrameKind.REQUEST, requests.encode(requests.Lookup(topic=TOPIC, create=True)), 1)
         peer.send(FrameKind.REQUEST, requests.encode(requests.ListNamespaces()), 2)
         assert (await peer.receive(FrameKind.RESPONSE)).correlation == 2
@@ -175,7 +178,7 @@ async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> Non
         async def fetch(self, *_: object, **__: object) -> object:
             raise RuntimeError("secret detail")
 
-    async with door(wrap=Broken) as there, await Peer.greet(there) as peer:
+    async with open_listener(wrap=Broken) as there, await Peer.greet(there) as peer:
         with pytest.raises(DanubeError, match="internal error in request: RuntimeError"):
             await peer.request(requests.Lookup(topic=TOPIC), requests.Route)
         await peer.create_topic()
@@ -193,7 +196,7 @@ async def test_a_mistake_of_the_broker_is_an_error_of_that_request_only() -> Non
 
 
 async def test_publishes_are_pipelined_and_each_is_answered() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         asked = [peer.publish(producer.handle, one_batch(producer, sequence=n * 3)) for n in range(50)]
@@ -205,7 +208,7 @@ async def test_publishes_are_pipelined_and_each_is_answered() -> None:
 
 
 async def test_a_batch_sent_again_is_answered_as_a_duplicate_with_its_first_offset() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         batch = one_batch(producer, sequence=0)
@@ -218,7 +221,7 @@ async def test_a_batch_sent_again_is_answered_as_a_duplicate_with_its_first_offs
 
 
 async def test_a_batch_that_is_not_one_is_refused_and_the_connection_lives() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         for bad in (b"", b"no batch at all", bytes(200)):
@@ -232,7 +235,7 @@ async def test_a_batch_that_is_not_one_is_refused_and_the_connection_lives() -> 
 
 
 async def test_an_unknown_handle_is_not_found_on_its_correlation() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         asked = peer.publish(77, one_batch())
         assert isinstance(await peer.error(asked), NotFound)
         peer.ack(77, (0, 1), correlation=5)
@@ -246,7 +249,7 @@ async def test_an_unknown_handle_is_not_found_on_its_correlation() -> None:
 
 
 async def test_a_closed_producer_publishes_no_more() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         await peer.request(requests.CloseProducer(handle=producer.handle), requests.Done)
@@ -254,7 +257,7 @@ async def test_a_closed_producer_publishes_no_more() -> None:
 
 
 async def test_a_batch_larger_than_the_window_may_go_alone() -> None:
-    async with door(publish_window_bytes=1_000) as there, await Peer.greet(there) as peer:
+    async with open_listener(publish_window_bytes=1_000) as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         peer.publish(producer.handle, one_batch(producer, payload_bytes=5_000))
@@ -265,7 +268,7 @@ async def test_a_batch_larger_than_the_window_may_go_alone() -> None:
 
 
 async def test_messages_are_delivered_as_far_as_credit_goes_and_acks_are_kept() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer, consumer = await peer.open_producer(), await peer.subscribe("billing")
         assert (consumer.position, consumer.created) == (0, True)
@@ -296,7 +299,7 @@ async def test_messages_are_delivered_as_far_as_credit_goes_and_acks_are_kept() 
 
 
 async def test_a_consumer_whose_topic_is_deleted_is_told() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         consumer = await peer.subscribe("billing")
         peer.send(FrameKind.REQUEST, requests.encode(requests.DeleteTopic(topic=TOPIC)), 50)
@@ -310,7 +313,7 @@ async def test_a_consumer_whose_topic_is_deleted_is_told() -> None:
 
 
 async def test_what_a_lost_client_held_is_free_for_the_next() -> None:
-    async with door() as there, await Peer.greet(there) as other:
+    async with open_listener() as there, await Peer.greet(there) as other:
         await other.create_topic()
         peer = await Peer.greet(there)
         await peer.subscribe("billing")
@@ -328,7 +331,7 @@ def fetch(start: requests.Start, wait_ms: int = 0, bytes_max: int = 1 << 20, top
 
 
 async def test_a_fetch_returns_whole_batches_aligned_in_one_frame() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         batch = one_batch(producer)
@@ -347,7 +350,7 @@ async def test_a_fetch_returns_whole_batches_aligned_in_one_frame() -> None:
 
 
 async def test_a_fetch_that_waits_is_answered_by_the_next_publish() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 9)
@@ -357,7 +360,7 @@ async def test_a_fetch_that_waits_is_answered_by_the_next_publish() -> None:
 
 
 async def test_a_fetch_that_waits_in_vain_is_answered_empty() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), wait_ms=10), 9)
         frame = await peer.receive(FrameKind.FETCHED)
@@ -365,7 +368,7 @@ async def test_a_fetch_that_waits_in_vain_is_answered_empty() -> None:
 
 
 async def test_a_fetch_of_what_is_not_there_is_an_error_of_the_tree() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         peer.send(FrameKind.FETCH, fetch(requests.Start("earliest")), 9)
         assert isinstance(await peer.error(9), NotFound)
         peer.send(FrameKind.FETCH, b"\xc1", 10)
@@ -373,7 +376,7 @@ async def test_a_fetch_of_what_is_not_there_is_an_error_of_the_tree() -> None:
 
 
 async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_same_name() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         meant = (await peer.request(requests.Lookup(topic=TOPIC), requests.Route)).topic_id
         peer.send(FrameKind.FETCH, fetch(requests.Start("earliest"), topic_id=meant), 9)
@@ -391,7 +394,7 @@ async def test_a_fetch_that_means_one_topic_gets_nothing_of_a_later_one_of_the_s
 async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_with_a_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         peer.publish(producer.handle, one_batch(producer))
@@ -408,7 +411,7 @@ async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_wit
 
 
 async def test_more_waiting_fetches_than_allowed_are_refused() -> None:
-    async with door(fetches_in_flight_max=2) as there, await Peer.greet(there) as peer:
+    async with open_listener(fetches_in_flight_max=2) as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         for correlation in (1, 2, 3):
             peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=30_000), 100 + correlation)
@@ -419,14 +422,14 @@ async def test_more_waiting_fetches_than_allowed_are_refused() -> None:
 
 
 async def test_a_ping_is_answered() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         peer.send(FrameKind.PING, correlation=3)
         assert (await peer.receive(FrameKind.PONG)).correlation == 3
 
 
 async def test_a_silent_peer_is_asked_and_one_that_answers_stays() -> None:
     clock = ManualClock()
-    async with door(clock=clock, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
+    async with open_listener(clock=clock, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
         for _ in range(6):
             for _ in range(4):
                 clock.advance(0.1)
@@ -441,7 +444,7 @@ async def test_a_silent_peer_is_asked_and_one_that_answers_stays() -> None:
 
 async def test_a_peer_that_stays_silent_for_its_keep_alive_is_gone() -> None:
     clock = ManualClock()
-    async with door(clock=clock, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
+    async with open_listener(clock=clock, keep_alive_ms=1_000) as there, await Peer.greet(there) as peer:
         for _ in range(12):
             clock.advance(0.1)
             await asyncio.sleep(0)
@@ -462,7 +465,7 @@ async def test_a_door_that_closes_says_so_answers_what_is_in_flight_and_takes_no
         def publish(self, *arguments: object) -> None:
             self.held.append(arguments)
 
-    async with door(wrap=Holding) as there, await Peer.greet(there) as peer:
+    async with open_listener(wrap=Holding) as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         in_flight = peer.publish(producer.handle, one_batch(producer))
@@ -483,7 +486,7 @@ async def test_a_door_that_closes_says_so_answers_what_is_in_flight_and_takes_no
 
 
 async def test_a_waiting_fetch_does_not_keep_the_door_open() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=600_000), 9)
         await there.until(lambda: there.sessions[0].in_flight == 1)
@@ -498,7 +501,7 @@ async def test_a_waiting_fetch_does_not_keep_the_door_open() -> None:
 
 
 async def test_acks_of_an_earlier_client_and_of_a_generation_count_as_they_should_after_a_seek() -> None:
-    async with door() as here, await Peer.greet(here) as peer:
+    async with open_listener() as here, await Peer.greet(here) as peer:
         await peer.create_topic()
         producer = await peer.open_producer()
         peer.publish(producer.handle, one_batch(producer, count=9))

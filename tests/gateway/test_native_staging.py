@@ -5,7 +5,7 @@ import random
 
 import msgspec
 import pytest
-from native_peer import TOPIC, Between, Peer, door, neighbour, one_batch
+from native_peer import TOPIC, Between, Peer, neighbour, one_batch, open_listener
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -37,7 +37,7 @@ async def end_of(peer: Peer, partition: int = 0) -> int:
 
 
 async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed():
-    async with door() as one, await Peer.greet(one) as peer:
+    async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.request(requests.CreateTopic(topic=TOPIC, partitions=2), requests.Done)
         stages = [
             await stage(peer, {(TOPIC, 0): [one_batch(count=3)], (TOPIC, 1): [one_batch(count=2)] * 2}),
@@ -52,7 +52,7 @@ async def test_what_is_staged_is_seen_by_nobody_until_it_is_committed():
 
 
 async def test_queries_are_listed_and_forgotten():
-    async with door() as one, await Peer.greet(one) as peer:
+    async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         name = await stage(peer, {(TOPIC, 0): [one_batch()]})
         commit = requests.CommitStages(query="query", run="run", batch_id=0, stages=[name], wait_ms=10_000)
@@ -66,7 +66,7 @@ async def test_queries_are_listed_and_forgotten():
 
 
 async def test_a_fenced_run_hears_so_on_its_own_request():
-    async with door() as one, await Peer.greet(one) as peer:
+    async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         await stage(peer, {(TOPIC, 0): [one_batch()]})
         await stage(peer, {(TOPIC, 0): [one_batch()]}, run="next")
@@ -94,7 +94,7 @@ async def test_a_fenced_run_hears_so_on_its_own_request():
     ],
 )
 async def test_a_stage_that_makes_no_sense_is_refused_and_the_connection_goes_on(batches, changes, error):
-    async with door() as one, await Peer.greet(one) as peer:
+    async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         with pytest.raises(error):
             await stage(peer, batches, **changes)
@@ -103,7 +103,7 @@ async def test_a_stage_that_makes_no_sense_is_refused_and_the_connection_goes_on
 
 
 async def test_a_head_that_is_no_map_is_refused_and_the_connection_goes_on():
-    async with door() as one, await Peer.greet(one) as peer:
+    async with open_listener() as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         peer.write(frames.encode(FrameKind.STAGE, b"\xc1", 5))
         assert isinstance(await peer.error(5), Invalid)
@@ -111,7 +111,7 @@ async def test_a_head_that_is_no_map_is_refused_and_the_connection_goes_on():
 
 
 async def test_a_stage_without_a_correlation_ends_the_connection():
-    async with door() as one, await Peer.greet(one) as peer:
+    async with open_listener() as one, await Peer.greet(one) as peer:
         peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 0))
         assert isinstance(await peer.last_words(), Invalid)
 
@@ -120,7 +120,7 @@ async def test_garbage_in_stages_harms_neither_the_broker_nor_others():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    async with door() as one, neighbour(one):
+    async with open_listener() as one, neighbour(one):
         for _ in range(150):
             async with await Peer.greet(one) as peer:
                 frame = bytearray(stage_frame({(TOPIC, 0): [one_batch(count=chance.randint(1, 50))]}, 1))
@@ -150,7 +150,7 @@ class Slow(Between):
 
 
 async def test_stages_count_for_the_publish_window():
-    async with door(wrap=Slow, publish_window_bytes=10_000) as one, await Peer.greet(one) as peer:
+    async with open_listener(wrap=Slow, publish_window_bytes=10_000) as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         peer.write(stage_frame({(TOPIC, 0): [one_batch(payload_bytes=2_000)]}, 1))
         peer.write(stage_frame({(TOPIC, 0): [one_batch(payload_bytes=2_000)]}, 2))
@@ -158,13 +158,13 @@ async def test_stages_count_for_the_publish_window():
 
 
 async def test_a_stage_that_is_larger_than_the_window_may_go_alone():
-    async with door(publish_window_bytes=10_000) as one, await Peer.greet(one) as peer:
+    async with open_listener(publish_window_bytes=10_000) as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         await stage(peer, {(TOPIC, 0): [one_batch(payload_bytes=20_000)]})
 
 
 async def test_a_stage_on_its_way_is_answered_while_the_door_closes():
-    async with door(wrap=Slow, drain_s=5) as one, await Peer.greet(one) as peer:
+    async with open_listener(wrap=Slow, drain_s=5) as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 3))
         await one.until(lambda: one.sessions[0].publish_bytes > 0)

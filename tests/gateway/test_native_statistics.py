@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from native_peer import TOPIC, Peer, door, one_batch
+from native_peer import TOPIC, Peer, one_batch, open_listener
 
 from pydanube.codec.native import requests
 from pydanube.codec.native.frames import FrameKind
@@ -11,7 +11,7 @@ from pydanube.model.errors import NotFound
 
 
 async def test_a_client_is_told_what_was_counted_down_to_its_own_consumer() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         producer, consumer = await peer.open_producer(), await peer.subscribe("billing")
         batch = one_batch(producer, count=7)
@@ -31,6 +31,6 @@ async def test_a_client_is_told_what_was_counted_down_to_its_own_consumer() -> N
 
 
 async def test_an_unknown_topic_is_refused_by_name() -> None:
-    async with door() as there, await Peer.greet(there) as peer:
+    async with open_listener() as there, await Peer.greet(there) as peer:
         with pytest.raises(NotFound, match=TOPIC):
             await peer.request(requests.GetStatistics(topic=TOPIC), requests.StatisticsReport)

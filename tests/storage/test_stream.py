@@ -4,7 +4,7 @@ import asyncio
 import random
 
 from pydanube.codec.batch import Batch, encode
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.wal import RecordKind
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk

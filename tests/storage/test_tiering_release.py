@@ -12,7 +12,7 @@ from broker_harness import TOPIC, Door, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, filled, upload_all
 
 from pydanube.broker import Broker
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.positions import Position
 from pydanube.runtime.clock import ManualClock

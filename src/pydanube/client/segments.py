@@ -34,7 +34,7 @@ from pydanube.client.admin.conversions import AnyPosition
 from pydanube.client.blocking.loop_thread import Blocking, LoopThread, blocking
 from pydanube.client.history.coverage import CoverageWindow, SegmentInfo, WantedRange, check_covered, ordered, resolved
 from pydanube.codec.batch import Batch
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.segment import END_BYTES, Block, SegmentFooter, SegmentSection, decode_footer, read_trailer
 from pydanube.model.errors import Corrupt, DanubeError, NotFound
 from pydanube.model.limits import KIB, MIB

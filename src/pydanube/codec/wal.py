@@ -25,13 +25,17 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.model.limits import ALIGNMENT, RECORD_BODY_BYTES_MAX
+
+from .batch.header import HEADER_CRC_START, STAMP_CRC_START, STAMP_START, blank_header, fields_struct
+from .batch.header import ByteBuffer as ByteBuffer
+from .batch.layout import HEADER_BYTES
 
 MAGIC: Final = b"DREC"
 VERSION: Final = 1
@@ -46,28 +50,23 @@ CHECKSUM: Final = struct.Struct("<I")
 GENERATION: Final = struct.Struct("<q")
 GENERATION_AT: Final = 8
 HEADER: Final = struct.Struct(CHECKED.format + "I")
-BATCH: Final = struct.Struct("<16xI76xII")
-"""Of a batch: span, CRC of its body, CRC of bytes 0..100."""
+BATCH_HEADER_BYTES: Final = HEADER_BYTES
+BATCH: Final = fields_struct("span", "body_crc", "header_crc")
+"""Of a batch: span, CRC of its body, CRC of the producer's part of its header."""
 
-STAMP: Final = struct.Struct("<qqII")
-STAMP_AT: Final = 104
-BATCH_CHECKED_BYTES: Final = 100
-STAMP_CHECK_AT: Final = 124
-BATCH_HEADER_BYTES: Final = 128
-PEEK: Final = struct.Struct("<16xI84xqq")
+PEEK: Final = fields_struct("span", "base_offset", "append_time")
 """Of a batch that was verified before: span, base offset, append time."""
 
 HEADERS_BYTES: Final = RECORD_HEADER_BYTES + BATCH_HEADER_BYTES
-HEADERS: Final = struct.Struct(HEADER.format + "16xI76xI4xqq8x")
+HEADERS: Final = struct.Struct(
+    HEADER.format
+    + fields_struct("span", "body_crc", "base_offset", "append_time", end=BATCH_HEADER_BYTES).format.removeprefix("<")
+)
 """A record header and the batch header after it: the fields of the record, then span, CRC of the batch's body, base
 offset, append time."""
 
-ByteBuffer: TypeAlias = bytes | bytearray | memoryview
-
 assert HEADERS.size == HEADERS_BYTES
 assert HEADER.size == RECORD_HEADER_BYTES == ALIGNMENT
-assert BATCH.size == STAMP_AT
-assert STAMP_AT + STAMP.size == BATCH_HEADER_BYTES
 
 
 class RecordKind(IntEnum):
@@ -212,9 +211,7 @@ def decode_header(buffer: ByteBuffer, at: int = 0, expected: tuple[int, int] | N
 
 def _whole_headers() -> bytes:
     """Any record header followed by any stamped batch header, all three checksums right."""
-    producer, stamp = bytes(BATCH_CHECKED_BYTES), bytes(STAMP_CHECK_AT - STAMP_AT)
-    record = encode_header(RecordKind.DATA, 0, 0, 0, 0, 0, 0, 0, 0)
-    return record + producer + CHECKSUM.pack(crc32c(producer)) + stamp + CHECKSUM.pack(crc32c(stamp))
+    return encode_header(RecordKind.DATA, 0, 0, 0, 0, 0, 0, 0, 0) + blank_header()
 
 
 RECORD_HEADER_RESIDUE: Final = crc32c(_whole_headers()[:RECORD_HEADER_BYTES])
@@ -228,11 +225,11 @@ def batch_is_intact(body: memoryview, body_crc: int) -> bool:
     if len(body) < BATCH_HEADER_BYTES:
         return False
     _, own_crc, header_crc = BATCH.unpack_from(body)
-    stamp_crc = CHECKSUM.unpack_from(body, STAMP_CHECK_AT)[0]
+    stamp_crc = CHECKSUM.unpack_from(body, STAMP_CRC_START)[0]
     return bool(
         own_crc == body_crc
-        and crc32c(body[:BATCH_CHECKED_BYTES]) == header_crc
-        and crc32c(body[STAMP_AT:STAMP_CHECK_AT]) == stamp_crc
+        and crc32c(body[:HEADER_CRC_START]) == header_crc
+        and crc32c(body[STAMP_START:STAMP_CRC_START]) == stamp_crc
         and crc32c(body[BATCH_HEADER_BYTES:]) == body_crc
     )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pydanube.codec.batch import read_header
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.model.errors import Corrupt, Full
 from pydanube.model.gaps import NO_GAPS, Gaps
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pydanube.broker.partitions.stored_partition import StoredPartition
 from pydanube.codec.batch import Batch
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.core.dispatch.ranges import runs
 from pydanube.model.limits import ACKED_RANGES_MAX
 from pydanube.runtime.clock import MICROSECONDS

@@ -23,7 +23,7 @@ from pydanube.broker.partitions.open_partitions import Key, Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.publish_queue import Published
 from pydanube.broker.registry.registry import Registry
-from pydanube.codec.batch import Batch, resigned, rest_of
+from pydanube.codec.batch import Batch, encode_rows_from, with_producer
 from pydanube.core.staging import STAGED_PRODUCER, epoch_of, rows_to_skip
 from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.limits import MIB, PRODUCER_BATCHES_IN_FLIGHT_MAX
@@ -278,8 +278,8 @@ class StagePublisher:
             batch = Batch.trust(view)
             first, end = max(sequence, skipped), sequence + batch.count
             if first < end:
-                wanted = view if first == sequence else rest_of(batch, first - sequence)
-                signed = resigned(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
+                wanted = view if first == sequence else encode_rows_from(batch, first - sequence)
+                signed = with_producer(wanted, decision.producer_id, epoch_of(decision.batch_id), first)
                 partition.publish(Batch.trust(signed), in_flight.expect(len(signed)))
                 unbroken += len(signed)
                 if partition.is_held_back and self._held_bytes + in_flight.bytes <= HELD_BYTES_MAX:

@@ -15,7 +15,7 @@ from pydanube.broker.registry.registry import Registry
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.codec import stage
 from pydanube.codec.batch import HEADER_BYTES, Batch
-from pydanube.codec.batch.peek import unpacked_bytes
+from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.core.staging import QueryRecord, StageName, check_attempt, stage_time
 from pydanube.model.errors import Invalid, NotFound, Refused

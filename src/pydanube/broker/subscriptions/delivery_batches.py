@@ -10,8 +10,8 @@ from typing import Final
 
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.batch.gather import gather_parts, gather_range
+from pydanube.codec.batch.header import is_dense, offsets_of
 from pydanube.codec.batch.join import can_follow, joined
-from pydanube.codec.batch.peek import is_dense, offsets_of
 from pydanube.core.dispatch.failures import Failures
 from pydanube.core.dispatch.members import Dealt
 from pydanube.core.dispatch.ranges import RangeArray, runs

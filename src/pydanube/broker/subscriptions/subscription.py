@@ -15,7 +15,7 @@ from typing import Final, Literal
 from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done
 from pydanube.codec.batch import Batch
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.dispatch.failures import Exhausted

@@ -24,6 +24,7 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from pydanube.codec.batch import HEADER_BYTES, Codec, encode
+from pydanube.codec.batch.header import HEADER_CRC_START, STAMP_START, field_start
 from pydanube.model.errors import Corrupt
 from pydanube.runtime.clock import SystemClock
 
@@ -39,6 +40,8 @@ HELD_BYTES_MAX: Final = 8 << 20
 SWITCH_SECONDS: Final = 0.0005
 """How long the loop may keep the interpreter from the thread that syncs; Python's default of 5 ms is a disk seek."""
 IOV_MAX: Final = 1024
+LENGTH_START: Final = field_start("stored_length")
+BODY_CRC_START: Final = field_start("body_crc")
 
 Take = Callable[[list[memoryview]], None]
 
@@ -60,7 +63,7 @@ class BatchStream(asyncio.BufferedProtocol):
         batches: list[memoryview] = []
         length = 0
         while end - start >= HEADER_BYTES:
-            length = HEADER_BYTES + int.from_bytes(chunk[start + 20 : start + 24], "little")
+            length = HEADER_BYTES + int.from_bytes(chunk[start + LENGTH_START : start + LENGTH_START + 4], "little")
             if end - start < length:
                 break
             batches.append(verified(chunk[start : start + length]))
@@ -85,9 +88,9 @@ class BatchStream(asyncio.BufferedProtocol):
 
 def verified(batch: memoryview) -> memoryview:
     """The batch, both of its checksums compared."""
-    if crc32c(batch[:100]) != int.from_bytes(batch[100:104], "little"):
+    if crc32c(batch[:HEADER_CRC_START]) != int.from_bytes(batch[HEADER_CRC_START:STAMP_START], "little"):
         raise Corrupt("batch header does not match its checksum")
-    if crc32c(batch[HEADER_BYTES:]) != int.from_bytes(batch[96:100], "little"):
+    if crc32c(batch[HEADER_BYTES:]) != int.from_bytes(batch[BODY_CRC_START:HEADER_CRC_START], "little"):
         raise Corrupt("batch body does not match its checksum")
     return batch
 

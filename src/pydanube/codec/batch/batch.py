@@ -11,13 +11,16 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 import numpy as np
 from crc32c import crc32c
 
 from pydanube.model.errors import Corrupt
+from pydanube.model.positions import datetime_from_micros
 
 from . import gather
 from .columns import (
@@ -49,7 +52,6 @@ from .layout import (
     Layout,
     layout,
 )
-from .message import BatchMessage
 from .verify import verify
 
 if TYPE_CHECKING:
@@ -304,6 +306,59 @@ class Batch:
     def __repr__(self) -> str:
         header = self.header
         return f"Batch({header.count} messages at {self.base_offset}..{self.end_offset}, {header.batch_bytes} bytes)"
+
+
+class BatchMessage(msgspec.Struct, gc=False, eq=False):
+    """Making one costs some 50 ns. Subclasses add fields: `Message(batch, row, ...)`."""
+
+    batch: Batch
+    row: int
+
+    @property
+    def payload(self) -> bytes:
+        return self.batch.payloads[self.row]
+
+    @property
+    def key(self) -> str | None:
+        return self.batch.keys[self.row]
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return self.batch.attributes[self.row]
+
+    @property
+    def offset(self) -> int:
+        return self.batch.offset_at(self.row)
+
+    @property
+    def publish_time(self) -> datetime:
+        return datetime_from_micros(self.batch.publish_time_at(self.row))
+
+    @property
+    def append_time(self) -> datetime:
+        return datetime_from_micros(self.batch.append_time_at(self.row))
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """None: at once."""
+        column = self.batch.deliver_at
+        moment = 0 if column is None else int(column[self.row])
+        return datetime_from_micros(moment) if moment else None
+
+    @property
+    def producer(self) -> str:
+        return self.batch.producer_name
+
+    @property
+    def schema_id(self) -> int:
+        return self.batch.header.schema_id
+
+    @property
+    def schema_version(self) -> int:
+        return self.batch.header.schema_version
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(offset={self.offset}, key={self.key!r}, payload={self.payload[:32]!r})"
 
 
 def _plain(view: memoryview, header: BatchHeader, place: Layout) -> memoryview:

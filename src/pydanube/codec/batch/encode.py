@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydanube.model.errors import Full, Invalid
 from pydanube.model.limits import (
@@ -32,7 +32,10 @@ from .intake import (
     payload_column,
     publish_time_column,
 )
-from .layout import HEADER_BYTES
+from .layout import HEADER_BYTES, KEY
+
+if TYPE_CHECKING:
+    from .batch import Batch
 
 _ROW_BYTES: Final = 16
 """Of every row: its payload offset, its publish time, and the reserve for an offset column."""
@@ -93,6 +96,27 @@ def encode(
         columns = attribute_columns(attributes)
         rows = EncodedRows(owned, times, key_column(keys), *columns, deliver_at_column(deliver_at), lengths)
     return assemble(rows, origin, codec)
+
+
+def encode_rows_from(batch: Batch, row: int) -> bytearray:
+    """Encode the rows of `batch` from `row` on as a batch to publish: without a sequence and not yet stamped.
+
+    `Batch.slice` makes a batch for a delivery instead.
+    """
+    header = batch.header
+    if not 0 <= row < header.count:
+        raise Invalid(f"rows from {row} on are not a part of a batch of {header.count}")
+    return encode(
+        batch.payloads[row:],
+        publish_times=batch.publish_times[row:].tolist(),
+        keys=batch.keys[row:] if header.columns & KEY else None,
+        attributes=batch.attributes[row:],
+        deliver_at=None if batch.deliver_at is None else batch.deliver_at[row:].tolist(),
+        producer_name=batch.producer_name,
+        schema_id=header.schema_id,
+        schema_version=header.schema_version,
+        codec=header.codec,
+    )
 
 
 class BatchBuilder:

@@ -62,14 +62,77 @@ SCHEMA_VERSION_MAX: Final = 2**31 - 1
 
 OFFSET_MAX: Final = 2**63 - 1
 
-_HEADER: Final = struct.Struct("<4sBBHIIIIIIQqIIQqqqHHIII")
-_STAMP: Final = struct.Struct("<qqII")
-_STAMPED: Final = struct.Struct("<qqI")
+_FIELDS: Final = (
+    ("magic", "4s"),
+    ("version", "B"),
+    ("codec", "B"),
+    ("flags", "H"),
+    ("columns", "I"),
+    ("count", "I"),
+    ("span", "I"),
+    ("stored_length", "I"),
+    ("plain_length", "I"),
+    ("attribute_entries", "I"),
+    ("producer_id", "Q"),
+    ("first_sequence", "q"),
+    ("producer_epoch", "I"),
+    ("schema_version", "I"),
+    ("schema_id", "Q"),
+    ("publish_time_min", "q"),
+    ("publish_time_max", "q"),
+    ("deliver_at_max", "q"),
+    ("producer_name_length", "H"),
+    ("zero", "H"),
+    ("also_zero", "I"),
+    ("body_crc", "I"),
+    ("header_crc", "I"),
+    ("base_offset", "q"),
+    ("append_time", "q"),
+    ("owner_epoch", "I"),
+    ("stamp_crc", "I"),
+)
+"""Name and struct format of every field, in order. This is the only place that states them: positions are derived."""
+
+_FORMATS: Final = dict(_FIELDS)
+_STARTS: Final = {
+    name: struct.calcsize("<" + "".join(kind for _, kind in _FIELDS[:index])) for index, (name, _) in enumerate(_FIELDS)
+}
+
+
+def field_start(name: str) -> int:
+    """Return the position of a header field, counted from the first byte of the batch."""
+    return _STARTS[name]
+
+
+def fields_struct(*names: str, start: int = 0, end: int | None = None) -> struct.Struct:
+    """Return a struct that reads or writes the named header fields, in the order of the header, and skips the others.
+
+    The struct begins at position `start` of the header and ends at `end`: by default at the end of the last field.
+    """
+    parts, at = ["<"], start
+    for name in names:
+        if _STARTS[name] > at:
+            parts.append(f"{_STARTS[name] - at}x")
+        assert _STARTS[name] >= at, f"{name} lies before the field named in front of it"
+        parts.append(_FORMATS[name])
+        at = _STARTS[name] + struct.calcsize("<" + _FORMATS[name])
+    if end is not None and end > at:
+        parts.append(f"{end - at}x")
+    return struct.Struct("".join(parts))
+
+
+STAMP_START: Final = field_start("base_offset")
+HEADER_CRC_START: Final = field_start("header_crc")
+"""The header's checksum covers the bytes before it."""
+
+STAMP_CRC_START: Final = field_start("stamp_crc")
+"""The stamp's checksum covers the bytes from STAMP_START up to it."""
+
+_STAMP: Final = fields_struct("base_offset", "append_time", "owner_epoch", "stamp_crc", start=STAMP_START)
+_WHOLE: Final = fields_struct(*_FORMATS)
+_HEADER: Final = fields_struct(*[name for name in _FORMATS if _STARTS[name] < STAMP_START])
+_STAMPED: Final = fields_struct("base_offset", "append_time", "owner_epoch", start=STAMP_START)
 _CRC: Final = struct.Struct("<I")
-_CHECKED_BYTES: Final = 100
-STAMP_START: Final = 104
-_STAMP_CRC: Final = 124
-_WHOLE: Final = struct.Struct(_HEADER.format + _STAMP.format[1:])
 _BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - HEADER_BYTES
 
 assert _HEADER.size == STAMP_START
@@ -162,7 +225,7 @@ def read_header(buffer: ByteBuffer, *, stamped: bool = False) -> BatchHeader:
         raise Corrupt(f"batch does not begin with {MAGIC!r} but with {magic!r}")
     if version != VERSION:
         raise Corrupt(f"batch format version {version} is unknown to this release, which reads version {VERSION}")
-    if crc32c(view[:_CHECKED_BYTES]) != header_crc:
+    if crc32c(view[:HEADER_CRC_START]) != header_crc:
         raise Corrupt("batch header does not match its checksum")
     known_codec = _CODECS.get(codec)
     if known_codec is None:
@@ -235,7 +298,7 @@ def _check_values(header: BatchHeader) -> None:
 
 def check_stamp(view: memoryview, header: BatchHeader) -> None:
     """Corrupt unless the stamp is there, intact and possible."""
-    if crc32c(view[STAMP_START:_STAMP_CRC]) != _CRC.unpack_from(view, _STAMP_CRC)[0]:
+    if crc32c(view[STAMP_START:STAMP_CRC_START]) != _CRC.unpack_from(view, STAMP_CRC_START)[0]:
         raise Corrupt("batch stamp (base offset, append time, owner epoch) does not match its checksum")
     if not 0 <= header.base_offset <= OFFSET_MAX - header.span or not 0 <= header.append_time <= TIME_MAX:
         raise Corrupt(f"batch stamp (offset {header.base_offset}, append time {header.append_time}) is impossible")
@@ -257,7 +320,7 @@ def write_header(batch: bytearray, header: BatchHeader) -> None:
         header.publish_time_max, header.deliver_at_max, header.producer_name_length, 0, 0, header.body_crc, 0,
     )
     # fmt: on
-    _CRC.pack_into(batch, _CHECKED_BYTES, crc32c(memoryview(batch)[:_CHECKED_BYTES]))
+    _CRC.pack_into(batch, HEADER_CRC_START, crc32c(memoryview(batch)[:HEADER_CRC_START]))
 
 
 def stamp(batch: bytearray | memoryview, base_offset: int, append_time: int, owner_epoch: int) -> None:
@@ -271,3 +334,59 @@ def stamp(batch: bytearray | memoryview, base_offset: int, append_time: int, own
 def _names_of(bits: int) -> str:
     """Unknown bits by their numbers: nothing else is known about them."""
     return ", ".join(str(bit) for bit in range(bits.bit_length()) if bits >> bit & 1)
+
+
+def blank_header() -> bytes:
+    """Return a stamped header of zeros with both checksums right.
+
+    The CRC of bytes that end in their own CRC is the same for all bytes. So the CRC of this header is the CRC of every
+    intact header, and one pass over a header checks both of its checksums.
+    """
+    producer, stamped = bytes(HEADER_CRC_START), bytes(STAMP_CRC_START - STAMP_START)
+    return producer + _CRC.pack(crc32c(producer)) + stamped + _CRC.pack(crc32c(stamped))
+
+
+# -- single fields, without opening the batch -------------------------------------------------------------------------
+
+_BASE_OFFSET: Final = fields_struct("base_offset", start=STAMP_START)
+_SPAN_START: Final = field_start("span")
+_SPAN: Final = fields_struct("span", start=_SPAN_START)
+_COUNT_START: Final = field_start("count")
+_COUNT_AND_SPAN: Final = fields_struct("count", "span", start=_COUNT_START)
+_CODEC_START: Final = field_start("codec")
+_PLAIN_LENGTH_START: Final = field_start("plain_length")
+_PLAIN_LENGTH: Final = fields_struct("plain_length", start=_PLAIN_LENGTH_START)
+_SEQUENCE_START: Final = field_start("producer_id")
+_SEQUENCE: Final = fields_struct("producer_id", "first_sequence", "producer_epoch", start=_SEQUENCE_START)
+
+
+def offsets_of(batch: memoryview) -> tuple[int, int]:
+    """Return the offsets [base, end) of a stamped, verified batch."""
+    base: int = _BASE_OFFSET.unpack_from(batch, STAMP_START)[0]
+    return base, base + int(_SPAN.unpack_from(batch, _SPAN_START)[0])
+
+
+def is_dense(batch: memoryview) -> bool:
+    """Return whether every offset of a verified batch has a row."""
+    count, span = _COUNT_AND_SPAN.unpack_from(batch, _COUNT_START)
+    return bool(count == span)
+
+
+def unpacked_bytes(batch: memoryview) -> int:
+    """Return the uncompressed size that the header of an unverified batch states; 0 when it is not compressed, or too
+    short to be a batch.
+
+    A batch that states more than the limit is refused when it is opened, before anything is decompressed.
+    """
+    if len(batch) < HEADER_BYTES or not batch[_CODEC_START]:
+        return 0
+    return min(int(_PLAIN_LENGTH.unpack_from(batch, _PLAIN_LENGTH_START)[0]), BATCH_BYTES_MAX)
+
+
+def with_producer(batch: ByteBuffer, producer_id: int, producer_epoch: int, first_sequence: int) -> bytearray:
+    """Return a copy of the batch that names another producer and sequence. Its body keeps its checksum; its header gets
+    a new one."""
+    copy = bytearray(batch)
+    _SEQUENCE.pack_into(copy, _SEQUENCE_START, producer_id, first_sequence, producer_epoch)
+    _CRC.pack_into(copy, HEADER_CRC_START, crc32c(memoryview(copy)[:HEADER_CRC_START]))
+    return copy

@@ -12,46 +12,147 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from pydanube.model.errors import Invalid
+from pydanube.model.errors import DanubeError, Invalid, NotOwner, from_code
 from pydanube.model.failure import FailurePolicy
-from pydanube.model.storage import StoragePlace
+from pydanube.model.pending import PendingMessage
+from pydanube.model.policies import Policies
+from pydanube.model.staging import StagedQuery
+from pydanube.model.statistics import TopicStatistics
+from pydanube.model.storage import (
+    PartitionUsage,
+    SegmentDescription,
+    StorageCollected,
+    StoragePlace,
+    StorageStatus,
+    StorageUpload,
+    StorageVerified,
+)
 
-from .answers import BrokerInfo as BrokerInfo
-from .answers import ConsumerOpened as ConsumerOpened
-from .answers import Done as Done
-from .answers import GarbageCollected as GarbageCollected
-from .answers import Names as Names
-from .answers import Offset as Offset
-from .answers import OffsetRanges as OffsetRanges
-from .answers import PartitionInfo as PartitionInfo
-from .answers import PartitionRoute as PartitionRoute
-from .answers import PendingMessages as PendingMessages
-from .answers import PolicyReport as PolicyReport
-from .answers import Positions as Positions
-from .answers import ProducerOpened as ProducerOpened
-from .answers import Route as Route
-from .answers import SegmentList as SegmentList
-from .answers import Settled as Settled
-from .answers import Staged as Staged
-from .answers import StagedQueries as StagedQueries
-from .answers import StagesCommitted as StagesCommitted
-from .answers import StatisticsReport as StatisticsReport
-from .answers import StorageStep as StorageStep
-from .answers import StorageUploading as StorageUploading
-from .answers import StorageUsed as StorageUsed
-from .answers import Subscription as Subscription
-from .answers import SubscriptionPlace as SubscriptionPlace
-from .answers import Topic as Topic
-from .heads import ConsumerChanged as ConsumerChanged
-from .heads import Failure as Failure
-from .heads import Fetch as Fetch
-from .heads import Hello as Hello
-from .heads import Nack as Nack
-from .heads import Stage as Stage
-from .heads import StagedSection as StagedSection
-from .heads import Start as Start
-from .heads import Welcome as Welcome
-from .heads import check_ranges
+from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
+
+# -- heads of other frames ---------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct):
+    """HELLO: the client's first frame. Room for credentials and features is here from the first version.
+
+    Always sent whole: the version that is a default today is not the default of the next release.
+    """
+
+    version_min: int = PROTOCOL_VERSION
+    version_max: int = PROTOCOL_VERSION
+    client: str = ""
+    features: list[str] = []
+    auth_scheme: str = ""
+    auth_data: bytes = b""
+
+
+class Welcome(msgspec.Struct, omit_defaults=True):
+    """WELCOME: the broker's answer. `publish_window_bytes` is the credit for unacknowledged PUBLISH frames."""
+
+    version: int
+    broker: str
+    cluster: str = ""
+    features: list[str] = []
+    frame_bytes_max: int = 0
+    publish_window_bytes: int = 0
+    keep_alive_ms: int = 5000
+
+
+class Failure(msgspec.Struct, omit_defaults=True):
+    """ERROR, and GOAWAY and CONSUMER_CLOSED where they have a reason: one error of the tree as a value."""
+
+    code: int
+    message: str
+    owner: str = ""
+    handle: int = 0
+
+    @classmethod
+    def of(cls, error: DanubeError, handle: int = 0) -> Failure:
+        return cls(error.code, error.message, error.owner if isinstance(error, NotOwner) else "", handle)
+
+    def error(self) -> DanubeError:
+        return from_code(self.code, self.message, self.owner)
+
+
+class Fetch(msgspec.Struct, omit_defaults=True):
+    """FETCH: read without a subscription. Answered by FETCHED, empty when nothing came within `wait_ms`."""
+
+    topic: str
+    partition: int
+    start: Start
+    bytes_max: int = 1 << 20
+    wait_ms: int = 0
+    topic_id: int = 0
+    """Tells a topic from a later one of the same name; 0: whichever has it."""
+
+
+class Nack(msgspec.Struct, omit_defaults=True):
+    """NACK: these offsets were not managed. `delay_ms` -1 lets the failure policy choose.
+
+    `timeout`: nobody settled them within the subscription's ack timeout, counted from when the application took them.
+    """
+
+    handle: int
+    ranges: list[tuple[int, int]]
+    delay_ms: int = -1
+    reason: str = ""
+    timeout: bool = False
+    generation: int = GENERATION_UNKNOWN
+    """The seek generation under which they were delivered. Clients of earlier releases name none."""
+
+    def __post_init__(self) -> None:
+        check_ranges("NACK", self.ranges)
+
+
+class StagedSection(msgspec.Struct, omit_defaults=True):
+    """Batches of one partition within a STAGE."""
+
+    topic: str
+    partition: int
+    lengths: list[int]
+    """Of each batch in bytes, without the padding behind it."""
+
+
+class Stage(msgspec.Struct, omit_defaults=True):
+    """STAGE: store batches where nobody sees them until `stage.commit` names them. Answered by a RESPONSE with Staged.
+
+    Body: the batches of all sections in order, each padded to 64. It counts for the publish window like a PUBLISH. The
+    batches carry no sequence; whoever stores them in the end gives them one. See `model.staging` for the words.
+    """
+
+    query: str
+    run: str
+    batch_id: int
+    task: int
+    attempt: int
+    part: int
+    sections: list[StagedSection]
+
+
+class ConsumerChanged(msgspec.Struct, omit_defaults=True):
+    """CONSUMER_CHANGED: the subscription of this consumer has other settings from now on, or was sought."""
+
+    handle: int
+    ack_timeout_ms: int = 0
+    generation: int = GENERATION_UNKNOWN
+    """The seek generation of the deliveries that follow. Brokers of earlier releases tell none."""
+
+
+class Start(msgspec.Struct, omit_defaults=True):
+    """A `model.positions.Position` on the wire."""
+
+    kind: Literal["earliest", "latest", "offset", "time"] = "latest"
+    value: int = 0
+
+
+def check_ranges(what: str, ranges: list[tuple[int, int]]) -> None:
+    """Offsets that exist nowhere are refused, as in an ACK; order and overlap are the receiver's business."""
+    if any(not 0 <= start < end < 2**63 for start, end in ranges):
+        raise Invalid(f"{what} holds a range that is empty, negative or too large")
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
@@ -414,6 +515,223 @@ AnyRequest = (
     | DescribeBroker
 )
 
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class Done(msgspec.Struct):
+    """It was done. Nothing more to say."""
+
+
+class Names(msgspec.Struct):
+    names: list[str]
+
+
+class PartitionRoute(msgspec.Struct, omit_defaults=True):
+    index: int
+    owner: str
+    """host:port of the owner's native door"""
+    epoch: int = 0
+
+
+class Route(msgspec.Struct, omit_defaults=True):
+    topic: str
+    topic_id: int
+    partitioned: bool
+    reliable: bool
+    ack_level: str
+    partitions: list[PartitionRoute]
+
+
+class PartitionInfo(msgspec.Struct, omit_defaults=True):
+    """`model.topics.PartitionDescription` on the wire."""
+
+    index: int
+    owner: str
+    epoch: int
+    start_offset: int
+    end_offset: int
+    ledgers: int = 0
+    stored_bytes: int = 0
+    health: str = "ok"
+    missing_offsets: int = 0
+    """How many of the offsets [start_offset, end_offset) hold no message."""
+    gaps: list[tuple[int, int]] = []
+    """[start, end) of where they lie, in order; of very many the largest."""
+
+
+class Topic(msgspec.Struct, omit_defaults=True):
+    """`model.topics.TopicDescription` on the wire."""
+
+    topic: str
+    topic_id: int
+    partitions: int
+    reliable: bool
+    ack_level: str
+    partition_infos: list[PartitionInfo] = []
+    subscriptions: list[str] = []
+
+
+class ProducerOpened(msgspec.Struct, omit_defaults=True):
+    handle: int
+    producer_id: int
+    producer_epoch: int
+    owner_epoch: int = 0
+
+
+class ConsumerOpened(msgspec.Struct, omit_defaults=True):
+    """`position` is the lowest offset not acked; `created` tells whether `start` counted."""
+
+    handle: int
+    subscription_id: int
+    position: int
+    created: bool = False
+    owner_epoch: int = 0
+    ack_timeout_ms: int = 0
+    type: str = ""
+    """Of the subscription."""
+    moves: int = 0
+    """The same number as `generation`, for clients of earlier releases: they forget their acks when it is another one
+    under the same owner epoch."""
+    generation: int = GENERATION_UNKNOWN
+    """The seek generation of the deliveries that follow. Brokers of earlier releases tell none."""
+
+
+class SubscriptionPlace(msgspec.Struct, omit_defaults=True):
+    """`model.topics.SubscriptionPartition` on the wire."""
+
+    partition: int
+    position: int
+    lag: int
+    acked_ahead: int = 0
+    unacked: int = 0
+    consumer: str = ""
+
+
+class Subscription(msgspec.Struct, omit_defaults=True):
+    topic: str
+    name: str
+    subscription_id: int
+    type: str
+    partitions: list[SubscriptionPlace] = []
+    failure_policy: FailurePolicy = FailurePolicy()
+
+
+class Offset(msgspec.Struct):
+    offset: int
+
+
+class BrokerInfo(msgspec.Struct, omit_defaults=True):
+    version: str
+    node: str
+    cluster: str
+    state: str
+    """"ok", or why it is read-only or cannot do some of its work"""
+    topics: int = 0
+    started_at: int = 0
+    """microseconds since 1970"""
+
+
+class OffsetRanges(msgspec.Struct):
+    """[start, end) each, in order."""
+
+    ranges: list[tuple[int, int]]
+
+
+class Settled(msgspec.Struct, omit_defaults=True):
+    """How many messages were not settled before."""
+
+    messages: int = 0
+
+
+class Positions(msgspec.Struct):
+    """Where a subscription stands: partition and offset."""
+
+    positions: list[tuple[int, int]] = []
+
+
+class PendingMessages(msgspec.Struct):
+    """In order. `type` is the subscription's, and `now_us` the broker's time, in microseconds since 1970."""
+
+    messages: list[PendingMessage]
+    type: str
+    now_us: int
+
+
+class PolicyReport(msgspec.Struct):
+    """What is set on the target itself, and what counts there."""
+
+    own: Policies
+    effective: Policies
+
+
+class StatisticsReport(msgspec.Struct):
+    topic: TopicStatistics
+
+
+class StorageUsed(msgspec.Struct, omit_defaults=True):
+    """`model.storage.StorageUsage`, or a part of it: with `next`, more is to be asked for from there.
+
+    A partition may come in several parts, whose segments, bytes and messages are added up.
+    """
+
+    status: StorageStatus
+    partitions: list[PartitionUsage] = []
+    next: StoragePlace | None = None
+
+
+class SegmentList(msgspec.Struct, omit_defaults=True):
+    """In order. With `next_offset`, more is to be asked for from there; -1 is the end."""
+
+    segments: list[SegmentDescription] = []
+    next_offset: int = -1
+    topic_id: int = 0
+    store: str = ""
+    """The URL of the object store, without credentials: whoever reads there brings his own."""
+
+
+class StorageUploading(msgspec.Struct):
+    upload: StorageUpload
+
+
+class StorageStep(msgspec.Struct, omit_defaults=True):
+    """What one step of a verification found; with `next`, it goes on there."""
+
+    verified: StorageVerified
+    next: StoragePlace | None = None
+
+
+class GarbageCollected(msgspec.Struct, omit_defaults=True):
+    """What one step of a collection did; with `next`, it goes on after that object."""
+
+    collected: StorageCollected
+    next: str = ""
+
+
+class Staged(msgspec.Struct, omit_defaults=True):
+    """A stage is synced, and seen by nobody: `stage` is what a commit names it by."""
+
+    stage: str
+
+
+class StagesCommitted(msgspec.Struct, omit_defaults=True):
+    """The decision stands. `repeated`: it had been made before, and this changed nothing.
+
+    `applied`: every partition has its messages; otherwise they follow by themselves.
+    """
+
+    repeated: bool = False
+    applied: bool = True
+
+
+class StagedQueries(msgspec.Struct):
+    """`next`: where the next page begins; empty after the last."""
+
+    queries: list[StagedQuery]
+    next: str = ""
+
+
+# -- to bytes and back -------------------------------------------------------------------------------------------------
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 

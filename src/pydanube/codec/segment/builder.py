@@ -12,14 +12,13 @@ result is checked by the same rules that readers use, so that nothing is stored 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
-from pydanube.codec.batch.header import MAGIC
+from pydanube.codec.batch.header import MAGIC, fields_struct
 from pydanube.codec.batch.layout import HEADER_BYTES as BATCH_HEADER_BYTES
 from pydanube.model.ledgers import ProducerEntry
 from pydanube.model.limits import ALIGNMENT
@@ -37,14 +36,14 @@ from .layout import (
     padding,
 )
 
-_FIELDS: Final = struct.Struct("<4s2xH4xIII28xIQqq24xqqI4x")
-"""Of a stamped batch: magic, flags, count, span, stored length, schema version, schema id, publish times, base offset,
-append time, owner epoch."""
-
+# fmt: off
+_FIELDS: Final = fields_struct(
+    "magic", "flags", "count", "span", "stored_length", "schema_version", "schema_id", "publish_time_min",
+    "publish_time_max", "base_offset", "append_time",
+)
+# fmt: on
 _FOOTER_ROOM: Final = 64
 """An upper bound for the parts of the footer other than the sections and the writer's name."""
-
-assert _FIELDS.size == BATCH_HEADER_BYTES
 
 
 class SegmentBuilder:
@@ -134,7 +133,7 @@ class _OpenSection:
         """Record a batch that begins at byte `place` of the object, and return its length."""
         # fmt: off
         (magic, flags, count, span, stored_length, schema_version, schema_id, earliest, latest, base_offset,
-         append_time, _) = _FIELDS.unpack_from(batch)
+         append_time) = _FIELDS.unpack_from(batch)
         # fmt: on
         length = len(batch)
         assert magic == MAGIC and not flags and length == BATCH_HEADER_BYTES + stored_length

@@ -6,12 +6,11 @@ place. Programs that read objects which untrusted parties may write must open ba
 
 from __future__ import annotations
 
-import struct
 from typing import Final, NoReturn
 
 from crc32c import crc32c
 
-from pydanube.codec.batch.header import MAGIC, VERSION, read_header
+from pydanube.codec.batch.header import MAGIC, VERSION, blank_header, fields_struct, read_header
 from pydanube.codec.batch.layout import HEADER_BYTES
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ALIGNMENT
@@ -19,22 +18,9 @@ from pydanube.model.limits import ALIGNMENT
 BATCH_ROOM_MIN: Final = 192
 """Size of the smallest batch: a header and one row."""
 
-_FIELDS: Final = struct.Struct("<4sBxH8xII72xI4xq16x")
-"""Of a batch header: magic, version, flags, span, stored length, CRC of the body, base offset."""
-
-_CRC: Final = struct.Struct("<I")
-
-assert _FIELDS.size == HEADER_BYTES
-
-
-def _whole_header() -> bytes:
-    """Any stamped batch header, both checksums right."""
-    producer, stamp = bytes(100), bytes(20)
-    return producer + _CRC.pack(crc32c(producer)) + stamp + _CRC.pack(crc32c(stamp))
-
-
-_RESIDUE: Final = crc32c(_whole_header())
-"""The CRC of bytes that end in their own CRC is the same for all bytes: one pass over a header checks both of its."""
+_FIELDS: Final = fields_struct("magic", "version", "flags", "span", "stored_length", "body_crc", "base_offset")
+_RESIDUE: Final = crc32c(blank_header())
+"""The CRC of every intact header: one pass over a header checks both of its checksums."""
 
 
 def split(

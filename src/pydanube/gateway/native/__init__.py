@@ -1,10 +1,14 @@
-"""The native door: Danube's own binary protocol over TCP (docs/protocol.md).
+"""The native listener: Danube's own binary protocol over TCP (docs/protocol.md).
 
-server      listens, counts connections, keeps them alive, shuts down
-connection  one client's session: handshake, publishing, flow control
-requests    control requests and fetches: from a struct to a call of the broker and back
-delivery    the broker's way to one consumer
-chunks      where a batch stays that has arrived
+server          listens, counts connections, ends the ones that are dead, shuts down
+session         one client: handshake, publishing, consuming, flow control
+requests        control requests: from a struct to a call of the broker and back
+fetches         fetch requests: reading by offset
+delivery        sends deliveries to one consumer
+publish_memory  limits the memory of publishes that have no answer yet
+answer_memory   limits the memory of fetch answers that clients have not read yet
+chunks          decides whether a received batch stays in the receive buffer or is copied
+settings        the limits and timeouts of this listener
 """
 
 from .server import NativeServer

@@ -1,7 +1,7 @@
-"""The broker's way to one consumer: deliveries become DELIVER frames around the stored bytes.
+"""Sends deliveries to one consumer, as DELIVER frames around the stored bytes.
 
-Nothing is copied or kept here. How much may be on the way is the consumer's credit, which the broker counts; when the
-connection is full the session pauses its consumers, so a client that stops reading costs a bounded number of bytes.
+Nothing is copied or kept here. The broker counts the consumer's credit and so bounds what is in flight. When the
+connection is full, the session pauses its consumers: so a client that stops reading costs a bounded number of bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DeliverySink:
         for batch in batches:
             buffers += encode_deliver_front(self.handle, epoch, len(batch)), batch
         if len(batches) == 1:
-            self._connection.send_first(*buffers)  # a lone one is in a hurry
+            self._connection.send_first(*buffers)  # a single batch is sent at once
         else:
             self._connection.send(*buffers)
 
@@ -51,7 +51,7 @@ class DeliverySink:
         self._connection.send(encode(FrameKind.CONSUMER_CHANGED, pack(changed)))
 
     def closed(self, error: DanubeError) -> None:
-        """The broker took the subscription away: the client is told why, and its handle is gone."""
+        """Tell the client why the broker closed its consumer; the consumer's handle is removed."""
         self.error = error
         self._on_closed(self.handle)
         self._connection.send(encode(FrameKind.CONSUMER_CLOSED, pack(Failure.of(error, self.handle))))

@@ -1,9 +1,9 @@
-"""Fetches of one connection: reading by offset, pipelined, waiting for what is not there yet.
+"""Fetches of one connection: reading by offset, pipelined, with long polling.
 
-A fetch holds one of READS_AT_ONCE places while its bytes are read and handed to the connection, and takes it only when
-the connection is writable; one that finds nothing waits outside. Before it reads it reserves memory, of which all
-connections have a limited amount (`answers.py`). So neither many fetches nor clients that do not read what they asked
-for make the broker hold more than that.
+At most READS_AT_ONCE fetches read and send at a time, and only while the connection is writable; a fetch that finds
+nothing to read waits without taking one of these places. Before it reads, a fetch reserves memory, of which all
+connections share a limited amount (`answer_memory.py`). So neither many fetches nor clients that do not read their
+answers make the broker hold more than that.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pydanube.model.positions import Position
 from pydanube.runtime.network import Buffer, FramedConnection
 from pydanube.runtime.tasks import Tasks
 
-from .answers import AnswerMemory, AnswerShare
+from .answer_memory import AnswerMemory, AnswerShare
 from .requests import error_frame, internal_error, position_of
 from .settings import NativeSettings
 
 READS_AT_ONCE: Final = 2
-"""One is read while the other is sent; each may hold an answer."""
+"""One is read while the other is sent; each may hold one answer in memory."""
 
 ANSWER_BYTES_MAX: Final = BATCH_BYTES_MAX // 4 * 3
-"""Of batches in one answer, if more than one, whatever the settings say: what pads them is at most a third of them, and
-the frame has room for both."""
+"""The most bytes of several batches in one answer, whatever the settings say: their padding is at most a third of them,
+so batches and padding fit a frame."""
 
 _ZEROS: Final = bytes(ALIGNMENT)
 
@@ -78,12 +78,12 @@ class Fetches:
             self._writable.clear()
 
     def close(self, error: DanubeError) -> None:
-        """The connection ends: as `cancel`, and nothing that was sent counts any longer."""
+        """Cancel all fetches with `error` and return all memory: the connection ends."""
         self.cancel(error)
         self._memory.close()
 
     def cancel(self, error: DanubeError) -> None:
-        """Answer all of them with this error, now."""
+        """Stop all running fetches and answer each with `error`."""
         running, self._running = self._running, {}
         for task, correlation in list(running.items()):
             if not task.done():
@@ -99,7 +99,10 @@ class Fetches:
             self._fail(correlation, internal_error("fetch", error))
 
     async def _fetch(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
-        """Cancelled: no answer was sent."""
+        """Read and send one answer, after waiting for new messages where the client asked for that.
+
+        Cancelled: no answer was sent.
+        """
         topic, start = TopicName.parse(fetch.topic), position_of(fetch.start)
         bytes_max = min(max(fetch.bytes_max, 1), self._settings.fetch_bytes_max, ANSWER_BYTES_MAX)
         wait_ms = min(max(fetch.wait_ms, 0), self._settings.fetch_wait_ms_max)

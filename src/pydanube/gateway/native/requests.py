@@ -1,7 +1,7 @@
 """Control requests: from a struct off the wire to a call of the broker, and its result back to a struct.
 
-Text becomes names, positions and types here and nowhere else on this door. Each request has one function in the table
-at the end; a test finds none of `codec.native.requests.AnyRequest` without.
+Text becomes names, positions and types here and nowhere else in this listener. Each request has one function in the
+table at the end; a test checks that no request of `codec.native.requests.AnyRequest` is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from pydanube.broker import Attachment, Broker, Consumer, Producer
+from pydanube.broker import Attachment, Broker, CommitRequest, Consumer, Producer, SectionRequest, StageRequest
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
@@ -23,30 +23,28 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.telemetry import get_logger
 
-from . import staging, storage
 from .delivery import DeliverySink
 
 log = get_logger(__name__)
 
 _MESSAGE_CHARACTERS_MAX: Final = 2_000
-"""Of an error's text on the wire; it may quote what the peer sent."""
+"""The longest error text that is sent; it may quote what the peer sent."""
 
 _CONSUMER_CHARACTERS_MAX: Final = 200
 _UNSETTLED_MESSAGES_MAX: Final = 10_000
 _PENDING_MESSAGES_MAX: Final = 250
-"""Each with a reason of its own and a consumer's name, they fit one frame."""
-
+"""So many fit one frame, each with a reason and a consumer's name."""
 
 _GAPS_TOLD_MAX: Final = 1_000
-"""Of one partition. Each crash of a `written` topic and each restore leaves one."""
+"""The most gaps of one partition in an answer. Each crash of a `written` topic and each restore leaves one gap."""
 
 _PARTITION_BYTES_MAX: Final = 136
 _GAP_BYTES_MAX: Final = 19
-"""What a partition, and a gap of it, take in the description of a topic."""
+"""The most bytes that a partition, and one of its gaps, take in the description of a topic."""
 
 
 class Caller(Protocol):
-    """The session a request came from."""
+    """What a request needs of the session it came from."""
 
     broker: Broker
     principal: Principal
@@ -60,7 +58,10 @@ class Caller(Protocol):
 
 
 async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
-    """The answer's head. Cancelled: the broker's call may or may not have happened."""
+    """Carry out `request` and return the head of its answer.
+
+    Cancelled: the broker's call may or may not have happened.
+    """
     answer = wire.encode(await _TABLE[type(request)](caller, request))
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
@@ -81,7 +82,7 @@ def error_frame(correlation: int, error: DanubeError, handle: int = 0) -> bytes:
 
 
 def internal_error(what: str, error: Exception) -> DanubeError:
-    """What the peer hears of a mistake of ours; the whole story goes to the log, once."""
+    """Log an unexpected exception and return the error that the client is sent for it."""
     log.error("native.request_crashed", what=what, exc_info=error)
     return DanubeError(f"internal error in {what}: {type(error).__name__}; the broker's log has the details")
 
@@ -145,7 +146,7 @@ async def _describe_topic(caller: Caller, request: wire.DescribeTopic) -> wire.T
 
 
 def _gaps_told(partitions: int) -> int:
-    """Return how many gaps of each partition an answer has room for: none of a topic with more than 6,700."""
+    """Return how many gaps of each partition fit an answer: none for a topic with more than 6,700 partitions."""
     room = CONTROL_BYTES_MAX - partitions * _PARTITION_BYTES_MAX
     return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
 
@@ -167,7 +168,7 @@ async def _get_policies(caller: Caller, request: wire.GetPolicies) -> wire.Polic
 
 
 def _target(text: str) -> TopicName | str:
-    """What policies are set on: a topic's full name, or a namespace."""
+    """Parse the target of policies: a topic's full name, or a namespace."""
     return TopicName.parse(text) if text.startswith("/") else parse_namespace(text)
 
 
@@ -216,7 +217,7 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
     if not 0 < len(request.consumer) <= _CONSUMER_CHARACTERS_MAX:
         raise Invalid(f"a consumer's name has 1 to {_CONSUMER_CHARACTERS_MAX} characters")
     sink = caller.new_sink()
-    wish = Attachment(
+    attachment = Attachment(
         parse_subscription(request.subscription),
         request.consumer,
         SubscriptionType.parse(request.type) if request.type else None,
@@ -226,7 +227,7 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
         request.failure_policy,
     )
     topic = TopicName.parse(request.topic)
-    consumer = await caller.broker.subscriptions.subscribe(caller.principal, topic, request.partition, wish, sink)
+    consumer = await caller.broker.subscriptions.subscribe(caller.principal, topic, request.partition, attachment, sink)
     caller.add_consumer(sink, consumer)
     return wire.ConsumerOpened(
         sink.handle,
@@ -365,6 +366,77 @@ async def _describe_broker(caller: Caller, _request: wire.DescribeBroker) -> wir
     return wire.BrokerInfo(about.version, about.node, about.cluster, about.state, about.topics, about.started_at)
 
 
+# -- object storage ----------------------------------------------------------------------------------------------------
+
+
+def _topic_or_all(text: str) -> TopicName | None:
+    """Parse one topic; None, for an empty text, means all topics."""
+    return TopicName.parse(text) if text else None
+
+
+async def _describe_storage(caller: Caller, request: wire.DescribeStorage) -> wire.StorageUsed:
+    found = await caller.broker.storage.usage(caller.principal, _topic_or_all(request.topic), request.place)
+    return wire.StorageUsed(*found)
+
+
+async def _list_segments(caller: Caller, request: wire.ListSegments) -> wire.SegmentList:
+    found = await caller.broker.storage.segments(
+        caller.principal,
+        TopicName.parse(request.topic),
+        request.partition,
+        position_of(request.start),
+        request.count,
+    )
+    topic_id, store = caller.broker.storage.whereabouts(TopicName.parse(request.topic))
+    return wire.SegmentList(*found, topic_id=topic_id, store=store)
+
+
+async def _upload_storage(caller: Caller, request: wire.UploadStorage) -> wire.StorageUploading:
+    storage = caller.broker.storage
+    if request.run:
+        return wire.StorageUploading(await storage.upload_state(caller.principal, request.run))
+    return wire.StorageUploading(await storage.upload(caller.principal, _topic_or_all(request.topic)))
+
+
+async def _verify_storage(caller: Caller, request: wire.VerifyStorage) -> wire.StorageStep:
+    found = await caller.broker.storage.verify(
+        caller.principal, _topic_or_all(request.topic), request.place, request.bytes_max
+    )
+    return wire.StorageStep(*found)
+
+
+async def _collect_garbage(caller: Caller, request: wire.CollectGarbage) -> wire.GarbageCollected:
+    found = await caller.broker.storage.collect(caller.principal, request.orphans, request.dry_run, request.after)
+    return wire.GarbageCollected(*found)
+
+
+# -- staged writes -----------------------------------------------------------------------------------------------------
+
+
+async def stage(caller: Caller, head: memoryview, body: memoryview) -> bytes:
+    """Store the batches of a STAGE frame and return the head of its answer. Cancelled: they may be stored."""
+    request = wire.decode(head, wire.Stage)
+    sections = [SectionRequest(TopicName.parse(one.topic), one.partition, one.lengths) for one in request.sections]
+    staged = StageRequest(
+        request.query, request.run, request.batch_id, request.task, request.attempt, request.part, sections
+    )
+    return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
+
+
+async def _commit_stages(caller: Caller, request: wire.CommitStages) -> wire.StagesCommitted:
+    commit = CommitRequest(request.query, request.run, request.batch_id, request.stages, request.wait_ms)
+    return wire.StagesCommitted(*await caller.broker.staging.commit(caller.principal, commit))
+
+
+async def _list_staged_queries(caller: Caller, request: wire.ListStagedQueries) -> wire.StagedQueries:
+    return wire.StagedQueries(*await caller.broker.staging.queries(caller.principal, request.after, request.count))
+
+
+async def _forget_staged_query(caller: Caller, request: wire.ForgetStagedQuery) -> wire.Done:
+    await caller.broker.staging.forget(caller.principal, request.query)
+    return wire.Done()
+
+
 _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
     wire.Lookup: _lookup,
     wire.CreateTopic: _create_topic,
@@ -394,13 +466,13 @@ _TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec
     wire.SetFailurePolicy: _set_failure_policy,
     wire.FindOffset: _find_offset,
     wire.GetStatistics: _topic_statistics,
-    wire.DescribeStorage: storage.usage,
-    wire.ListSegments: storage.segments,
-    wire.UploadStorage: storage.upload,
-    wire.VerifyStorage: storage.verify,
-    wire.CollectGarbage: storage.collect,
-    wire.CommitStages: staging.commit,
-    wire.ListStagedQueries: staging.queries,
-    wire.ForgetStagedQuery: staging.forget,
+    wire.DescribeStorage: _describe_storage,
+    wire.ListSegments: _list_segments,
+    wire.UploadStorage: _upload_storage,
+    wire.VerifyStorage: _verify_storage,
+    wire.CollectGarbage: _collect_garbage,
+    wire.CommitStages: _commit_stages,
+    wire.ListStagedQueries: _list_staged_queries,
+    wire.ForgetStagedQuery: _forget_staged_query,
     wire.DescribeBroker: _describe_broker,
 }

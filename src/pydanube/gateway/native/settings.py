@@ -1,4 +1,4 @@
-"""What can be tuned at the native door. Every number bounds memory, time or connections that a stranger could take."""
+"""Limits and timeouts of the native listener: they bound the memory, time and connections of unknown clients."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ class NativeSettings:
     connections_max: int = 10_000
     connections_per_address_max: int = 1_000
     handshake_timeout_ms: int = 5_000
-    """From accepting a connection to its HELLO."""
+    """The longest time from accepting a connection to its HELLO."""
     handshake_frame_bytes_max: int = 64 * KIB
-    """The largest frame from a peer that has not been welcomed."""
+    """The largest frame before the handshake is over."""
 
     keep_alive_ms: int = 5_000
-    """A client that was silent for so long is gone; it is asked several times before."""
+    """A client that was silent for so long is disconnected; it gets several PING frames before."""
     frame_timeout_ms: int = 60_000
-    """From the first byte of a frame to its last."""
+    """The longest time from the first byte of a frame to its last."""
 
     publish_window_bytes: int = 16 * MIB
-    """Batches of one connection that have no answer yet; a client that sends more is closed."""
+    """Batches of one connection that have no answer yet; a client that sends more is disconnected."""
     publishes_in_flight_max: int = 4_096
-    """The same as a number of PUBLISH frames; past it the connection is not read from."""
+    """PUBLISH frames of one connection that have no answer yet; past this the connection is not read from."""
     publish_memory_bytes: int = 64 * MIB
-    """Batches of all connections that have no answer yet; past it nobody who publishes is read from."""
+    """Batches of all connections that have no answer yet; past this, publishing connections are not read from."""
     large_frames_bytes: int = 256 * MIB
-    """Memory for frames above 512 KiB that have arrived in part, over all connections."""
+    """Memory for frames above 512 KiB that have arrived in part, of all connections."""
 
     requests_in_flight_max: int = 64
-    """Control requests of one connection that run at once; past it the connection is not read from."""
+    """Control requests of one connection that run at once; past this the connection is not read from."""
     fetches_in_flight_max: int = 1_024
-    """Fetches of one connection that run or wait; past it they are refused."""
+    """Fetches of one connection that run or wait; past this they are refused."""
     fetch_bytes_max: int = 8 * MIB
     fetch_wait_ms_max: int = 60_000
     handles_max: int = 10_000
     """Producers and consumers of one connection."""
 
     write_high_bytes: int = 1 * MIB
-    """With more than this waiting to be sent to a client, its consumers get nothing until it has read."""
+    """While more than this waits to be sent to a client, its consumers are paused."""
     unread_answers_bytes_max: int = 256 * MIB
-    """Fetch answers of all connections, being read or not taken; past it fetches wait, and are refused in the end."""
+    """Fetch answers of all connections that clients have not received; past this, fetches wait and are then refused."""
     answers_bytes_max: int = 4 * MIB
-    """With more than this waiting, the client is not read from either."""
+    """While more than this waits to be sent to a client, it is not read from either."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -26,7 +26,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from pydanube.codec.batch import read_header
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.segment import SegmentFooter, SegmentSection, decode_footer, read_trailer
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, Unavailable
 from pydanube.model.ledgers import ProducerEntry

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, NamedTuple, Protocol
 
-from pydanube.codec.batch.peek import offsets_of
+from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.segment import SegmentBuilder, SegmentFooter
 from pydanube.core.tiering import TieringPolicy, UploadJob, WaitingUpload, plan_uploads
 from pydanube.model.errors import AlreadyExists, Corrupt, DanubeError, StaleEpoch, Unavailable

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from native_peer import TOPIC, Between, Door, Peer, door, neighbour
+from native_peer import TOPIC, Between, Listener, Peer, neighbour, open_listener
 from test_native_hostile import fill_topic
 
 from pydanube.broker import FetchResult
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native import answers
-from pydanube.gateway.native.answers import AnswerMemory, AnswerShare
+from pydanube.gateway.native import answer_memory
+from pydanube.gateway.native.answer_memory import AnswerMemory, AnswerShare
 from pydanube.model.errors import Unavailable
 from pydanube.model.limits import KIB, MIB
 
@@ -49,13 +49,13 @@ def fetch_frames(count: int, bytes_max: int = ANSWER) -> bytes:
     return b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, count + 1))
 
 
-def held_bytes(there: Door) -> int:
+def held_bytes(there: Listener) -> int:
     return sum(session.connection.queued_bytes for session in there.sessions) + there.broker.reading_bytes
 
 
 async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_limit() -> None:
     settings = {"unread_answers_bytes_max": LIMIT, "keep_alive_ms": 60_000}
-    async with door(wrap=SlowReads, **settings) as there:
+    async with open_listener(wrap=SlowReads, **settings) as there:
         peers = [await Peer.greet(there) for _ in range(PEERS)]
         await fill_topic(peers[0], total_bytes=2 * MIB, batch_bytes=BATCH)
         for peer in peers:
@@ -68,7 +68,7 @@ async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_li
         bound = LIMIT + PEERS * (BATCH + 20_000)
         assert there.broker.most_bytes <= bound
         there.broker.go_on.set()
-        memory = there.server._house.answers
+        memory = there.server._resources.answer_memory
         most = 0
         async with asyncio.timeout(20.0):
             while not memory.queue.locked():
@@ -94,9 +94,9 @@ async def test_many_fetches_of_clients_that_do_not_read_hold_no_more_than_the_li
 
 async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
     settings = {"unread_answers_bytes_max": LIMIT, "keep_alive_ms": 60_000}
-    async with door(**settings) as there, neighbour(there), await Peer.greet(there) as reader:
+    async with open_listener(**settings) as there, neighbour(there), await Peer.greet(there) as reader:
         await fill_topic(reader, total_bytes=2 * MIB, batch_bytes=BATCH)
-        memory = there.server._house.answers
+        memory = there.server._resources.answer_memory
         peers = [await Peer.greet(there) for _ in range(PEERS)]
         for peer in peers:
             peer.stop_reading()
@@ -115,7 +115,7 @@ async def test_a_client_that_is_gone_gives_back_what_it_did_not_take() -> None:
 
 
 async def test_one_answer_that_is_larger_than_the_limit_is_given_all_the_same() -> None:
-    async with door(unread_answers_bytes_max=10_000) as there, await Peer.greet(there) as peer:
+    async with open_listener(unread_answers_bytes_max=10_000) as there, await Peer.greet(there) as peer:
         await fill_topic(peer, total_bytes=500_000, batch_bytes=BATCH)
         peer.write(fetch_frames(5))
         seen = {(await peer.receive(FrameKind.FETCHED)).correlation for _ in range(5)}
@@ -164,7 +164,7 @@ async def test_waiting_fetches_come_in_the_order_in_which_they_asked() -> None:
 
 
 async def test_a_fetch_waits_for_a_while_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "WAIT_S", 0.05)
+    monkeypatch.setattr(answer_memory, "WAIT_S", 0.05)
     memory, [(one, _)] = shares(100 * KIB, 1)
     await one.reserve(100 * KIB)
     with pytest.raises(Unavailable, match="have not taken"):
@@ -177,11 +177,11 @@ async def test_a_fetch_waits_for_a_while_and_is_then_refused(monkeypatch: pytest
 async def test_whoever_is_cancelled_while_it_waits_has_reserved_nothing() -> None:
     memory, [(one, _), (two, _)] = shares(100 * KIB, 2)
     await one.reserve(100 * KIB)
-    assert await two.reserve(100 * KIB) == answers.FIRST_BYTES, "the first of a connection goes past the limit"
+    assert await two.reserve(100 * KIB) == answer_memory.FIRST_BYTES, "the first of a connection goes past the limit"
     waiting = [asyncio.ensure_future(share.reserve(KIB)) for share in (one, two, one)]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert memory.used_bytes == 100 * KIB + answers.FIRST_BYTES
+    assert memory.used_bytes == 100 * KIB + answer_memory.FIRST_BYTES
     assert not memory.queue.locked()

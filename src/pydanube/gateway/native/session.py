@@ -1,4 +1,4 @@
-"""One client's session on the native door: handshake, publishing, consuming, and what holds it back.
+"""One client's session on the native listener: handshake, publishing, consuming, flow control.
 
 ```
  PREAMBLE --8 bytes--> HELLO --HELLO frame--> SERVING --drain()--> DRAINING --> closed
@@ -7,10 +7,10 @@
 
 Invariants
     every REQUEST, PUBLISH, STAGE and FETCH gets exactly one answer while the connection lives
-    unanswered PUBLISH and STAGE frames stay within the window, or are one frame; whoever passes it is closed
-    whoever makes the session hold too much (requests, answers not read, memory) is not read from until that is over
+    unanswered PUBLISH and STAGE frames stay within the window, or are one frame; a client that sends more is closed
+    a client is not read from while its session holds too much (requests, unread answers, memory)
     a consumer is paused exactly while the connection is not writable
-    what a client does wrong ends at most its own connection; nothing of it stays behind in the broker
+    a mistake of a client ends at most its own connection, and leaves nothing behind in the broker
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import count
 from typing import Final
 
 from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, closings
-from pydanube.codec.batch.peek import unpacked_bytes
+from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
 from pydanube.codec.native.requests import (
@@ -47,12 +47,12 @@ from pydanube.runtime.network import FramedConnection
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from . import requests, staging
-from .answers import AnswerMemory
+from . import requests
+from .answer_memory import AnswerMemory
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
-from .memory import PublishMemory, PublishReservation
+from .publish_memory import PauseReason, PublishMemory
 from .settings import NativeSettings
 
 log = get_logger(__name__)
@@ -60,38 +60,38 @@ log = get_logger(__name__)
 VERSION_MIN: Final = 1
 """The oldest protocol version spoken here; the newest is PROTOCOL_VERSION."""
 
-KEEP_ALIVE_QUESTIONS: Final = 3
-"""A silent client is asked so often before its keep-alive is over: then it is gone, and what it held is others'."""
+KEEP_ALIVE_PINGS: Final = 3
+"""A silent client gets so many PING frames before its keep-alive is over and it is disconnected."""
 
 NACKED_AT_ONCE: Final = 1_000
-"""Each costs some microseconds: behind a frame that gives back more than this, others get their turn."""
+"""Each nack costs some microseconds: after a frame with more than this, other sessions get their turn."""
 
 QUIET_S: Final = 0.2
-"""While draining, a session with nothing in flight that said nothing for so long is done."""
+"""While draining, a session is done when nothing is in flight and the client sent nothing for so long."""
 
 _DONE: Final = encode(Done())
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerContext:
-    """What all sessions of a door share."""
+class ListenerResources:
+    """What all sessions of a listener share."""
 
     broker: Broker
     settings: NativeSettings
     clock: Clock
     tasks: Tasks
-    memory: PublishMemory
-    forget: Callable[[Session], None]
-    answers: AnswerMemory
+    publish_memory: PublishMemory
+    answer_memory: AnswerMemory
+    on_closed: Callable[[Session], None]
 
 
 class Session:
     """One client, from its first byte to its last."""
 
-    def __init__(self, house: ListenerContext, connection: FramedConnection) -> None:
+    def __init__(self, resources: ListenerResources, connection: FramedConnection) -> None:
         self.connection = connection
-        self.broker = house.broker
-        self.settings = house.settings
+        self.broker = resources.broker
+        self.settings = resources.settings
         self.principal = ANONYMOUS
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
@@ -99,15 +99,17 @@ class Session:
         self.welcomed = False
         self.draining = False
         self.client = ""
-        self.since = house.clock.monotonic()
-        self._house = house
+        self.since = resources.clock.monotonic()
+        self._resources = resources
         self._receive: Callable[[memoryview], None] = self._receive_preamble
         self._handles = count(1)
-        self._holds = 0
+        self._pause_reasons = 0
         self._publishes = 0
         self.publish_bytes = 0
         self._requests = 0
-        self._fetches = Fetches(connection, house.broker, house.settings, house.tasks, house.answers)
+        self._fetches = Fetches(
+            connection, resources.broker, resources.settings, resources.tasks, resources.answer_memory
+        )
         self._chunks = Chunks()
         self._last_ping = 0.0
         self._turn = 0
@@ -117,7 +119,7 @@ class Session:
         """Publishes, requests and fetches that have no answer yet."""
         return self._publishes + self._requests + len(self._fetches)
 
-    # -- what the connection calls -------------------------------------------------------------------------------------
+    # -- called by the connection --------------------------------------------------------------------------------------
 
     def frame_received(self, frame: memoryview) -> None:
         self._receive(frame)
@@ -131,11 +133,11 @@ class Session:
             for consumer in self.consumers.values():
                 consumer.pause()
             return
-        self.release(PublishReservation.ANSWERS)
+        self.resume_for(PauseReason.ANSWERS)
         self._turn += 1
         order = list(self.consumers.values())
         first = self._turn % len(order) if order else 0
-        for consumer in order[first:] + order[:first]:  # another one first each time: nobody starves
+        for consumer in order[first:] + order[:first]:  # start with another consumer each time, so that none starves
             if not self.connection.writable:
                 break
             consumer.resume()
@@ -143,7 +145,7 @@ class Session:
     def connection_lost(self, error: Exception | None) -> None:
         log.debug("native.disconnected", peer=self.connection.peer, client=self.client, error=str(error or ""))
         self._tear_down()
-        self._house.forget(self)
+        self._resources.on_closed(self)
 
     # -- handshake -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Session:
         if kind is not FrameKind.HELLO:
             raise Invalid(f"the first frame is HELLO, not {kind.name}")
         hello = decode(head, Hello)
-        version = _agree(hello)
+        version = _common_version(hello)
         if hello.auth_scheme:
             raise Unauthenticated(
                 f"authentication scheme {hello.auth_scheme!r} is not offered here: connect without credentials"
@@ -181,7 +183,7 @@ class Session:
             keep_alive_ms=self.settings.keep_alive_ms,
         )
 
-    # -- frames of a welcomed client -----------------------------------------------------------------------------------
+    # -- frames after the handshake ------------------------------------------------------------------------------------
 
     def _receive_frame(self, frame: memoryview) -> None:
         received = frames.decode(frame)
@@ -189,56 +191,56 @@ class Session:
         if action is None:
             raise Invalid(f"a welcomed client does not send {received.kind.name}")
         if received.kind is not FrameKind.PUBLISH:
-            self._chunks.passed(len(frame))
+            self._chunks.count_other(len(frame))
         action(self, received)
         if not self.connection.writable and self.connection.queued_bytes > self.settings.answers_bytes_max:
-            self.hold(PublishReservation.ANSWERS)
+            self.pause_for(PauseReason.ANSWERS)
 
     def _publish(self, frame: Frame) -> None:
         (handle,) = frames.unpack_head(frame.head, frames.PUBLISH, FrameKind.PUBLISH)
         correlation, batch_bytes = _needed_correlation(frame), len(frame.body)
         if self.publish_bytes and self.publish_bytes + batch_bytes > self.settings.publish_window_bytes:
-            raise self._overrun(batch_bytes)
+            raise self._window_exceeded(batch_bytes)
         producer = self.producers.get(handle)
         if producer is None or self.draining:
-            self._chunks.passed(batch_bytes)
+            self._chunks.count_other(batch_bytes)
             self.fail(correlation, _shutting_down() if producer else _unknown("producer", handle), handle)
             return
         self._publishes += 1
-        self._house.memory.take(self, batch_bytes)
+        self._resources.publish_memory.take(self, batch_bytes)
         if self._publishes >= self.settings.publishes_in_flight_max:
-            self.hold(PublishReservation.PUBLISHES)
+            self.pause_for(PauseReason.PUBLISHES)
         is_logged = producer.partition.is_logged
-        batch = self._chunks.cached(frame.body) if is_logged else self._chunks.uncached(frame.body)
+        batch = self._chunks.keep_for_log(frame.body) if is_logged else self._chunks.keep_outside_log(frame.body)
         done = partial(self._published, correlation, handle, batch_bytes, is_logged and batch is not frame.body)
         plain_bytes = unpacked_bytes(batch)
         if plain_bytes and not self.broker.decompression.take(plain_bytes):
-            self.hold(PublishReservation.DECOMPRESSION)  # nothing that follows it may overtake it
-            self.broker.decompression.wait(plain_bytes, partial(self._publish_later, producer, batch, done))
+            self.pause_for(PauseReason.DECOMPRESSION)  # so that no later batch overtakes this one
+            self.broker.decompression.wait(plain_bytes, partial(self._publish_after_wait, producer, batch, done))
             return
-        self._hand_in(producer, batch, done)
+        self._publish_now(producer, batch, done)
 
-    def _publish_later(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
+    def _publish_after_wait(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         if self.closed:
             done(Unavailable("the connection was closed"))
             return
-        self._hand_in(producer, batch, done)
-        self.release(PublishReservation.DECOMPRESSION)
+        self._publish_now(producer, batch, done)
+        self.resume_for(PauseReason.DECOMPRESSION)
 
-    def _hand_in(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
+    def _publish_now(self, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         try:
             self.broker.publish(self.principal, producer, batch, done)
-        except Exception as error:  # the facade answers through `done`; whatever it raises is its mistake
+        except Exception as error:  # the broker answers through `done`: what it raises is a bug
             done(error if isinstance(error, DanubeError) else requests.internal_error("publish", error))
 
     def _published(
         self, correlation: int, handle: int, size: int, copied: bool, result: Published | DanubeError
     ) -> None:
         self._publishes -= 1
-        self._house.memory.give_back(self, size)
-        self.release(PublishReservation.PUBLISHES)
+        self._resources.publish_memory.give_back(self, size)
+        self.resume_for(PauseReason.PUBLISHES)
         is_stored = not (isinstance(result, DanubeError) or result.duplicate)
-        self._chunks.answered(size, is_copy=copied, is_stored=is_stored)
+        self._chunks.count_published(size, is_copy=copied, is_stored=is_stored)
         if isinstance(result, DanubeError):
             self.fail(correlation, result, handle)
         else:
@@ -247,9 +249,9 @@ class Session:
             if self._publishes:
                 self.connection.send(answer)
             else:
-                self.connection.send_now(answer)  # nothing else is on its way that could share the call
+                self.connection.send_now(answer)  # no other answer follows that could share the system call
 
-    def _overrun(self, size: int) -> Invalid:
+    def _window_exceeded(self, size: int) -> Invalid:
         return Invalid(
             f"{self.publish_bytes + size} bytes of unanswered batches overrun the publish window of "
             f"{self.settings.publish_window_bytes}: wait for answers"
@@ -258,21 +260,21 @@ class Session:
     def _stage(self, frame: Frame) -> None:
         correlation, size = _needed_correlation(frame), len(frame.body)
         if self.publish_bytes and self.publish_bytes + size > self.settings.publish_window_bytes:
-            raise self._overrun(size)
+            raise self._window_exceeded(size)
         if self.draining:
             self.fail(correlation, _shutting_down())
             return
         self._publishes += 1
-        self._house.memory.take(self, size)
+        self._resources.publish_memory.take(self, size)
         if self._publishes >= self.settings.publishes_in_flight_max:
-            self.hold(PublishReservation.PUBLISHES)
-        self._house.tasks.spawn(self._staged(correlation, frame), "native stage")
+            self.pause_for(PauseReason.PUBLISHES)
+        self._resources.tasks.spawn(self._staged(correlation, frame), "native stage")
 
     async def _staged(self, correlation: int, frame: Frame) -> None:
-        await self._answer_with(correlation, staging.stage(self, frame.head, frame.body), "stage")
+        await self._answer_with(correlation, requests.stage(self, frame.head, frame.body), "stage")
         self._publishes -= 1
-        self._house.memory.give_back(self, len(frame.body))
-        self.release(PublishReservation.PUBLISHES)
+        self._resources.publish_memory.give_back(self, len(frame.body))
+        self.resume_for(PauseReason.PUBLISHES)
 
     def _credit(self, frame: Frame) -> None:
         handle, messages, size_bytes = frames.unpack_head(frame.head, frames.CREDIT, FrameKind.CREDIT)
@@ -290,7 +292,7 @@ class Session:
         done = partial(self._acked, frame.correlation, handle) if frame.correlation else None
         consumer = self.consumers.get(handle)
         if consumer is not None:
-            consumer.ack(ranges, cumulative, done, _told(generation))
+            consumer.ack(ranges, cumulative, done, _known_generation(generation))
         elif done is not None:
             done(_unknown("consumer", handle))
 
@@ -306,10 +308,10 @@ class Session:
         consumer = self.consumers.get(nack.handle)
         if consumer is not None:  # it may have been closed while the frame was on its way
             delay_ms = nack.delay_ms if nack.delay_ms >= 0 else None
-            consumer.nack(nack.ranges, delay_ms, nack.reason, nack.timeout, _told(nack.generation))
-            if messages > NACKED_AT_ONCE:  # whatever of its frames has arrived with this one is not taken in one go
-                self.hold(PublishReservation.TURN)
-                asyncio.get_running_loop().call_soon(self.release, PublishReservation.TURN)
+            consumer.nack(nack.ranges, delay_ms, nack.reason, nack.timeout, _known_generation(nack.generation))
+            if messages > NACKED_AT_ONCE:  # the frames behind this one wait for the next turn of the loop
+                self.pause_for(PauseReason.TURN)
+                asyncio.get_running_loop().call_soon(self.resume_for, PauseReason.TURN)
 
     def _acked(self, correlation: int, handle: int, error: DanubeError | None) -> None:
         if error is None:
@@ -329,21 +331,24 @@ class Session:
             return
         self._requests += 1
         if self._requests >= self.settings.requests_in_flight_max:
-            self.hold(PublishReservation.REQUESTS)
-        self._house.tasks.spawn(self._answer(correlation, request), "native request")
+            self.pause_for(PauseReason.REQUESTS)
+        self._resources.tasks.spawn(self._answer(correlation, request), "native request")
 
     async def _answer(self, correlation: int, request: AnyRequest) -> None:
         await self._answer_with(correlation, requests.perform(self, request), "request")
         self._requests -= 1
-        self.release(PublishReservation.REQUESTS)
+        self.resume_for(PauseReason.REQUESTS)
 
     async def _answer_with(self, correlation: int, work: Awaitable[bytes], what: str) -> None:
-        """Cancelled: the broker ends, and its sessions with it."""
+        """Await `work` and send its result, or its error, as the answer.
+
+        Cancelled: no answer is sent; this happens only when the broker shuts down.
+        """
         try:
             answer = await work
         except DanubeError as error:
             self.fail(correlation, error)
-        except Exception as error:  # our mistake: it harms this request and nothing else
+        except Exception as error:  # a bug: it fails this request and nothing else
             self.fail(correlation, requests.internal_error(what, error))
         else:
             self._send(FrameKind.RESPONSE, answer, correlation)
@@ -364,7 +369,7 @@ class Session:
         self._send(FrameKind.PONG, b"", frame.correlation)
 
     def _ignore(self, _frame: Frame) -> None:
-        """It has done its work by arriving."""
+        """Do nothing: receiving the frame was enough."""
 
     # -- handles -------------------------------------------------------------------------------------------------------
 
@@ -377,18 +382,18 @@ class Session:
         return DeliverySink(self.connection, self.new_handle(), self._consumer_closed)
 
     def add_producer(self, handle: int, producer: Producer) -> None:
-        self._still_there(producer)
+        self._close_if_disconnected(producer)
         self.producers[handle] = producer
 
     def add_consumer(self, sink: DeliverySink, consumer: Consumer) -> None:
-        if sink.error is not None:  # taken away before it was ours
+        if sink.error is not None:  # the broker closed it before it was registered here
             raise sink.error
-        self._still_there(consumer)
+        self._close_if_disconnected(consumer)
         self.consumers[sink.handle] = consumer
         if not self.connection.writable:
             consumer.pause()
 
-    def _still_there(self, opened: Producer | Consumer) -> None:
+    def _close_if_disconnected(self, opened: Producer | Consumer) -> None:
         if self.closed:
             opened.close()
             raise Unavailable("the connection was closed meanwhile")
@@ -396,10 +401,10 @@ class Session:
     def _consumer_closed(self, handle: int) -> None:
         self.consumers.pop(handle, None)
 
-    # -- time ----------------------------------------------------------------------------------------------------------
+    # -- timeouts ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        """Called now and then: ask a silent peer, end a dead one, take back memory that nobody uses."""
+    def check_timeouts(self, now: float) -> None:
+        """Send a PING to a silent client, end the session of a dead one, release unused receive buffers."""
         connection, settings, keep_alive = self.connection, self.settings, self.settings.keep_alive_ms / 1000
         if connection.is_closing:
             return
@@ -407,45 +412,46 @@ class Session:
         if not self.welcomed:
             if now - self.since > settings.handshake_timeout_ms / 1000:
                 self.end(Unavailable(f"no HELLO came within {settings.handshake_timeout_ms} ms"))
-        elif now - self._last_sign_of_life(now) > keep_alive:
+        elif now - self._last_activity(now) > keep_alive:
             self.end(Unavailable(f"nothing was heard for {keep_alive:g} s"))
         elif connection.frame_since and now - connection.frame_since > settings.frame_timeout_ms / 1000:
             self.end(Unavailable(f"a frame did not arrive whole within {settings.frame_timeout_ms} ms"))
-        elif now - connection.last_received > keep_alive / KEEP_ALIVE_QUESTIONS:
+        elif now - connection.last_received > keep_alive / KEEP_ALIVE_PINGS:
             connection.release_idle_memory()
-            if now - self._last_ping > keep_alive / KEEP_ALIVE_QUESTIONS:
+            if now - self._last_ping > keep_alive / KEEP_ALIVE_PINGS:
                 self._last_ping = now
                 self._send(FrameKind.PING)
 
-    def _last_sign_of_life(self, now: float) -> float:
+    def _last_activity(self, now: float) -> float:
         if self.connection.is_reading:
             return self.connection.last_received
-        if self._holds & PublishReservation.ANSWERS:
+        if self._pause_reasons & PauseReason.ANSWERS:
             return self.connection.last_sent
-        # It is this side that does not listen, and would not hear that the peer is gone.
+        # This side does not read at the moment, so it would not notice that the peer is gone.
         return 0.0 if self.connection.peer_has_hung_up else now
 
-    # -- holding back, ending ------------------------------------------------------------------------------------------
+    # -- pausing, ending -----------------------------------------------------------------------------------------------
 
-    def hold(self, why: int) -> None:
-        self._holds |= why
+    def pause_for(self, reason: int) -> None:
+        """Stop reading from the client until every reason is gone."""
+        self._pause_reasons |= reason
         self.connection.pause_reading()
 
-    def release(self, why: int) -> None:
-        if self._holds & why:
-            self._holds &= ~why
-            if not self._holds:
+    def resume_for(self, reason: int) -> None:
+        if self._pause_reasons & reason:
+            self._pause_reasons &= ~reason
+            if not self._pause_reasons:
                 self.connection.resume_reading()
 
     def drain(self) -> None:
-        """Tell the client to go elsewhere; answer what is in flight, take nothing new."""
+        """Send GOAWAY, refuse new requests, and still answer what is in flight."""
         self.draining = True
         if self.welcomed:
             self._send(FrameKind.GOAWAY, encode(Failure.of(_shutting_down())))
         self._fetches.cancel(_shutting_down())
 
-    def excuse(self, late_s: float, now: float) -> None:
-        """Extend what the peer is given by a time in which this process heard nobody, because its loop was late."""
+    def extend_timeouts(self, late_s: float, now: float) -> None:
+        """Extend the client's timeouts by `late_s`, a time in which the busy event loop read from no client."""
         self.since = min(now, self.since + late_s)
         self.connection.excuse(late_s, now)
 
@@ -453,7 +459,7 @@ class Session:
         return self.in_flight == 0 and now - self.connection.last_received > QUIET_S
 
     def end(self, error: DanubeError | None = None) -> None:
-        """Say why, then close. Nothing of this client stays in the broker from here on."""
+        """Send the error, then close. From here on nothing of this client is left in the broker."""
         if self.connection.is_closing:
             return
         if error is not None:
@@ -477,12 +483,12 @@ class Session:
         for close in closing:
             try:
                 close()
-            except Exception as error:  # the others must be closed all the same
+            except Exception as error:  # the other producers and consumers must still be closed
                 requests.internal_error("close", error)
 
 
-def _agree(hello: Hello) -> int:
-    """The protocol version both sides speak, or Refused with both ranges."""
+def _common_version(hello: Hello) -> int:
+    """Return the newest protocol version that both sides speak. Raises Refused, with both ranges, if there is none."""
     if hello.version_min > PROTOCOL_VERSION or hello.version_max < VERSION_MIN:
         raise Refused(
             f"protocol versions {hello.version_min}..{hello.version_max} are not spoken here: "
@@ -499,7 +505,7 @@ def _needed_correlation(frame: Frame) -> int:
     return frame.correlation
 
 
-def _told(generation: int) -> int | None:
+def _known_generation(generation: int) -> int | None:
     return None if generation == frames.GENERATION_UNKNOWN else generation
 
 
@@ -523,4 +529,4 @@ _ACTIONS: Final[dict[FrameKind, Callable[[Session, Frame], None]]] = {
     FrameKind.PONG: Session._ignore,
     FrameKind.GOAWAY: Session._ignore,
 }
-"""What a welcomed client may send."""
+"""The frames that a client may send after the handshake."""

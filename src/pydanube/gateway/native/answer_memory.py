@@ -1,12 +1,13 @@
-"""Memory for fetch answers that are being read or were not taken yet, shared by all connections of a listener.
+"""Limits the memory of fetch answers that the broker is reading or that clients have not received yet. All connections
+of a listener share it.
 
-A fetch reserves the bytes it may read before it reads them. What it did not need is given back when it was read, the
-rest when the client has taken it or is gone. Fetches that find the memory used up wait in one queue, for a while, and
-are then refused. Only a connection that has nothing at all is let in past the limit, with a small answer: clients that
-do not read cannot starve it.
+A fetch reserves the bytes it may read before it reads them. It returns what it did not need when the read is over, and
+the rest when the client has received the answer or is disconnected. Fetches that find no free memory wait in one queue
+for WAIT_S and are then refused. Only a connection that holds nothing at all may go past the limit, with a small answer:
+so clients that do not read cannot starve it.
 
 Invariants
-    used_bytes is what all shares together have reserved and sent
+    used_bytes is the sum of what all shares have reserved, and sent to clients that have not received it yet
     used_bytes stays within the limit, plus one answer of FIRST_BYTES (or of one batch) for each connection
 """
 
@@ -21,23 +22,23 @@ from pydanube.model.limits import KIB
 from pydanube.runtime.network import FramedConnection
 
 FIRST_BYTES: Final = 64 * KIB
-"""What a connection that has nothing may read while the memory is used up."""
+"""What a connection that holds nothing may read while no memory is free."""
 
 WAIT_S: Final = 2.0
 """How long a fetch waits for memory before it is refused."""
 
-LOOK_AGAIN_S: Final = 0.05
-"""While somebody waits, all connections are asked this often what their clients have taken."""
+CHECK_INTERVAL_S: Final = 0.05
+"""While a fetch waits, all connections are asked this often what their clients have received."""
 
 
 class AnswerMemory:
-    """What the fetches of all connections may hold together."""
+    """The memory that the fetches of all connections share."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.queue = asyncio.Lock()
-        """Held by the fetch whose turn it is while it waits for memory; the others wait for the lock, in order."""
+        """Held by the first waiting fetch; the others wait for this lock, in order."""
         self.shares: set[AnswerShare] = set()
         self._freed = asyncio.Event()
 
@@ -48,14 +49,14 @@ class AnswerMemory:
             self._freed.set()
 
     async def wait(self) -> None:
-        """Return when some was given back, or may have been."""
+        """Wait until memory was returned, but at most CHECK_INTERVAL_S."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_AGAIN_S):
+            async with asyncio.timeout(CHECK_INTERVAL_S):
                 await self._freed.wait()
         self._freed.clear()
 
     def fits(self, wanted_bytes: int) -> bool:
-        """Whether so much is free; if it does not seem so, every connection is asked what its client has taken."""
+        """Return whether `wanted_bytes` are free. If not, first ask every connection what its client has received."""
         if self.used_bytes + wanted_bytes > self.limit_bytes:
             self.refresh()
         return self.used_bytes + wanted_bytes <= self.limit_bytes
@@ -66,23 +67,23 @@ class AnswerMemory:
 
 
 class AnswerShare:
-    """What the fetches of one connection hold."""
+    """The part of the memory that the fetches of one connection hold."""
 
     def __init__(self, memory: AnswerMemory, connection: FramedConnection) -> None:
         self._memory = memory
         self._connection = connection
         self._reserved_bytes = 0
         self._unread_bytes = 0
-        """Sent, and not taken when it was last looked at."""
+        """Sent, and not received by the client at the last `refresh`."""
 
     @property
     def bytes(self) -> int:
         return self._reserved_bytes + self._unread_bytes
 
     async def reserve(self, wanted_bytes: int) -> int:
-        """Reserve and return how many bytes may be read: all that are wanted, or fewer.
+        """Reserve memory and return how many bytes may be read: `wanted_bytes`, or fewer.
 
-        Raises Unavailable when there is no room for WAIT_S. Cancelled: nothing is reserved.
+        Raises Unavailable when no memory was free for WAIT_S. Cancelled: nothing is reserved.
         """
         self.refresh()
         is_first_in_line = not self.bytes or not self._memory.queue.locked()
@@ -94,7 +95,9 @@ class AnswerShare:
                     await self._memory.wait()
                 return granted_bytes
         except TimeoutError:
-            if granted_bytes := self._take(wanted_bytes):  # what it had itself was taken meanwhile
+            if granted_bytes := self._take(
+                wanted_bytes
+            ):  # the client has received this connection's own answers meanwhile
                 return granted_bytes
             unread = self._memory.used_bytes
             raise Unavailable(
@@ -113,7 +116,7 @@ class AnswerShare:
         return wanted_bytes
 
     def give_back(self, reserved_bytes: int, sent_bytes: int) -> None:
-        """The reading is over, and so much was handed to the connection, which may be more than was reserved."""
+        """Replace a reservation by what was sent to the client, which may be more than was reserved."""
         if self._connection.is_closing:
             sent_bytes = 0
         self._reserved_bytes -= reserved_bytes
@@ -122,13 +125,13 @@ class AnswerShare:
         self.refresh()
 
     def refresh(self) -> None:
-        """Give back what the client has taken meanwhile."""
+        """Return the memory of what the client has received meanwhile."""
         if taken_bytes := self._unread_bytes - min(self._unread_bytes, self._connection.queued_bytes):
             self._unread_bytes -= taken_bytes
             self._memory.add(-taken_bytes)
 
     def close(self) -> None:
-        """The connection is gone, and what it had been sent with it."""
+        """Return the memory of everything sent: the connection is closed."""
         self._memory.add(-self._unread_bytes)
         self._unread_bytes = 0
         self._memory.shares.discard(self)
