@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, Door, open_broker
 
-from pydanube.broker import closings
+from pydanube.broker import close_calls
 from pydanube.broker.subscriptions import turn as turn_module
 from pydanube.broker.subscriptions.delivery_batches import GATHER_BYTES_MIN, cut, rows_for
 from pydanube.broker.subscriptions.subscription import LiveSubscription
@@ -128,7 +128,7 @@ async def test_what_consumers_have_who_go_together_goes_to_none_of_them(tmp_path
         await settled(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
         had = [len(one.received) for one in going]
         assert all(had)
-        for close in closings(one.consumer for one in going):
+        for close in close_calls(one.consumer for one in going):
             close()
         await stays.wait_for(60)
         assert [len(one.received) for one in going] == had

@@ -23,7 +23,7 @@ def fresh(remembered_max: int = 100) -> PartitionLog:
 
 def publish(log: PartitionLog, *, confirm: bool = True, **batch) -> Append | Stored:
     one = header(**batch)
-    seen = log.seen(one)
+    seen = log.find_duplicate(one)
     if seen is not None:
         return seen
     append = log.append(one, now_us=1000)
@@ -162,12 +162,12 @@ def test_replaying_what_the_entries_hold_already_changes_nothing():
 
 def test_entries_of_a_producer_that_is_kept_tell_that_an_epoch_is_over_though_nothing_of_the_next_arrived():
     log = fresh()
-    log.producers.keep(7)
+    log.producers.pin(7)
     publish(log, count=2, producer=7, epoch=1, sequence=0)
     publish(log, producer=7, epoch=2, sequence=0, confirm=False)
     on_its_way = log.producers.entries()
     log.roll_back()
     for entries in (on_its_way, log.producers.entries()):
-        table = ProducerTable(100, kept={7})
+        table = ProducerTable(100, pinned={7})
         table.restore(entries)
-        assert table.reached(7) == (2, 0)
+        assert table.progress_of(7) == (2, 0)

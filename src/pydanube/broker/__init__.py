@@ -9,7 +9,7 @@ Never           sockets, frames, HTTP; a decision that core/ could make without 
 from pydanube.broker.partitions.partition import FetchResult, PublishDone, Published
 from pydanube.broker.staging.intake import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
-from pydanube.broker.subscriptions.consumer import Consumer, Sink, closings
+from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
 from pydanube.broker.subscriptions.subscriptions import Attachment
 
 from .facade import Broker, BrokerSettings
@@ -29,5 +29,5 @@ __all__ = [
     "SectionRequest",
     "Sink",
     "StageRequest",
-    "closings",
+    "close_calls",
 ]

@@ -30,7 +30,7 @@ class PartitionLog:
         self.last_append_time = last_append_time
         self._in_flight: deque[Append] = deque()
 
-    def seen(self, header: BatchHeader) -> Append | Stored | None:
+    def find_duplicate(self, header: BatchHeader) -> Append | Stored | None:
         """Whether this batch came before: stored, on its way, or None for a new one that may be appended.
 
         Raises StaleEpoch for a fenced producer, Unavailable for a gap (the batches before it must come first),
@@ -38,7 +38,7 @@ class PartitionLog:
         """
         if header.first_sequence < 0:
             return None
-        return self.producers.seen(header)
+        return self.producers.find_duplicate(header)
 
     def append(self, header: BatchHeader, now_us: int) -> Append:
         """Give the batch its offsets and its time. The caller writes it and then confirms, or rolls everything back."""
@@ -56,7 +56,7 @@ class PartitionLog:
         )
         self._in_flight.append(append)
         if header.first_sequence >= 0:
-            self.producers.began(append)
+            self.producers.add_in_flight(append)
         return append
 
     def confirm(self, append: Append) -> None:
@@ -66,7 +66,7 @@ class PartitionLog:
         self._in_flight.popleft()
         self.visible_end = append.end_offset
         if append.first_sequence >= 0:
-            self.producers.ended(append)
+            self.producers.mark_stored(append)
 
     def roll_back(self) -> list[Append]:
         """Nothing that is on its way will arrive. Returns what was dropped, oldest first."""

@@ -60,10 +60,10 @@ class _KnownProducer:
 class ProducerTable:
     """The producers that one partition remembers."""
 
-    def __init__(self, remembered_max: int, begin_anywhere: bool = False, kept: Collection[int] = ()) -> None:
+    def __init__(self, remembered_max: int, begin_anywhere: bool = False, pinned: Collection[int] = ()) -> None:
         """`begin_anywhere`: one that is not remembered goes on where it says it is, for topics that store nothing.
-        `kept`: producers that are not forgotten, see `keep`."""
-        self.kept = set(kept)
+        `pinned`: producers that are not forgotten, see `pin`."""
+        self.pinned = set(pinned)
         self._remembered_max = remembered_max
         self._begin_anywhere = begin_anywhere
         self._producers: dict[int, _KnownProducer] = {}
@@ -71,8 +71,8 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def seen(self, header: BatchHeader) -> Append | Stored | None:
-        """See PartitionLog.seen."""
+    def find_duplicate(self, header: BatchHeader) -> Append | Stored | None:
+        """See PartitionLog.find_duplicate."""
         producer = self._producers.get(header.producer_id)
         if producer is None or header.producer_epoch > producer.epoch:
             if header.first_sequence != 0 and not self._begin_anywhere:
@@ -110,8 +110,8 @@ class ProducerTable:
             )
         return Stored(offset)
 
-    def began(self, append: Append) -> None:
-        """A batch that `seen` let through is on its way."""
+    def add_in_flight(self, append: Append) -> None:
+        """A batch that `find_duplicate` let through is on its way."""
         producer = self._producers.get(append.producer_id)
         if producer is None or append.producer_epoch > producer.epoch:
             producer = _KnownProducer(append.producer_epoch)
@@ -123,7 +123,7 @@ class ProducerTable:
         producer.in_flight.append(append)
         producer.lost = False
 
-    def ended(self, append: Append) -> None:
+    def mark_stored(self, append: Append) -> None:
         """The batch reached the ack level. An older epoch's last batches may arrive after a newer epoch's first."""
         producer = self._producers.get(append.producer_id)
         if producer is None or producer.epoch != append.producer_epoch:
@@ -158,7 +158,7 @@ class ProducerTable:
         return [
             ProducerEntry(producer_id, one.epoch, one.next_sequence, one.last_time, list(one.runs))
             for producer_id, one in self._producers.items()
-            if (one.runs and one.last_time >= not_before_us) or producer_id in self.kept
+            if (one.runs and one.last_time >= not_before_us) or producer_id in self.pinned
         ]
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
@@ -170,19 +170,19 @@ class ProducerTable:
             self._evict()
             self._producers[entry.producer_id] = producer
 
-    def keep(self, producer_id: int) -> None:
+    def pin(self, producer_id: int) -> None:
         """Whatever is stored of it from now on is remembered, for however long: somebody will ask."""
-        self.kept.add(producer_id)
+        self.pinned.add(producer_id)
 
-    def let_go(self, producer_id: int) -> None:
-        self.kept.discard(producer_id)
+    def unpin(self, producer_id: int) -> None:
+        self.pinned.discard(producer_id)
 
-    def reached(self, producer_id: int) -> tuple[int, int] | None:
+    def progress_of(self, producer_id: int) -> tuple[int, int] | None:
         """The epoch of a producer and the sequence behind the last that is stored; None: it is not remembered."""
         producer = self._producers.get(producer_id)
         return (producer.epoch, producer.next_sequence) if producer is not None else None
 
-    def may_have_lost(self) -> None:
+    def mark_tail_lost(self) -> None:
         """The end of the log is gone: nobody can send again what was stored there."""
         for producer in self._producers.values():
             producer.lost = True
@@ -191,7 +191,7 @@ class ProducerTable:
         idle = [
             key
             for key, one in self._producers.items()
-            if not one.in_flight and one.last_time < not_before_us and key not in self.kept
+            if not one.in_flight and one.last_time < not_before_us and key not in self.pinned
         ]
         for producer_id in idle:
             del self._producers[producer_id]
@@ -200,6 +200,6 @@ class ProducerTable:
         if len(self._producers) < self._remembered_max:
             return
         for producer_id, producer in self._producers.items():
-            if not producer.in_flight and producer_id not in self.kept:
+            if not producer.in_flight and producer_id not in self.pinned:
                 del self._producers[producer_id]
                 return

@@ -35,7 +35,7 @@ class NonReliablePartition(Partition):
     def _append(self, batch: Batch, done: PublishDone) -> None:
         header, decide = batch.header, self._decide
         try:
-            seen = decide.seen(header)
+            seen = decide.find_duplicate(header)
         except DanubeError as error:
             done(error)
             return

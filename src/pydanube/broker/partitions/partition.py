@@ -193,7 +193,7 @@ class Partition:
         try:
             if isinstance(self.stream, MemoryStream):
                 self.stream.make_room(header.batch_bytes, self.settled_below)
-            seen = self._decide.seen(header)
+            seen = self._decide.find_duplicate(header)
         except DanubeError as error:
             done(error)
             return
@@ -405,7 +405,7 @@ class Partition:
 
     def _snapshot(self) -> StateSnapshot:
         cursors = [
-            CursorEntry(one.subscription_id, one.core.cursor.position, one.core.cursor.acked)
+            CursorEntry(one.subscription_id, one.cursor.position, one.cursor.acked)
             for one in self.subscriptions.values()
         ]
         generations = [
@@ -460,7 +460,7 @@ class Partition:
 
     def settled_below(self) -> int:
         """What every subscription has acked; everything when there is none."""
-        positions = [one.core.cursor.position for one in self.subscriptions.values()]
+        positions = [one.cursor.position for one in self.subscriptions.values()]
         return min(positions, default=self.stream.end_offset)
 
     def describe(self, owner: str) -> PartitionDescription:

@@ -256,7 +256,7 @@ class Decisions:
             return
         for partition in self._partitions.open_of(key[0]):
             if partition.index == key[1]:
-                partition.remembered.let_go(decision.producer_id)
+                partition.remembered.unpin(decision.producer_id)
 
     async def _end(self, decision: Decision) -> None:
         """Stages first: what is left of them after a crash is found by the decision."""

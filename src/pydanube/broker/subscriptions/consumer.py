@@ -112,7 +112,7 @@ class Consumer:
         self._subscription.detach(self._member)
 
 
-def closings(consumers: Iterable[Consumer]) -> list[Callable[[], None]]:
+def close_calls(consumers: Iterable[Consumer]) -> list[Callable[[], None]]:
     """What lets go of these: those of one subscription together, so that nothing of theirs goes to another of them."""
     members: dict[LiveSubscription, list[Member]] = {}
     for one in consumers:

@@ -335,13 +335,13 @@ class LiveSubscription:
         self._acked(ranges, done)
 
     def _acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
-        settled = self.settle(ranges, done)
+        settled = self.mark_acked(ranges, done)
         self.last_active_us = now_us = self._clock.now_us()
         self.counts.ack(now_us, settled)
         if self.cursor.gaps > ACKED_RANGES_REFUSED:
             self._turn_out(too_many_gaps())
 
-    def settle(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
+    def mark_acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
         """These offsets are done, whoever says so. Returns how many were not before."""
         clipped = merged(below(ranges, self._stream.end_offset))
         settled = 0
@@ -386,13 +386,13 @@ class LiveSubscription:
         self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member))
         self.pump()
 
-    def settle_below(
+    def mark_acked_below(
         self, offset: int, why: Literal["expired", "evicted"], kept: Sequence[tuple[int, int]] = ()
     ) -> int:
         """Messages below `offset` end here although nobody acked them, but for those in `kept`."""
         stay = RangeSet(kept)
         missing = self.cursor.missing(self.cursor.position, min(offset, self._stream.end_offset))
-        settled = self.settle([one for start, end in missing for one in stay.outside(start, end)], None)
+        settled = self.mark_acked([one for start, end in missing for one in stay.outside(start, end)], None)
         self.counts.end(settled, why)
         return settled
 
@@ -428,7 +428,7 @@ class LiveSubscription:
             )
         dropped = [(one.offset, one.offset + 1) for one in exhausted if one.poison is Poison.DROP]
         if dropped:
-            self.counts.dropped += self.settle(dropped, None)
+            self.counts.dropped += self.mark_acked(dropped, None)
         self._dying.extend(one for one in exhausted if one.poison is Poison.DEAD_LETTER)
         if self._dying and self._burying is None:
             self._burying = self._place.tasks.spawn(self._bury(), f"dead letters {self._place.topic} {self.name}")
@@ -463,7 +463,7 @@ class LiveSubscription:
         else:
             self._bury_again_ms = 0
             if self.core.failures.at(one.offset) is failure:  # a seek forgets what failed: it is delivered anew
-                self.counts.dead_lettered += self.settle([(one.offset, one.offset + 1)], None)
+                self.counts.dead_lettered += self.mark_acked([(one.offset, one.offset + 1)], None)
         self.pump()
 
     # -- moving --------------------------------------------------------------------------------------------------------
@@ -513,14 +513,14 @@ class LiveSubscription:
         cursor, stream = self.cursor, self._stream
         return cursor.acked_ahead - stream.gaps.missing(cursor.position, stream.end_offset)
 
-    def unsettled(self, after: int, messages_max: int) -> list[tuple[int, int]]:
+    def backlog_ranges(self, after: int, messages_max: int) -> list[tuple[int, int]]:
         """The first so many messages from `after` on that are not acked."""
         missing = self.cursor.missing(max(after, self._stream.start_offset), self._stream.end_offset)
         return first_rows(missing, max(0, messages_max))[0]
 
     def pending(self, after: int, messages_max: int) -> Pending:
         """The same, one by one, with what keeps each of them."""
-        messages = pending(self.core, self.unsettled(after, messages_max))
+        messages = pending(self.core, self.backlog_ranges(after, messages_max))
         return Pending(self.type, messages, self._clock.now_us())
 
     def describe(self, index: int) -> SubscriptionPartition:

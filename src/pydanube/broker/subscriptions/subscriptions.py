@@ -275,7 +275,7 @@ class Subscriptions:
         waits = [_Wait() for _ in places]
         settled = 0
         for (one, live), wait in zip(places, waits, strict=True):
-            settled += live.settle(ranges or [(0, one.stream.end_offset)], wait.done)
+            settled += live.mark_acked(ranges or [(0, one.stream.end_offset)], wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
         return settled
 
@@ -285,7 +285,7 @@ class Subscriptions:
         """The first offsets from `after` on that are not settled, as ranges."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         ((_, live),) = await self._stored_places(topic, subscription, partition)
-        return live.unsettled(after, messages_max)
+        return live.backlog_ranges(after, messages_max)
 
     async def pending(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
