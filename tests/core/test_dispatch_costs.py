@@ -9,12 +9,12 @@ from dispatch_harness import MS, Desk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.dispatch import globs as globs_module
-from pydanube.core.dispatch import keys as keys_module
-from pydanube.core.dispatch import window as window_module
-from pydanube.core.dispatch.globs import Automaton, Literals, compiled
-from pydanube.core.dispatch.keys import SLOTS, KeyFilter, KeyTable
-from pydanube.core.dispatch.members import Member, Turns
+from pydanube.core.dispatch import dispatcher as dispatcher_module
+from pydanube.core.dispatch import key_filters as key_filters_module
+from pydanube.core.dispatch import key_table as key_table_module
+from pydanube.core.dispatch.key_filters import GlobAutomaton, KeyFilter, LiteralGlob, compile_globs
+from pydanube.core.dispatch.key_table import SLOTS, KeyTable
+from pydanube.core.dispatch.members import Member, RoundRobin
 from pydanube.core.dispatch.ranges import RangeSet, merged
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
@@ -91,7 +91,7 @@ def test_what_lies_between_two_failures_comes_with_the_first():
     one.nack(0, delay_ms=10)
     one.nack(3, delay_ms=10)
     one.ack(1, 2)
-    one.window.detach(one.window.members[0])
+    one.dispatcher.detach(one.dispatcher.members[0])
     one.join("a")
     one.stored.publish(["k"])
     one.wait(10)
@@ -111,8 +111,8 @@ def test_repeated_ranges_of_an_ack_are_settled_once():
     one.stored.publish(400)
     one.pump()
     one.nack(*range(200, 400), delay_ms=86_400_000)
-    assert calls_of(lambda: one.window.ack([(0, 200)] * 10_000)) < 500
-    assert one.window.cursor.position == 200
+    assert calls_of(lambda: one.dispatcher.ack([(0, 200)] * 10_000)) < 500
+    assert one.dispatcher.cursor.position == 200
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
@@ -121,7 +121,7 @@ def test_giving_back_many_costs_a_few_calls_each(kind):
     one.join("a")
     one.stored.publish([f"k{number % 50}" for number in range(5000)])
     one.pump()
-    assert calls_of(lambda: one.window.nack([(0, 5000)], one.now_us)) < 15 * 5000
+    assert calls_of(lambda: one.dispatcher.nack([(0, 5000)], one.now_us)) < 15 * 5000
 
 
 def test_merged_ranges_are_the_same_offsets():
@@ -147,14 +147,14 @@ def test_subtracting_many_ranges_is_removing_each(these, those):
 
 @pytest.mark.parametrize("kind", [KEYED, SHARED])
 def test_what_falls_due_together_gets_ready_in_portions(kind, monkeypatch):
-    monkeypatch.setattr(window_module, "DUE_AT_ONCE", 100)
+    monkeypatch.setattr(dispatcher_module, "DUE_AT_ONCE", 100)
     one = Desk(kind)
     one.join("a")
     one.stored.publish(["k"] * 1000, [one.now_us + 10 * MS] * 1000)
     one.pump()
     one.wait(10)
-    one.window.due(one.now_us)
-    assert one.window._ready.count == 100
+    one.dispatcher.release_due(one.now_us)
+    assert one.dispatcher._ready.count == 100
     assert one.pump() == {"a": list(range(1000))}
 
 
@@ -180,7 +180,7 @@ def test_an_offer_deals_no_more_than_asked_for_and_the_rest_follows_in_order(kin
     one.rows_max = 30
     one.stored.publish(100)
     got = []
-    while (wanted := one.window.wanted) < 100:
+    while (wanted := one.dispatcher.offset_to_read) < 100:
         delivered = {}
         one._offer(wanted, delivered)
         assert 0 < len(delivered["a"]) <= 30
@@ -196,9 +196,9 @@ def test_what_is_left_of_a_batch_does_not_stand_before_what_falls_due():
     one._offer(0, {})
     one.nack(3, delay_ms=5)
     one.wait(5)
-    assert one.window.has_due(one.now_us)
-    one.window.due(one.now_us)
-    assert one.window.wanted == 3
+    assert one.dispatcher.has_due(one.now_us)
+    one.dispatcher.release_due(one.now_us)
+    assert one.dispatcher.offset_to_read == 3
 
 
 # -- many consumers ----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_a_table_that_grew_and_shrank_is_that_of_whoever_is_left():
 
 def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
     scored = []
-    scores = keys_module._scores
+    scores = key_table_module._scores
 
     def counting(seeds, slots):
         found = scores(seeds, slots)
@@ -237,7 +237,7 @@ def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
     table = KeyTable()
     for member in members:
         table.add(member)
-    monkeypatch.setattr(keys_module, "_scores", counting)
+    monkeypatch.setattr(key_table_module, "_scores", counting)
     table.remove([members[0]])
     assert sum(scored) < 2 * SLOTS
     scored.clear()
@@ -251,8 +251,8 @@ def test_joins_and_one_leave_of_all_cost_as_much_each_however_many_there_are(kin
         def act() -> None:
             one = Desk(kind)
             members = [one.join(f"c{number}", messages=10) for number in range(consumers)]
-            one.window.detach(*members)
-            assert one.window.members == []
+            one.dispatcher.detach(*members)
+            assert one.dispatcher.members == []
 
         return act
 
@@ -278,24 +278,24 @@ def test_a_message_for_thousands_of_consumers_costs_what_it_costs_for_few():
 
 
 def test_whoever_has_no_room_is_looked_at_once():
-    turns = Turns()
+    turns = RoundRobin()
     members = [Member(f"c{number}") for number in range(1000)]
     for member in members:
         turns.add(member)
-    assert not turns.has_room
-    assert calls_of(lambda: turns.has_room) < 20
+    assert not turns.can_receive
+    assert calls_of(lambda: turns.can_receive) < 20
     members[7].messages = members[7].bytes = 1
     turns.add(members[7])
     assert turns.first(5) == [members[7]]
 
 
 def test_a_member_whose_bytes_were_estimated_too_high_keeps_its_turn():
-    turns, member = Turns(), Member("a", messages=5, bytes=100)
+    turns, member = RoundRobin(), Member("a", messages=5, bytes=100)
     turns.add(member)
     member.charge(1, 200)
-    assert not turns.has_room
-    member.weigh(10)
-    assert turns.has_room
+    assert not turns.can_receive
+    member.correct_estimate(10)
+    assert turns.can_receive
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------
@@ -306,15 +306,15 @@ texts = st.text("ab*?[\n", max_size=12)
 @given(st.lists(texts.filter(bool), max_size=6), st.text("ab?*[\n", max_size=12))
 def test_globs_match_as_fnmatch_does(globs, key):
     expected = any(fnmatchcase(key, one.replace("[", "[[]")) for one in globs)
-    assert any(one.matches(key) for one in compiled(globs)) is expected
-    assert any(Automaton([one]).matches(key) for one in globs) is expected
-    assert any(Literals(one).matches(key) for one in globs if "?" not in one) <= expected
+    assert any(one.matches(key) for one in compile_globs(globs)) is expected
+    assert any(GlobAutomaton([one]).matches(key) for one in globs) is expected
+    assert any(LiteralGlob(one).matches(key) for one in globs if "?" not in one) <= expected
 
 
 def test_an_automaton_looks_at_every_character_once():
     evil = ["*" + "a?" * 90 + f"z{number}*" for number in range(50)]
-    matchers = compiled(evil)
-    assert len(matchers) == -(-50 // (globs_module._BITS_MAX // 185))
+    matchers = compile_globs(evil)
+    assert len(matchers) == -(-50 // (key_filters_module._BITS_MAX // 185))
     assert calls_of(lambda: KeyFilter(evil[:20]).accepts("a" * 10_000)) < 20 * 400 + 3 * 10_000
 
 
@@ -323,11 +323,11 @@ def test_long_keys_are_not_remembered():
     one.join("a", key_filters=["a*"])
     one.stored.publish(["a" * 60_000, "ab"])
     assert one.pump() == {"a": [0, 1]}
-    assert list(one.window.policy._table._found) == ["ab"]
+    assert list(one.dispatcher._policy._table._cached) == ["ab"]
 
 
 def test_long_keys_are_matched_a_few_at_a_time_and_none_is_lost(monkeypatch):
-    monkeypatch.setattr(keys_module, "MATCHED_AT_ONCE", 2 * 3 * 1001)
+    monkeypatch.setattr(key_table_module, "MATCHED_AT_ONCE", 2 * 3 * 1001)
     one = Desk(KEYED)
     one.join("a", key_filters=["a*", "*b?"])
     one.join("b", key_filters=["b*"])
@@ -336,5 +336,5 @@ def test_long_keys_are_matched_a_few_at_a_time_and_none_is_lost(monkeypatch):
     assert one.offers == 10
     assert sorted(got["a"] + got["b"]) == list(range(20))
     assert got["a"] == sorted(got["a"])
-    assert one.window.policy.take_work() > 0
-    assert one.window.policy.take_work() == 0
+    assert one.dispatcher.drain_cost() > 0
+    assert one.dispatcher.drain_cost() == 0

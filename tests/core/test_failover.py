@@ -16,7 +16,7 @@ def test_the_first_by_priority_then_by_name_is_active():
     one.join("b", priority=0)
     one.stored.publish(2)
     assert one.pump() == {"b": [0, 1]}
-    assert [member.consumer for member in one.window.members if one.window.policy.is_active(member)] == ["b"]
+    assert [member.consumer for member in one.dispatcher.members if one.dispatcher.is_active(member)] == ["b"]
 
 
 def test_when_it_goes_the_next_takes_over_with_the_unacked_first_and_in_order():
@@ -27,7 +27,7 @@ def test_when_it_goes_the_next_takes_over_with_the_unacked_first_and_in_order():
         one.stored.publish(5)
     assert one.pump() == {"a": list(range(10))}
     one.ack(0, 4, 5)
-    one.window.detach(active)
+    one.dispatcher.detach(active)
     assert one.pump() == {"b": [1, 2, 3, 6, 7, 8, 9, *range(10, 20)]}
 
 
@@ -55,9 +55,9 @@ def test_one_that_goes_while_standing_by_changes_nothing():
     standby = one.join("b")
     one.stored.publish(2)
     one.pump()
-    one.window.detach(standby)
+    one.dispatcher.detach(standby)
     assert one.pump() == {}
-    assert one.window.unacked == 2
+    assert one.dispatcher.unacked == 2
 
 
 def test_one_that_stands_by_and_attaches_again_takes_nothing_from_the_active_one():
@@ -89,7 +89,7 @@ def test_what_waits_for_its_next_try_comes_to_the_next_consumer():
     one.stored.publish(3)
     one.pump()
     one.nack(1, delay_ms=50)
-    one.window.detach(active)
+    one.dispatcher.detach(active)
     assert one.pump() == {"b": [0, 2]}
     one.wait(50)
     assert one.pump() == {"b": [1]}

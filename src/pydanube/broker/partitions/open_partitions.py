@@ -12,8 +12,7 @@ from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pe
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
 from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
-from pydanube.broker.subscriptions.place import SubscriptionContext
-from pydanube.broker.subscriptions.subscription import LiveSubscription
+from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.broker.tiering.tiered_partition import TieredPartition
 from pydanube.core.dispatch.cursor import Cursor

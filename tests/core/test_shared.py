@@ -72,7 +72,7 @@ def test_what_a_consumer_had_goes_to_the_others_when_it_leaves():
     one.stored.publish(8)
     got = one.pump()
     one.ack(got["a"][0])
-    one.window.detach(leaver)
+    one.dispatcher.detach(leaver)
     assert one.pump() == {"b": got["a"][1:]}
 
 
@@ -82,9 +82,9 @@ def test_two_that_leave_with_every_other_message_lose_none():
     for _ in range(2000):
         one.stored.publish(1)
     one.pump()
-    assert [one.window.unacked_of(member) for member in leavers] == [1000, 1000]
+    assert [one.dispatcher.unacked_of(member) for member in leavers] == [1000, 1000]
     for member in leavers:
-        one.window.detach(member)
+        one.dispatcher.detach(member)
     one.join("c")
     assert one.pump() == {"c": list(range(2000))}
 
@@ -94,14 +94,14 @@ def test_a_message_with_a_delay_does_not_hold_up_the_ones_behind_it():
     one.join("a")
     one.stored.publish(4, [0, one.now_us + 30_000, 0, one.now_us + 10_000])
     assert one.pump() == {"a": [0, 2]}
-    assert (one.window.delayed, one.window.next_due_us) == (2, one.now_us + 10_000)
+    assert (one.dispatcher.counts.delayed, one.dispatcher.next_due_us) == (2, one.now_us + 10_000)
     one.wait(10)
     assert one.pump() == {"a": [3]}
     one.wait(19)
     assert one.pump() == {}
     one.wait(1)
     assert one.pump() == {"a": [1]}
-    assert (one.window.delayed, one.window.next_due_us) == (0, None)
+    assert (one.dispatcher.counts.delayed, one.dispatcher.next_due_us) == (0, None)
 
 
 def test_a_delayed_message_that_is_settled_first_never_comes():
@@ -112,9 +112,9 @@ def test_a_delayed_message_that_is_settled_first_never_comes():
     one.ack(0)
     one.wait(20)
     assert one.pump() == {}
-    assert one.window.delayed == 0
+    assert one.dispatcher.counts.delayed == 0
 
 
 def test_cumulative_acks_are_refused():
     with pytest.raises(Refused, match="cumulative acks do not fit a shared subscription"):
-        desk().window.check_cumulative()
+        desk().dispatcher.check_cumulative()

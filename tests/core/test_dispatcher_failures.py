@@ -25,8 +25,8 @@ def desk(kind: SubscriptionType, policy: FailurePolicy, messages: int = 3) -> De
 
 
 def count(one: Desk, offset: int) -> int:
-    failure = one.window.failures.at(offset)
-    return 0 if failure is None else failure.count
+    counts, _ = one.dispatcher.failure_history([offset])
+    return counts[0] if counts else 0
 
 
 @ALL
@@ -34,13 +34,12 @@ def test_a_nacked_message_comes_again_after_its_wait_counted_and_with_its_reason
     one = desk(kind, FOR_EVER)
     assert one.nack(1, reason="no stamp") == []
     assert one.pump() == {}
-    assert (one.window.failures.waiting, one.window.unacked) == (1, 2)
+    assert (one.dispatcher.counts.waiting, one.dispatcher.unacked) == (1, 2)
     one.wait(99)
     assert one.pump() == {}
     one.wait(1)
     assert one.pump() == {"a": [1]}
-    failure = one.window.failures.at(1)
-    assert (failure.count, failure.reason) == (1, "no stamp")
+    assert one.dispatcher.failure_history([0, 1]) == ([0, 1], [None, "no stamp"])
 
 
 @ALL
@@ -49,7 +48,7 @@ def test_the_wait_doubles_up_to_its_maximum(kind):
     waits = []
     for _ in range(5):
         one.nack(0)
-        waits.append((one.window.next_due_us - one.now_us) // 1000)
+        waits.append((one.dispatcher.next_due_us - one.now_us) // 1000)
         one.wait(waits[-1])
         assert one.pump() == {"a": [0]}
     assert waits == [100, 200, 400, 400, 400]
@@ -81,7 +80,7 @@ def test_late_and_repeated_nacks_and_nacks_of_what_nobody_has_count_nothing(kind
     one.nack(0, 1)
     one.nack(1, 2, 3, 4, 5000)
     one.nack(2)
-    assert (count(one, 0), count(one, 1), count(one, 2), len(one.window.failures)) == (0, 1, 1, 2)
+    assert (count(one, 0), count(one, 1), count(one, 2), one.dispatcher.counts.failed) == (0, 1, 1, 2)
 
 
 @ALL
@@ -91,7 +90,7 @@ def test_an_ack_ends_the_wait_and_the_history(kind):
     one.ack(0)
     one.wait(1000)
     assert one.pump() == {}
-    assert (len(one.window.failures), one.window.next_due_us) == (0, None)
+    assert (one.dispatcher.counts.failed, one.dispatcher.next_due_us) == (0, None)
 
 
 @ALL
@@ -100,7 +99,7 @@ def test_a_consumer_that_goes_costs_a_message_nothing(kind):
     for _ in range(4):
         one.join("a")
         assert one.pump() == {"a": [0, 1, 2]}
-    assert len(one.window.failures) == 0
+    assert one.dispatcher.counts.failed == 0
 
 
 @ALL
@@ -113,7 +112,7 @@ def test_an_exhausted_message_is_dropped_once_its_redeliveries_are_used_up(kind)
     one.wait(1000)
     assert one.pump() == {}
     one.ack(1)
-    assert one.window.unacked == 2
+    assert one.dispatcher.unacked == 2
 
 
 @ALL
@@ -123,15 +122,15 @@ def test_a_dead_letter_waits_until_it_is_stored_and_is_asked_for_again_when_that
     one.wait(10)
     one.pump()
     assert one.nack(0) == [(0, "dead-letter")]
-    assert (one.window.unacked, one.window.failures.dying) == (2, 1)
-    one.window.try_again(0, one.now_us + 5000)
+    assert (one.dispatcher.unacked, one.dispatcher.counts.dead_lettering) == (2, 1)
+    one.dispatcher.retry_dead_letter(0, one.now_us + 5000)
     one.wait(5)
-    assert [(end.offset, str(end.poison), end.attempts) for end in one.window.due(one.now_us)] == [
+    assert [(end.offset, str(end.poison), end.attempts) for end in one.dispatcher.release_due(one.now_us)] == [
         (0, "dead-letter", 2)
     ]
     assert one.pump() == {}
     one.ack(0)
-    assert (one.window.failures.dying, one.window.cursor.position) == (0, 1)
+    assert (one.dispatcher.counts.dead_lettering, one.dispatcher.cursor.position) == (0, 1)
 
 
 @ALL_BUT_KEYED
@@ -143,8 +142,8 @@ def test_block_stops_the_subscription_and_a_change_of_policy_releases_it(kind):
     assert one.nack(0) == [(0, "block")]
     one.stored.publish(2)
     assert one.pump() == {}
-    assert (one.window.is_blocked, one.window.failures.blocked) == (True, 1)
-    assert one.window.set_failure_policy(FOR_EVER) == []
+    assert (one.dispatcher.is_blocked, one.dispatcher.counts.blocked) == (True, 1)
+    assert one.dispatcher.set_failure_policy(FOR_EVER) == []
     assert one.pump() == {"a": [0, 3, 4]}
 
 
@@ -167,8 +166,12 @@ def test_block_on_key_shared_stops_only_its_key():
     assert one.nack(0) == [(0, "block")]
     one.stored.publish(["k0", "k1", "k0"])
     assert one.pump() == {"a": [4]}
-    assert (one.window.policy.held, one.window.policy.blocked_keys, one.window.is_blocked) == (2, 1, False)
-    one.window.set_failure_policy(FOR_EVER)
+    assert (one.dispatcher.counts.held_back, one.dispatcher.counts.blocked_keys, one.dispatcher.is_blocked) == (
+        2,
+        1,
+        False,
+    )
+    one.dispatcher.set_failure_policy(FOR_EVER)
     assert one.pump() == {"a": [0]}
     one.ack(0)
     assert one.pump() == {"a": [3, 5]}
@@ -180,9 +183,9 @@ def test_what_is_blocked_ends_as_the_new_policy_says(kind):
     one.nack(2, delay_ms=0)
     one.pump()
     one.nack(2)
-    ended = one.window.set_failure_policy(DROP)
+    ended = one.dispatcher.set_failure_policy(DROP)
     assert [(end.offset, end.poison, end.attempts) for end in ended] == [(2, Poison.DROP, 2)]
-    assert not one.window.is_blocked
+    assert not one.dispatcher.is_blocked
 
 
 @ALL
@@ -192,9 +195,9 @@ def test_a_stricter_policy_counts_for_what_waits(kind):
         one.nack(1, delay_ms=0)
         one.pump()
     one.nack(1)
-    one.window.set_failure_policy(DROP)
+    one.dispatcher.set_failure_policy(DROP)
     one.wait(1000)
-    assert [(end.offset, end.attempts) for end in one.window.due(one.now_us)] == [(1, 3)]
+    assert [(end.offset, end.attempts) for end in one.dispatcher.release_due(one.now_us)] == [(1, 3)]
 
 
 @ALL
@@ -203,6 +206,6 @@ def test_a_seek_forgets_failures(kind):
     one.nack(0, delay_ms=0)
     one.pump()
     one.nack(0)
-    one.window.move(0, 1)
+    one.dispatcher.seek(0, 1)
     assert one.pump() == {"a": [0, 1, 2]}
-    assert len(one.window.failures) == one.window.policy.blocked_keys == 0
+    assert one.dispatcher.counts.failed == one.dispatcher.counts.blocked_keys == 0

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from dispatch_harness import MS, Desk
 
-from pydanube.core.dispatch import window as window_module
-from pydanube.core.dispatch.keys import KEY_FILTERS_MAX, KeyFilter
+from pydanube.core.dispatch import dispatcher as dispatcher_module
+from pydanube.core.dispatch.key_filters import KEY_FILTERS_MAX, KeyFilter
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
@@ -80,13 +80,13 @@ def test_a_fifth_consumer_moves_a_fifth_of_the_keys_and_only_to_itself():
     moved = [key for key in NAMES if before[key] != after[key]]
     assert all(after[key] == "c4" for key in moved)
     assert 0.7 * 2000 < len(moved) < 1.3 * 2000
-    one.window.detach(fifth)
+    one.dispatcher.detach(fifth)
     assert keys_of(one, NAMES) == before
 
 
 def test_cumulative_acks_are_refused():
     with pytest.raises(Refused, match="key-shared"):
-        desk().window.check_cumulative()
+        desk().dispatcher.check_cumulative()
 
 
 # -- a key that moves --------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_key_moves_only_after_its_messages_on_their_way_are_settled():
     name = next(name for name in OTHERS if takes(one, name, "k"))
     one.stored.publish(["k"])
     assert one.pump() == {}
-    assert one.window.policy.held == 1
+    assert one.dispatcher.counts.held_back == 1
     one.ack(0)
     assert one.pump() == {}
     one.ack(1)
@@ -142,7 +142,7 @@ def test_what_a_consumer_had_moves_at_once_when_it_leaves_and_stays_in_order():
     one.join("b")
     one.stored.publish(["k", "l"])
     one.pump()
-    one.window.detach(leaver)
+    one.dispatcher.detach(leaver)
     assert one.pump() == {"b": [0, 1, 2, 3, 4]}
 
 
@@ -154,7 +154,7 @@ def test_a_slow_consumer_holds_up_its_own_keys_only():
     one.stored.publish([theirs, mine, theirs, mine])
     got = one.pump()
     assert list(got) == ["a"] and len(got["a"]) == 2
-    assert one.window.policy.held == 2
+    assert one.dispatcher.counts.held_back == 2
     one.credit(slow, 1)
     assert len(one.pump()["b"]) == 1
     one.stored.publish([theirs])
@@ -165,7 +165,7 @@ def test_a_slow_consumer_holds_up_its_own_keys_only():
 
 def key_of_without_room(one: Desk, consumer: str = "b") -> str:
     twin = Desk(SubscriptionType.KEY_SHARED)
-    for member in one.window.members:
+    for member in one.dispatcher.members:
         twin.join(member.consumer)
     return key_of(twin, consumer)
 
@@ -181,12 +181,12 @@ def test_behind_a_failure_the_key_waits_and_others_go_on():
     one.nack(0)
     one.stored.publish(["k", "x"])
     assert one.pump() == {"a": [4]}, "offset 1 was delivered before"
-    assert (one.window.policy.held, one.window.policy.blocked_keys) == (1, 1)
+    assert (one.dispatcher.counts.held_back, one.dispatcher.counts.blocked_keys) == (1, 1)
     one.wait(10)
     assert one.pump() == {"a": [0]}
     one.ack(0)
     assert one.pump() == {"a": [3]}
-    assert one.window.policy.blocked_keys == 0
+    assert one.dispatcher.counts.blocked_keys == 0
 
 
 def test_two_failures_of_a_key_hold_it_until_both_are_settled():
@@ -216,7 +216,7 @@ def test_a_nack_of_what_is_held_back_counts_nothing_and_delivers_nothing_twice()
     assert one.pump() == {"a": [0]}
     one.ack(0)
     assert one.pump() == {"a": [1]}
-    assert len(one.window.failures) == 0
+    assert one.dispatcher.counts.failed == 0
 
 
 def test_overlapping_and_empty_ranges_in_one_ack_free_a_key_once():
@@ -224,11 +224,11 @@ def test_overlapping_and_empty_ranges_in_one_ack_free_a_key_once():
     one.join("a")
     one.stored.publish(["k"] * 6)
     one.pump()
-    one.window.ack([(0, 2), (1, 3), (3, 3), (1, 2)])
+    one.dispatcher.ack([(0, 2), (1, 3), (3, 3), (1, 2)])
     name = next(name for name in OTHERS if takes(one, name, "k"))
     one.stored.publish(["k"])
     assert one.pump() == {}
-    one.window.ack([(4, 6), (9, 2), (3, 5)] * 5)
+    one.dispatcher.ack([(4, 6), (9, 2), (3, 5)] * 5)
     assert one.pump() == {name: [6]}
 
 
@@ -260,7 +260,7 @@ def test_filters_have_limits_and_a_refused_one_changes_nothing(globs):
     first = one.join("a")
     with pytest.raises(Invalid, match="key filters"):
         one.join("a", key_filters=globs)
-    assert one.window.members == [first]
+    assert one.dispatcher.members == [first]
 
 
 def test_filters_and_consumers_without_share_the_keys():
@@ -279,14 +279,14 @@ def test_what_no_filter_accepts_waits_is_counted_and_comes_once_somebody_does():
     one.stored.publish(["jp-1", "eu-1", "jp-1"])
     assert one.pump() == {"eu": [1]}
     one.ack(1)
-    assert (one.window.policy.unmatched, one.window.cursor.position) == (2, 0)
+    assert (one.dispatcher.counts.unmatched, one.dispatcher.cursor.position) == (2, 0)
     other = one.join("us", key_filters=["us-*"])
     assert one.pump() == {}
-    assert one.window.policy.unmatched == 2
-    one.window.detach(other)
+    assert one.dispatcher.counts.unmatched == 2
+    one.dispatcher.detach(other)
     one.join("jp", key_filters=["jp-?"])
     assert one.pump() == {"jp": [0, 2]}
-    assert one.window.policy.unmatched == 0
+    assert one.dispatcher.counts.unmatched == 0
 
 
 def test_the_producers_name_is_the_key_that_filters_see_where_there_is_none():
@@ -295,7 +295,7 @@ def test_the_producers_name_is_the_key_that_filters_see_where_there_is_none():
     one.stored.publish([None, "x"], producer="sensor-1")
     one.stored.publish(2, producer="camera-1")
     assert one.pump() == {"a": [0]}
-    assert one.window.policy.unmatched == 3
+    assert one.dispatcher.counts.unmatched == 3
 
 
 def test_a_filtered_key_does_not_move_while_it_is_on_its_way():
@@ -325,17 +325,17 @@ def test_a_key_is_ordered_by_delivery_time():
 
 
 def test_a_consumer_without_room_holds_up_a_bounded_number(monkeypatch):
-    monkeypatch.setattr(window_module, "HELD_MAX", 50)
+    monkeypatch.setattr(dispatcher_module, "HELD_BACK_MAX", 50)
     one = desk()
     one.join("a")
     slow = one.join("b", messages=0)
     for _ in range(50):
         one.stored.publish([f"k{number}" for number in range(10)])
     one.pump()
-    assert 50 <= one.window.policy.held < 60
+    assert 50 <= one.dispatcher.counts.held_back < 60
     one.credit(slow, 1000)
     one.pump()
-    assert one.window.unacked == 500
+    assert one.dispatcher.unacked == 500
 
 
 def test_one_message_of_room_offers_one_message_again():
@@ -347,6 +347,6 @@ def test_one_message_of_room_offers_one_message_again():
         one.stored.publish([theirs] * 10)
     one.pump()
     one.credit(slow, 1)
-    assert one.window._ready.count == 1
+    assert one.dispatcher._ready.count == 1
     assert one.pump() == {"b": [0]}
-    assert one.window.policy.held == 999
+    assert one.dispatcher.counts.held_back == 999

@@ -3,37 +3,37 @@
 What must hold after every step: nothing lost, nothing settled delivered, nothing on its way twice, order, room, counts.
 In the end everybody gets room and acks, time passes, and everything must have been settled.
 
-Hypothesis prints what replays a failure. More of it: WINDOW_EXAMPLES=2000, with any --hypothesis-seed.
+Hypothesis prints what replays a failure. More of it: DISPATCHER_EXAMPLES=2000, with any --hypothesis-seed.
 """
 
 import os
 
 import pytest
 from dispatch_harness import FILTERS, KEYS, MS, PLENTY, POLICIES, SMALL, offsets_of, ranges_of
+from dispatcher_model import DispatcherModel
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from window_model import WindowModel
 
-from pydanube.core.dispatch import window as window_module
+from pydanube.core.dispatch import dispatcher as dispatcher_module
 from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.dispatch.dispatcher import Dispatcher
 from pydanube.core.dispatch.members import Member
-from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.errors import Refused
 from pydanube.model.failure import Poison
 from pydanube.model.topics import SubscriptionType
 
-EXAMPLES = int(os.environ.get("WINDOW_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("DISPATCHER_EXAMPLES", "20"))
 PHASES = [one for one in Phase if one is not Phase.explain]
-STEPS = int(os.environ.get("WINDOW_STEPS", "40"))
+STEPS = int(os.environ.get("DISPATCHER_STEPS", "40"))
 
 names = st.sampled_from("abcd")
 spots = st.integers(0, 400)
 """Where in the stream something happens: modulo its end."""
 
 
-class WindowMachine(WindowModel):
-    """Everything that can happen to a window, in any order."""
+class DispatcherMachine(DispatcherModel):
+    """Everything that can happen to a dispatcher, in any order."""
 
     @initialize(
         policy=st.sampled_from(POLICIES), messages=st.sampled_from([4, 20, PLENTY]), filters=st.sampled_from(FILTERS)
@@ -79,7 +79,7 @@ class WindowMachine(WindowModel):
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def member(self, name: str) -> Member | None:
-        return next((one for one in self.window.members if one.consumer == name), None)
+        return next((one for one in self.dispatcher.members if one.consumer == name), None)
 
     @rule(
         name=names,
@@ -89,28 +89,28 @@ class WindowMachine(WindowModel):
     )
     def attach(self, name, priority, filters, messages):
         former, active = self.member(name), self.active()
-        if self.type is SubscriptionType.EXCLUSIVE and former is None and self.window.members:
+        if self.type is SubscriptionType.EXCLUSIVE and former is None and self.dispatcher.members:
             with pytest.raises(Refused):
-                self.window.attach(name, priority)
+                self.dispatcher.attach(name, priority)
             return
-        member, ended = self.window.attach(name, priority, filters if self.is_keyed else ())
+        member, ended = self.dispatcher.attach(name, priority, filters if self.is_keyed else ())
         assert ended is former
         self._gave_back([former], active)
         self.desk.credit(member, messages, PLENTY)
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3))
     def detach(self, pick):
-        member, active = self.window.members[pick % len(self.window.members)], self.active()
-        self.window.detach(member)
-        self.window.detach(member)
+        member, active = self.dispatcher.members[pick % len(self.dispatcher.members)], self.active()
+        self.dispatcher.detach(member)
+        self.dispatcher.detach(member)
         self._gave_back([member], active)
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3), count=st.integers(0, 4))
     def detach_several(self, pick, count):
-        gone, active = self.window.members[pick : pick + count], self.active()
-        self.window.detach(*gone)
+        gone, active = self.dispatcher.members[pick : pick + count], self.active()
+        self.dispatcher.detach(*gone)
         self._gave_back(gone, active)
 
     def _gave_back(self, gone: list[Member | None], active: Member | None) -> None:
@@ -118,18 +118,18 @@ class WindowMachine(WindowModel):
             self.out.clear()
         self.out = {offset: member for offset, member in self.out.items() if member not in gone}
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3), messages=st.integers(0, 12), size_bytes=st.sampled_from([0, 1, PLENTY]))
     def credit(self, pick, messages, size_bytes):
-        self.desk.credit(self.window.members[pick % len(self.window.members)], messages, size_bytes)
+        self.desk.credit(self.dispatcher.members[pick % len(self.dispatcher.members)], messages, size_bytes)
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3))
     def pause_or_resume(self, pick):
-        member = self.window.members[pick % len(self.window.members)]
+        member = self.dispatcher.members[pick % len(self.dispatcher.members)]
         member.paused = not member.paused
         if not member.paused:
-            self.window.refresh(member)
+            self.dispatcher.credited(member)
 
     # -- delivering ----------------------------------------------------------------------------------------------------
 
@@ -137,35 +137,44 @@ class WindowMachine(WindowModel):
     def deliver(self):
         """As the broker's pump does it."""
         for _ in range(1000 + 10 * self.desk.stored.end):
-            if self.window.has_due(self.desk.now_us):
+            if self.dispatcher.has_due(self.desk.now_us):
                 self._due()
-            wanted = self.window.wanted
+            wanted = self.dispatcher.offset_to_read
             if wanted is not None and wanted < self.desk.stored.end:
                 self._offer(wanted)
-            elif not self.window.has_due(self.desk.now_us):
+            elif not self.dispatcher.has_due(self.desk.now_us):
                 break
         else:
             raise AssertionError("no progress")
-        assert self.window.next_due_us is None or self.window.next_due_us > self.desk.now_us or self.window._ready
+        assert (
+            self.dispatcher.next_due_us is None
+            or self.dispatcher.next_due_us > self.desk.now_us
+            or self.dispatcher._ready
+        )
         self._nothing_idles()
 
     def _offer(self, wanted: int) -> None:
-        window, stored = self.window, self.desk.stored
-        assert any(member.has_room for member in window.members)
-        found = stored.stretch_at(wanted, self.batches_max if window.policy.scatters else 1)
+        dispatcher, stored = self.dispatcher, self.desk.stored
+        assert any(member.can_receive for member in dispatcher.members)
+        found = stored.stretch_at(wanted, self.batches_max if dispatcher._policy.splits_batches else 1)
         if found is None:
-            window.skip_to(stored.end)
+            dispatcher.skip_to(stored.end)
             self._skipped()
             return
         base, end, batch = found
-        if self.goes_straight and self.rows_max is None and window.next_read == base and window.sole_taker is not None:
-            self._give_straight(window.sole_taker, base, end, len(batch.view))
+        if (
+            self.goes_straight
+            and self.rows_max is None
+            and dispatcher.next_read == base
+            and dispatcher.sole_consumer is not None
+        ):
+            self._give_straight(dispatcher.sole_consumer, base, end, len(batch.view))
             return
-        room = {member: member.messages if member.has_room else 0 for member in window.members}
-        dealt = window.offer(batch, base, end, self.desk.now_us, stored.end - end, self.rows_max)
+        room = {member: member.messages if member.can_receive else 0 for member in dispatcher.members}
+        assignments = dispatcher.offer(batch, base, end, self.desk.now_us, stored.end - end, self.rows_max)
         self._skipped()
-        assert self.rows_max is None or sum(one.rows for one in dealt) <= self.rows_max
-        for one in dealt:
+        assert self.rows_max is None or sum(one.rows for one in assignments) <= self.rows_max
+        for one in assignments:
             offsets = offsets_of(one, base)
             assert offsets == sorted(set(offsets))
             assert one.rows == len(offsets) > 0
@@ -176,9 +185,9 @@ class WindowMachine(WindowModel):
                 self._delivered(one.member, offset)
 
     def _give_straight(self, member: Member, base: int, end: int, size_bytes: int) -> None:
-        assert member is self.active() and member.has_room
+        assert member is self.active() and member.can_receive
         messages = member.messages
-        self.window.give_straight(member, end, size_bytes)
+        self.dispatcher.assign_stored(member, end, size_bytes)
         assert member.messages == messages - (end - base)
         for offset in range(base, end):
             self._delivered(member, offset)
@@ -210,9 +219,9 @@ class WindowMachine(WindowModel):
 
     def _ack(self, ranges: list[tuple[int, int]]) -> None:
         offsets = {offset for start, end in ranges for offset in range(start, end)}
-        known = {offset for offset in offsets if self.window.cursor.is_settled(offset)}
+        known = {offset for offset in offsets if self.dispatcher.cursor.is_acked(offset)}
         assert known - self.desk.stored.gone == (offsets & self.settled) - self.desk.stored.gone
-        assert self.window.ack(ranges) == len(offsets - known)
+        assert self.dispatcher.ack(ranges) == len(offsets - known)
         self._settle(list(offsets))
 
     @precondition(lambda self: self.out)
@@ -246,10 +255,10 @@ class WindowMachine(WindowModel):
     def ack_cumulative(self, end):
         if not self.is_single:
             with pytest.raises(Refused):
-                self.window.check_cumulative()
+                self.dispatcher.check_cumulative()
             return
-        self.window.check_cumulative()
-        self._ack([(self.window.cursor.position, end % (self.desk.stored.end + 1))])
+        self.dispatcher.check_cumulative()
+        self._ack([(self.dispatcher.cursor.position, end % (self.desk.stored.end + 1))])
 
     # -- failing -------------------------------------------------------------------------------------------------------
 
@@ -265,11 +274,11 @@ class WindowMachine(WindowModel):
 
     def _nack(self, ranges: list[tuple[int, int]], delay_ms: int | None) -> None:
         offsets = dict.fromkeys(offset for start, end in ranges for offset in range(start, end))
-        exhausted = self.window.nack(ranges, self.desk.now_us, delay_ms, "why")
+        exhausted = self.dispatcher.nack(ranges, self.desk.now_us, delay_ms, "why")
         expected = set()
         for offset in [one for one in offsets if one in self.out]:
             del self.out[offset]
-            if len(self.failed) >= 2 * window_module.FAILED_MAX and offset not in self.failed:
+            if len(self.failed) >= 2 * dispatcher_module.FAILED_MAX and offset not in self.failed:
                 continue  # too many to count
             self.failed[offset] = count = self.failed.get(offset, 0) + 1
             if self.policy.is_exhausted(count):
@@ -298,14 +307,14 @@ class WindowMachine(WindowModel):
             self._ack([(offset, offset + 1)])
         else:
             due_us = self.desk.now_us + 3 * MS
-            self.window.try_again(offset, due_us)
+            self.dispatcher.retry_dead_letter(offset, due_us)
             self.dying.discard(offset)
             self.waiting[offset] = due_us
 
     @rule(policy=st.sampled_from(POLICIES))
     def set_policy(self, policy):
         self.policy = policy
-        exhausted = self.window.set_failure_policy(policy)
+        exhausted = self.dispatcher.set_failure_policy(policy)
         expected = {offset for offset in self.blocked if policy.is_exhausted(self.failed[offset])}
         self.blocked.clear()
         self._exhausted(exhausted, expected)
@@ -317,41 +326,41 @@ class WindowMachine(WindowModel):
     def _due(self) -> None:
         now_us = self.desk.now_us
         by_time = sorted((due_us, offset) for offset, due_us in self.waiting.items() if due_us <= now_us)
-        ended = {offset for _, offset in by_time[: window_module.DUE_AT_ONCE]}
+        ended = {offset for _, offset in by_time[: dispatcher_module.DUE_AT_ONCE]}
         expected = {offset for offset in ended if self.policy.is_exhausted(self.failed[offset])}
         for offset in ended:
             del self.waiting[offset]
-        self._exhausted(self.window.due(now_us), expected)
+        self._exhausted(self.dispatcher.release_due(now_us), expected)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
     @rule(position=spots)
     def seek(self, position):
         position %= self.desk.stored.end + 1
-        self.window.move(position, self.window.cursor.generation + 1)
+        self.dispatcher.seek(position, self.dispatcher.cursor.generation + 1)
         self._start_over(set(range(position)))
 
     @rule()
     def restart(self):
         """A new owner knows what was acked and nothing else."""
-        cursor = self.window.cursor
+        cursor = self.dispatcher.cursor
         again = Cursor(cursor.position, cursor.acked, cursor.generation)
-        self.desk.window = DeliveryWindow(self.type, again, self.policy, 1)
+        self.desk.dispatcher = Dispatcher(self.type, again, self.policy, 1)
         self._start_over(set(self.settled))
 
     def teardown(self) -> None:
         """Room for everybody, time for everything: all of it is settled in the end."""
         try:
             self.policy = POLICIES[0]
-            self._exhausted(self.window.set_failure_policy(self.policy), set())
+            self._exhausted(self.dispatcher.set_failure_policy(self.policy), set())
             self.blocked.clear()
-            if not self.window.members or self.is_keyed:
+            if not self.dispatcher.members or self.is_keyed:
                 self.attach("z", 0, (), PLENTY)
-            for member in self.window.members:
+            for member in self.dispatcher.members:
                 member.paused = False
                 self.desk.credit(member, PLENTY, PLENTY)
             for _ in range(300):
-                if self.window.cursor.position == self.desk.stored.end:
+                if self.dispatcher.cursor.position == self.desk.stored.end:
                     break
                 self._ack(ranges_of(sorted(self.dying)))
                 self.desk.wait(50)
@@ -359,15 +368,15 @@ class WindowMachine(WindowModel):
                 self.every_open_message_is_in_one_place()
                 self._ack(ranges_of(sorted(self.out)))
                 self.deliver()
-            assert self.window.cursor.position == self.desk.stored.end, "something is never delivered"
+            assert self.dispatcher.cursor.position == self.desk.stored.end, "something is never delivered"
         finally:
             for name, value in self.normal.items():
-                setattr(window_module, name, value)
+                setattr(dispatcher_module, name, value)
 
 
 def machine(subscription_type: SubscriptionType, limits: dict[str, int]):
     """A test case of its own for each type, with the limits of production or small ones."""
-    one = type("Machine", (WindowMachine,), {"type": subscription_type, "limits": limits})
+    one = type("Machine", (DispatcherMachine,), {"type": subscription_type, "limits": limits})
     case = one.TestCase
     case.settings = settings(
         max_examples=EXAMPLES,

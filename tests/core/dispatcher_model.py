@@ -1,18 +1,18 @@
-"""What is known of a window from outside, in sets and dictionaries, and what must hold of it after every step."""
+"""What is known of a dispatcher from outside, in sets and dictionaries, and what must hold of it after every step."""
 
 from typing import ClassVar
 
 from dispatch_harness import POLICIES, Desk, accepts, key_hash
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from pydanube.core.dispatch import window as window_module
-from pydanube.core.dispatch.keys import SLOTS
+from pydanube.core.dispatch import dispatcher as dispatcher_module
+from pydanube.core.dispatch.dispatcher import Dispatcher
+from pydanube.core.dispatch.key_table import SLOTS
 from pydanube.core.dispatch.members import Member
-from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.topics import SubscriptionType
 
 
-class WindowModel(RuleBasedStateMachine):
+class DispatcherModel(RuleBasedStateMachine):
     """Model: who has what, what failed how often and where it is, what was delivered ever."""
 
     type = SubscriptionType.SHARED
@@ -20,9 +20,9 @@ class WindowModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.normal = {name: getattr(window_module, name) for name in self.limits}
+        self.normal = {name: getattr(dispatcher_module, name) for name in self.limits}
         for name, value in self.limits.items():
-            setattr(window_module, name, value)
+            setattr(dispatcher_module, name, value)
         self.policy = POLICIES[0]
         self.desk = Desk(self.type, self.policy, partition=1)
         self.settled: set[int] = set()
@@ -38,8 +38,8 @@ class WindowModel(RuleBasedStateMachine):
         self.published_us: dict[int, int] = {}
 
     @property
-    def window(self) -> DeliveryWindow:
-        return self.desk.window
+    def dispatcher(self) -> Dispatcher:
+        return self.desk.dispatcher
 
     @property
     def is_single(self) -> bool:
@@ -50,7 +50,7 @@ class WindowModel(RuleBasedStateMachine):
         return self.type is SubscriptionType.KEY_SHARED
 
     def active(self) -> Member | None:
-        members = self.window.members
+        members = self.dispatcher.members
         first = [one for one in members if one.priority == min(each.priority for each in members)]
         return sorted(first, key=lambda one: one.consumer)[1 % len(first)] if first else None
 
@@ -59,12 +59,12 @@ class WindowModel(RuleBasedStateMachine):
     def _skipped(self) -> None:
         """What is not stored any more is settled when its turn comes."""
         for offset in self.desk.stored.gone - self.settled:
-            if self.window.cursor.is_settled(offset):
+            if self.dispatcher.cursor.is_acked(offset):
                 self._settle([offset])
 
     def _delivered(self, member: Member, offset: int) -> None:
         stored, now_us = self.desk.stored, self.desk.now_us
-        assert member in self.window.members
+        assert member in self.dispatcher.members
         assert offset in stored.keys and offset not in stored.gone
         assert offset not in self.settled, "settled"
         assert offset not in self.out, "on its way already"
@@ -80,8 +80,8 @@ class WindowModel(RuleBasedStateMachine):
             self._delivered_by_key(member, offset)
         self.out[offset] = member
         self.delivered.add(offset)
-        failure = self.window.failures.at(offset)
-        assert (failure.count if failure else 0) == self.failed.get(offset, 0)
+        counts, _ = self.dispatcher.failure_history([offset])
+        assert counts == ([self.failed[offset]] if offset in self.failed else [])
 
     def _delivered_by_key(self, member: Member, offset: int) -> None:
         key, keys = self.desk.stored.keys[offset], self.desk.stored.keys
@@ -99,32 +99,32 @@ class WindowModel(RuleBasedStateMachine):
 
     def _nothing_idles(self) -> None:
         """After the pump: whatever is not on its way has a reason."""
-        window, stored = self.window, self.desk.stored
-        if not any(member.has_room for member in window.members) or (self.blocked and not self.is_keyed):
+        dispatcher, stored = self.dispatcher, self.desk.stored
+        if not any(member.can_receive for member in dispatcher.members) or (self.blocked and not self.is_keyed):
             return
-        if self.is_single and not self.active().has_room:
+        if self.is_single and not self.active().can_receive:
             return
         idle = [
             offset
             for offset in stored.keys
             if offset not in self.settled
-            and (offset not in stored.gone or offset < window.next_read)
+            and (offset not in stored.gone or offset < dispatcher.next_read)
             and offset not in self.out
             and not (offset in self.waiting or offset in self.dying or offset in self.blocked)
             and (self.is_single or offset in self.failed or stored.deliver_at[offset] <= self.desk.now_us)
-            and (offset < window.next_read or not self.limits)
+            and (offset < dispatcher.next_read or not self.limits)
         ]
         if not self.is_keyed:
             assert not set(idle) - stored.gone
             return
-        homeless = [one for one in idle if not any(accepts(each, stored.keys[one]) for each in window.members)]
-        assert window.policy.unmatched == len(homeless)
+        homeless = [one for one in idle if not any(accepts(each, stored.keys[one]) for each in dispatcher.members)]
+        assert dispatcher.counts.unmatched == len(homeless)
         busy = {key_hash(stored.keys[one]) % SLOTS for one in self.out}
         for offset in set(idle) - set(homeless) - stored.gone:
             key = stored.keys[offset]
-            takers = [one for one in window.members if accepts(one, key)]
+            takers = [one for one in dispatcher.members if accepts(one, key)]
             failed = any(stored.keys[one] == key and one < offset for one in self.failed)
-            if all(one.has_room for one in takers) and key_hash(key) % SLOTS not in busy and not failed:
+            if all(one.can_receive for one in takers) and key_hash(key) % SLOTS not in busy and not failed:
                 raise AssertionError(f"{offset} could be delivered")
 
     # -- settled ------------------------------------------------------------------------------------------------------
@@ -146,29 +146,34 @@ class WindowModel(RuleBasedStateMachine):
 
     @invariant()
     def the_cursor_knows_what_is_settled(self):
-        cursor, end = self.window.cursor, self.desk.stored.end
-        settled = {offset for offset in range(end) if cursor.is_settled(offset)}
+        cursor, end = self.dispatcher.cursor, self.desk.stored.end
+        settled = {offset for offset in range(end) if cursor.is_acked(offset)}
         assert settled - self.desk.stored.gone == self.settled - self.desk.stored.gone
         assert cursor.position == next(offset for offset in range(end + 1) if offset == end or offset not in settled)
 
     @invariant()
     def every_open_message_is_in_one_place(self):
-        window, end = self.window, self.desk.stored.end
-        assert window.unacked == len(self.out)
-        for member in window.members:
-            assert window.unacked_of(member) == sum(one is member for one in self.out.values())
-        unread = sum(stop - start for start, stop in window.cursor.missing(window.next_read, end))
-        ready = window._ready.count
-        kept = window.policy.held + window.policy.unmatched + window.delayed
+        dispatcher, end = self.dispatcher, self.desk.stored.end
+        assert dispatcher.unacked == len(self.out)
+        for member in dispatcher.members:
+            assert dispatcher.unacked_of(member) == sum(one is member for one in self.out.values())
+        unread = sum(stop - start for start, stop in dispatcher.cursor.missing(dispatcher.next_read, end))
+        ready = dispatcher._ready.count
+        kept = dispatcher.counts.held_back + dispatcher.counts.unmatched + dispatcher.counts.delayed
         failing = len(self.waiting) + len(self.dying) + len(self.blocked)
-        missing = sum(stop - start for start, stop in window.cursor.missing(0, end))
-        assert min(window.policy.held, window.policy.unmatched, window.delayed, unread) >= 0
+        missing = sum(stop - start for start, stop in dispatcher.cursor.missing(0, end))
+        assert min(dispatcher.counts.held_back, dispatcher.counts.unmatched, dispatcher.counts.delayed, unread) >= 0
         assert unread + ready + kept + failing + len(self.out) == missing
 
     @invariant()
     def failures_are_counted_until_they_are_settled(self):
-        failures = self.window.failures
-        assert {offset: failures.at(offset).count for offset in failures.offsets()} == self.failed
-        assert (failures.waiting, failures.blocked) == (len(self.waiting), len(self.blocked))
+        counts, offsets = self.dispatcher.counts, list(range(self.desk.stored.end))
+        failed, _ = self.dispatcher.failure_history(offsets)
+        assert {offset: count for offset, count in zip(offsets, failed, strict=False) if count} == self.failed
+        assert (counts.failed, counts.waiting, counts.blocked) == (
+            len(self.failed),
+            len(self.waiting),
+            len(self.blocked),
+        )
         if self.is_keyed:
-            assert self.window.policy.blocked_keys == len({self.desk.stored.keys[one] for one in self.failed})
+            assert counts.blocked_keys == len({self.desk.stored.keys[one] for one in self.failed})
