@@ -1,4 +1,4 @@
-"""A stream of batches and a pump for the dispatch core, as a broker has them, without a broker."""
+"""A dispatcher with a stream of batches, a clock and a loop that delivers, but without a broker."""
 
 import zlib
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ POLICIES = [
 ]
 
 SMALL = {"HELD_BACK_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4, "DUE_AT_ONCE": 2}
-"""Limits of a dispatcher that are met at once."""
+"""Limits of a dispatcher that are reached soon."""
 
 
-class Stored:
-    """What was published: batches, and what the tests want to know of every offset."""
+class StoredBatches:
+    """What was published: the batches, and the key and delivery time of every offset."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int, Batch]] = []
@@ -44,7 +44,7 @@ class Stored:
     def publish(
         self, keys: Sequence[str | None] | int, deliver_at: Sequence[int] | None = None, producer: str = "p"
     ) -> int:
-        """One batch; a number of keys means so many messages without one. Returns its first offset."""
+        """Store one batch and return its first offset. A number as `keys` means this many messages without a key."""
         chosen = [None] * keys if isinstance(keys, int) else list(keys)
         encoded = encode(
             [b"x"] * len(chosen),
@@ -67,16 +67,16 @@ class Stored:
         self.end += offsets
 
     def trim(self) -> None:
-        """The oldest batch goes."""
+        """Remove the oldest batch."""
         base, end, _ = self.batches.pop(0)
         self.gone |= set(range(base, end))
 
     def at(self, offset: int) -> tuple[int, int, Batch] | None:
-        """The batch with this offset, or the next one."""
+        """Return the batch with this offset, or the next one."""
         return next((one for one in self.batches if one[1] > offset), None)
 
     def stretch_at(self, offset: int, batches_max: int) -> tuple[int, int, Batch] | None:
-        """The same, joined with those behind it, where that can be done."""
+        """Return the same batch, joined with as many of the following ones as possible."""
         found = [one for one in self.batches if one[1] > offset][:batches_max]
         if not found:
             return None
@@ -95,7 +95,7 @@ def offsets_of(assignment: Assignment, base: int) -> list[int]:
 
 
 def ranges_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Offsets, one by one or not, as the ranges of an ack."""
+    """Return offsets as the ranges of an ack."""
     ordered = sorted(set(offsets))
     cuts = [0, *(index + 1 for index, (low, high) in enumerate(pairwise(ordered)) if high != low + 1), len(ordered)]
     return [(ordered[start], ordered[end - 1] + 1) for start, end in pairwise(cuts) if start < end]
@@ -110,8 +110,8 @@ def key_hash(key: str) -> int:
     return zlib.crc32(key.encode())
 
 
-class Desk:
-    """One dispatcher with its stream and a clock that stands still until told."""
+class DispatchHarness:
+    """One dispatcher with its stream, and a clock that stands still until `wait`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Desk:
         partition: int = 0,
         position: int = 0,
     ) -> None:
-        self.stored = Stored()
+        self.stored = StoredBatches()
         self.dispatcher = Dispatcher(subscription_type, Cursor(position), policy, partition)
         self.now_us = 1_000_000_000
         self.rows_max: int | None = None
@@ -145,7 +145,7 @@ class Desk:
         self.dispatcher.credited(member)
 
     def pump(self) -> dict[str, list[int]]:
-        """What everybody gets now, in order."""
+        """Deliver everything that is possible; return the offsets that each consumer got, in order."""
         delivered: dict[str, list[int]] = {}
         dispatcher = self.dispatcher
         for _ in range(100 + 10 * self.stored.end):

@@ -1,8 +1,8 @@
-"""What is known of a dispatcher from outside, in sets and dictionaries, and what must hold of it after every step."""
+"""A model of a dispatcher in sets and dictionaries, and what must be true of the dispatcher after every step."""
 
 from typing import ClassVar
 
-from dispatch_harness import POLICIES, Desk, accepts, key_hash
+from dispatch_harness import POLICIES, DispatchHarness, accepts, key_hash
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from pydanube.core.dispatch import dispatcher as dispatcher_module
@@ -13,7 +13,7 @@ from pydanube.model.topics import SubscriptionType
 
 
 class DispatcherModel(RuleBasedStateMachine):
-    """Model: who has what, what failed how often and where it is, what was delivered ever."""
+    """Model: what is in flight to whom, what failed how often and in which state it is, what was ever delivered."""
 
     type = SubscriptionType.SHARED
     limits: ClassVar[dict[str, int]] = {}
@@ -24,22 +24,22 @@ class DispatcherModel(RuleBasedStateMachine):
         for name, value in self.limits.items():
             setattr(dispatcher_module, name, value)
         self.policy = POLICIES[0]
-        self.desk = Desk(self.type, self.policy, partition=1)
-        self.settled: set[int] = set()
-        self.out: dict[int, Member] = {}
+        self.harness = DispatchHarness(self.type, self.policy, partition=1)
+        self.acked: set[int] = set()
+        self.in_flight: dict[int, Member] = {}
         self.failed: dict[int, int] = {}
         self.waiting: dict[int, int] = {}
-        self.dying: set[int] = set()
+        self.dead_lettering: set[int] = set()
         self.blocked: set[int] = set()
         self.delivered: set[int] = set()
         self.rows_max: int | None = None
         self.batches_max = 1
-        self.goes_straight = True
+        self.delivers_stored = True
         self.published_us: dict[int, int] = {}
 
     @property
     def dispatcher(self) -> Dispatcher:
-        return self.desk.dispatcher
+        return self.harness.dispatcher
 
     @property
     def is_single(self) -> bool:
@@ -57,18 +57,18 @@ class DispatcherModel(RuleBasedStateMachine):
     # -- delivered ----------------------------------------------------------------------------------------------------
 
     def _skipped(self) -> None:
-        """What is not stored any more is settled when its turn comes."""
-        for offset in self.desk.stored.gone - self.settled:
+        """Record offsets that are not stored any more as acknowledged once the dispatcher skipped them."""
+        for offset in self.harness.stored.gone - self.acked:
             if self.dispatcher.cursor.is_acked(offset):
-                self._settle([offset])
+                self._mark_acked([offset])
 
     def _delivered(self, member: Member, offset: int) -> None:
-        stored, now_us = self.desk.stored, self.desk.now_us
+        stored, now_us = self.harness.stored, self.harness.now_us
         assert member in self.dispatcher.members
         assert offset in stored.keys and offset not in stored.gone
-        assert offset not in self.settled, "settled"
-        assert offset not in self.out, "on its way already"
-        assert offset not in self.waiting and offset not in self.dying and offset not in self.blocked
+        assert offset not in self.acked, "acked"
+        assert offset not in self.in_flight, "in flight already"
+        assert offset not in self.waiting and offset not in self.dead_lettering and offset not in self.blocked
         if self.is_single:
             assert member is self.active()
             assert offset in self.delivered or not any(one > offset for one in self.delivered), "order"
@@ -78,28 +78,28 @@ class DispatcherModel(RuleBasedStateMachine):
             assert not self.blocked
         else:
             self._delivered_by_key(member, offset)
-        self.out[offset] = member
+        self.in_flight[offset] = member
         self.delivered.add(offset)
         counts, _ = self.dispatcher.failure_history([offset])
         assert counts == ([self.failed[offset]] if offset in self.failed else [])
 
     def _delivered_by_key(self, member: Member, offset: int) -> None:
-        key, keys = self.desk.stored.keys[offset], self.desk.stored.keys
+        key, keys = self.harness.stored.keys[offset], self.harness.stored.keys
         assert accepts(member, key)
-        assert all(other is member for one, other in self.out.items() if keys[one] == key), "two have this key"
+        assert all(other is member for one, other in self.in_flight.items() if keys[one] == key), "two have this key"
         if offset not in self.delivered:
             earlier = [one for one, its in keys.items() if one < offset and its == key and self._is_open(one)]
             late = [one for one in earlier if one not in self.delivered]
-            at_us = max(self.desk.stored.deliver_at[offset], self.published_us[offset])
-            assert all(self.desk.stored.deliver_at[one] > at_us for one in late), "order of a key"
+            at_us = max(self.harness.stored.deliver_at[offset], self.published_us[offset])
+            assert all(self.harness.stored.deliver_at[one] > at_us for one in late), "order of a key"
             assert not any(one in self.failed for one in earlier), "an earlier one of this key failed"
 
     def _is_open(self, offset: int) -> bool:
-        return offset not in self.settled and offset not in self.desk.stored.gone
+        return offset not in self.acked and offset not in self.harness.stored.gone
 
     def _nothing_idles(self) -> None:
-        """After the pump: whatever is not on its way has a reason."""
-        dispatcher, stored = self.dispatcher, self.desk.stored
+        """Check after the pump that every message that is not in flight has a reason."""
+        dispatcher, stored = self.dispatcher, self.harness.stored
         if not any(member.can_receive for member in dispatcher.members) or (self.blocked and not self.is_keyed):
             return
         if self.is_single and not self.active().can_receive:
@@ -107,11 +107,11 @@ class DispatcherModel(RuleBasedStateMachine):
         idle = [
             offset
             for offset in stored.keys
-            if offset not in self.settled
+            if offset not in self.acked
             and (offset not in stored.gone or offset < dispatcher.next_read)
-            and offset not in self.out
-            and not (offset in self.waiting or offset in self.dying or offset in self.blocked)
-            and (self.is_single or offset in self.failed or stored.deliver_at[offset] <= self.desk.now_us)
+            and offset not in self.in_flight
+            and not (offset in self.waiting or offset in self.dead_lettering or offset in self.blocked)
+            and (self.is_single or offset in self.failed or stored.deliver_at[offset] <= self.harness.now_us)
             and (offset < dispatcher.next_read or not self.limits)
         ]
         if not self.is_keyed:
@@ -119,7 +119,7 @@ class DispatcherModel(RuleBasedStateMachine):
             return
         homeless = [one for one in idle if not any(accepts(each, stored.keys[one]) for each in dispatcher.members)]
         assert dispatcher.counts.unmatched == len(homeless)
-        busy = {key_hash(stored.keys[one]) % SLOTS for one in self.out}
+        busy = {key_hash(stored.keys[one]) % SLOTS for one in self.in_flight}
         for offset in set(idle) - set(homeless) - stored.gone:
             key = stored.keys[offset]
             takers = [one for one in dispatcher.members if accepts(one, key)]
@@ -127,47 +127,47 @@ class DispatcherModel(RuleBasedStateMachine):
             if all(one.can_receive for one in takers) and key_hash(key) % SLOTS not in busy and not failed:
                 raise AssertionError(f"{offset} could be delivered")
 
-    # -- settled ------------------------------------------------------------------------------------------------------
+    # -- acked --------------------------------------------------------------------------------------------------------
 
-    def _settle(self, offsets: list[int]) -> None:
+    def _mark_acked(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self.settled.add(offset)
-            for one in (self.out, self.failed, self.waiting):
+            self.acked.add(offset)
+            for one in (self.in_flight, self.failed, self.waiting):
                 one.pop(offset, None)
-            self.dying.discard(offset)
+            self.dead_lettering.discard(offset)
             self.blocked.discard(offset)
 
-    def _start_over(self, settled: set[int]) -> None:
-        self.settled = settled
-        for one in (self.out, self.failed, self.waiting, self.dying, self.blocked, self.delivered):
+    def _start_over(self, acked: set[int]) -> None:
+        self.acked = acked
+        for one in (self.in_flight, self.failed, self.waiting, self.dead_lettering, self.blocked, self.delivered):
             one.clear()
 
     # -- always --------------------------------------------------------------------------------------------------------
 
     @invariant()
-    def the_cursor_knows_what_is_settled(self):
-        cursor, end = self.dispatcher.cursor, self.desk.stored.end
-        settled = {offset for offset in range(end) if cursor.is_acked(offset)}
-        assert settled - self.desk.stored.gone == self.settled - self.desk.stored.gone
-        assert cursor.position == next(offset for offset in range(end + 1) if offset == end or offset not in settled)
+    def the_cursor_knows_what_is_acked(self):
+        cursor, end = self.dispatcher.cursor, self.harness.stored.end
+        acked = {offset for offset in range(end) if cursor.is_acked(offset)}
+        assert acked - self.harness.stored.gone == self.acked - self.harness.stored.gone
+        assert cursor.position == next(offset for offset in range(end + 1) if offset == end or offset not in acked)
 
     @invariant()
     def every_open_message_is_in_one_place(self):
-        dispatcher, end = self.dispatcher, self.desk.stored.end
-        assert dispatcher.unacked == len(self.out)
+        dispatcher, end = self.dispatcher, self.harness.stored.end
+        assert dispatcher.unacked == len(self.in_flight)
         for member in dispatcher.members:
-            assert dispatcher.unacked_of(member) == sum(one is member for one in self.out.values())
+            assert dispatcher.unacked_of(member) == sum(one is member for one in self.in_flight.values())
         unread = sum(stop - start for start, stop in dispatcher.cursor.missing(dispatcher.next_read, end))
         ready = dispatcher._ready.count
         kept = dispatcher.counts.held_back + dispatcher.counts.unmatched + dispatcher.counts.delayed
-        failing = len(self.waiting) + len(self.dying) + len(self.blocked)
+        failing = len(self.waiting) + len(self.dead_lettering) + len(self.blocked)
         missing = sum(stop - start for start, stop in dispatcher.cursor.missing(0, end))
         assert min(dispatcher.counts.held_back, dispatcher.counts.unmatched, dispatcher.counts.delayed, unread) >= 0
-        assert unread + ready + kept + failing + len(self.out) == missing
+        assert unread + ready + kept + failing + len(self.in_flight) == missing
 
     @invariant()
-    def failures_are_counted_until_they_are_settled(self):
-        counts, offsets = self.dispatcher.counts, list(range(self.desk.stored.end))
+    def failures_are_counted_until_they_are_acked(self):
+        counts, offsets = self.dispatcher.counts, list(range(self.harness.stored.end))
         failed, _ = self.dispatcher.failure_history(offsets)
         assert {offset: count for offset, count in zip(offsets, failed, strict=False) if count} == self.failed
         assert (counts.failed, counts.waiting, counts.blocked) == (
@@ -176,4 +176,4 @@ class DispatcherModel(RuleBasedStateMachine):
             len(self.blocked),
         )
         if self.is_keyed:
-            assert counts.blocked_keys == len({self.desk.stored.keys[one] for one in self.failed})
+            assert counts.blocked_keys == len({self.harness.stored.keys[one] for one in self.failed})

@@ -123,7 +123,7 @@ class LogMachine(RuleBasedStateMachine):
         for producer in self.epochs:
             stored = [epoch for one, epoch, _ in self.stored if one == producer]
             if (producer, self.epochs[producer]) not in self.sent and self.epochs[producer]:
-                # Whoever holds the newest epoch opens again, under a higher one still.
+                # The producer with the newest epoch opens again, with a higher one.
                 self.epochs[producer] = max([self.epochs[producer], *stored]) + 1
 
     @invariant()

@@ -1,11 +1,11 @@
-"""What dispatch costs: counted in operations, or compared between a small and a large case, never timed."""
+"""The cost of dispatch, counted in operations or compared between a small and a large case, never timed."""
 
 import sys
 from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
-from dispatch_harness import MS, Desk
+from dispatch_harness import MS, DispatchHarness
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ KEYED, SHARED = SubscriptionType.KEY_SHARED, SubscriptionType.SHARED
 
 
 def calls_of(act) -> int:
-    """How many functions Python enters or calls while it does this."""
+    """Return how many functions Python calls while `act` runs."""
     count = 0
 
     def note(_frame, event, _argument) -> None:
@@ -39,12 +39,12 @@ def calls_of(act) -> int:
 
 
 def grows_with(act, small: int = 500, factor: int = 8) -> float:
-    """How many times as many calls a case takes that is `factor` times as large."""
+    """Return how many times as many calls a case needs that is `factor` times as large."""
     return calls_of(act(small * factor)) / calls_of(act(small))
 
 
-def keyed(messages: int, key=lambda number: "k") -> Desk:
-    one = Desk(KEYED, FailurePolicy(delay_ms=0))
+def keyed(messages: int, key=lambda number: "k") -> DispatchHarness:
+    one = DispatchHarness(KEYED, FailurePolicy(delay_ms=0))
     one.join("a")
     for first in range(0, messages, 100):
         one.stored.publish([key(number) for number in range(first, min(first + 100, messages))])
@@ -55,8 +55,8 @@ def keyed(messages: int, key=lambda number: "k") -> Desk:
 # -- failures of a key -------------------------------------------------------------------------------------------------
 
 
-def test_failures_of_one_key_cost_as_much_each_however_many_there_are():
-    def fail_and_settle(messages: int):
+def test_the_cost_of_a_failure_of_one_key_does_not_depend_on_how_many_there_are():
+    def fail_and_ack(messages: int):
         one = keyed(messages)
 
         def act() -> None:
@@ -66,10 +66,10 @@ def test_failures_of_one_key_cost_as_much_each_however_many_there_are():
 
         return act
 
-    assert grows_with(fail_and_settle) < 12
+    assert grows_with(fail_and_ack) < 12
 
 
-def test_a_settled_failure_wakes_only_what_is_behind_no_other():
+def test_an_acked_failure_releases_only_messages_that_are_behind_no_other_failure():
     one = keyed(40)
     one.nack(*range(40), delay_ms=10)
     for _ in range(20):
@@ -86,7 +86,7 @@ def test_a_settled_failure_wakes_only_what_is_behind_no_other():
     assert one.pump() == {"a": list(range(40, 1040))}
 
 
-def test_what_lies_between_two_failures_comes_with_the_first():
+def test_later_messages_of_a_key_wait_for_both_of_two_failures():
     one = keyed(4, lambda number: "k")
     one.nack(0, delay_ms=10)
     one.nack(3, delay_ms=10)
@@ -102,11 +102,11 @@ def test_what_lies_between_two_failures_comes_with_the_first():
     assert one.pump() == {"a": [4]}
 
 
-# -- one frame with much in it -----------------------------------------------------------------------------------------
+# -- large acks and nacks ----------------------------------------------------------------------------------------------
 
 
-def test_repeated_ranges_of_an_ack_are_settled_once():
-    one = Desk(SHARED, FailurePolicy())
+def test_repeated_ranges_of_an_ack_are_processed_once():
+    one = DispatchHarness(SHARED, FailurePolicy())
     one.join("a")
     one.stored.publish(400)
     one.pump()
@@ -116,8 +116,8 @@ def test_repeated_ranges_of_an_ack_are_settled_once():
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_giving_back_many_costs_a_few_calls_each(kind):
-    one = Desk(kind, FailurePolicy())
+def test_a_nack_of_many_messages_costs_a_few_calls_each(kind):
+    one = DispatchHarness(kind, FailurePolicy())
     one.join("a")
     one.stored.publish([f"k{number % 50}" for number in range(5000)])
     one.pump()
@@ -146,9 +146,9 @@ def test_subtracting_many_ranges_is_removing_each(these, those):
 
 
 @pytest.mark.parametrize("kind", [KEYED, SHARED])
-def test_what_falls_due_together_gets_ready_in_portions(kind, monkeypatch):
+def test_messages_due_at_the_same_time_become_ready_in_portions(kind, monkeypatch):
     monkeypatch.setattr(dispatcher_module, "DUE_AT_ONCE", 100)
-    one = Desk(kind)
+    one = DispatchHarness(kind)
     one.join("a")
     one.stored.publish(["k"] * 1000, [one.now_us + 10 * MS] * 1000)
     one.pump()
@@ -158,9 +158,9 @@ def test_what_falls_due_together_gets_ready_in_portions(kind, monkeypatch):
     assert one.pump() == {"a": list(range(1000))}
 
 
-def test_times_against_offsets_are_dealt_key_by_key_not_message_by_message():
+def test_delivery_times_against_the_order_of_offsets_cost_one_offer_per_message_of_a_key():
     keys = 50
-    one = Desk(KEYED)
+    one = DispatchHarness(KEYED)
     one.join("a")
     one.stored.publish([f"k{n % keys}" for n in range(1000)], [one.now_us + 10 * MS - n for n in range(1000)])
     one.pump()
@@ -174,8 +174,8 @@ def test_times_against_offsets_are_dealt_key_by_key_not_message_by_message():
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_an_offer_deals_no_more_than_asked_for_and_the_rest_follows_in_order(kind):
-    one = Desk(kind)
+def test_an_offer_assigns_at_most_rows_max_and_the_rest_follows_in_order(kind):
+    one = DispatchHarness(kind)
     one.join("a")
     one.rows_max = 30
     one.stored.publish(100)
@@ -188,8 +188,8 @@ def test_an_offer_deals_no_more_than_asked_for_and_the_rest_follows_in_order(kin
     assert got == list(range(100))
 
 
-def test_what_is_left_of_a_batch_does_not_stand_before_what_falls_due():
-    one = Desk(SHARED, FailurePolicy())
+def test_the_rest_of_a_batch_does_not_delay_messages_that_become_due():
+    one = DispatchHarness(SHARED, FailurePolicy())
     one.join("a")
     one.stored.publish(100)
     one.rows_max = 10
@@ -211,7 +211,7 @@ def table_of(members) -> np.ndarray:
     return table._slots
 
 
-def test_a_table_that_grew_and_shrank_is_that_of_whoever_is_left():
+def test_a_table_after_joins_and_leaves_equals_a_new_table_of_the_members_left():
     members = [Member(f"c{number}") for number in range(60)]
     table = KeyTable()
     for member in members:
@@ -224,7 +224,7 @@ def test_a_table_that_grew_and_shrank_is_that_of_whoever_is_left():
     assert (table._slots == -1).all()
 
 
-def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
+def test_a_leave_looks_only_at_the_slots_of_the_member(monkeypatch):
     scored = []
     scores = key_table_module._scores
 
@@ -246,22 +246,22 @@ def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [KEYED, SHARED])
-def test_joins_and_one_leave_of_all_cost_as_much_each_however_many_there_are(kind):
-    def come_and_go(consumers: int):
+def test_the_cost_of_a_join_or_leave_does_not_depend_on_how_many_members_there_are(kind):
+    def join_and_leave(consumers: int):
         def act() -> None:
-            one = Desk(kind)
+            one = DispatchHarness(kind)
             members = [one.join(f"c{number}", messages=10) for number in range(consumers)]
             one.dispatcher.detach(*members)
             assert one.dispatcher.members == []
 
         return act
 
-    assert grows_with(come_and_go, small=50) < 10
+    assert grows_with(join_and_leave, small=50) < 10
 
 
-def test_a_message_for_thousands_of_consumers_costs_what_it_costs_for_few():
-    def deal(consumers: int):
-        one = Desk(SHARED)
+def test_a_message_costs_the_same_with_thousands_of_consumers():
+    def assign(consumers: int):
+        one = DispatchHarness(SHARED)
         for number in range(consumers):
             one.join(f"c{number}")
         for _ in range(20):
@@ -274,28 +274,28 @@ def test_a_message_for_thousands_of_consumers_costs_what_it_costs_for_few():
         return act
 
     for factor in (8, 16):
-        assert calls_of(deal(100 * factor)) < 1.5 * calls_of(deal(100)) + 100 * factor
+        assert calls_of(assign(100 * factor)) < 1.5 * calls_of(assign(100)) + 100 * factor
 
 
-def test_whoever_has_no_room_is_looked_at_once():
-    turns = RoundRobin()
+def test_a_member_that_cannot_receive_is_looked_at_once():
+    order = RoundRobin()
     members = [Member(f"c{number}") for number in range(1000)]
     for member in members:
-        turns.add(member)
-    assert not turns.can_receive
-    assert calls_of(lambda: turns.can_receive) < 20
+        order.add(member)
+    assert not order.can_receive
+    assert calls_of(lambda: order.can_receive) < 20
     members[7].messages = members[7].bytes = 1
-    turns.add(members[7])
-    assert turns.first(5) == [members[7]]
+    order.add(members[7])
+    assert order.first(5) == [members[7]]
 
 
-def test_a_member_whose_bytes_were_estimated_too_high_keeps_its_turn():
-    turns, member = RoundRobin(), Member("a", messages=5, bytes=100)
-    turns.add(member)
+def test_a_member_whose_bytes_were_estimated_too_high_keeps_its_place():
+    order, member = RoundRobin(), Member("a", messages=5, bytes=100)
+    order.add(member)
     member.charge(1, 200)
-    assert not turns.can_receive
+    assert not order.can_receive
     member.correct_estimate(10)
-    assert turns.can_receive
+    assert order.can_receive
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------
@@ -318,8 +318,8 @@ def test_an_automaton_looks_at_every_character_once():
     assert calls_of(lambda: KeyFilter(evil[:20]).accepts("a" * 10_000)) < 20 * 400 + 3 * 10_000
 
 
-def test_long_keys_are_not_remembered():
-    one = Desk(KEYED)
+def test_long_keys_are_not_cached():
+    one = DispatchHarness(KEYED)
     one.join("a", key_filters=["a*"])
     one.stored.publish(["a" * 60_000, "ab"])
     assert one.pump() == {"a": [0, 1]}
@@ -328,7 +328,7 @@ def test_long_keys_are_not_remembered():
 
 def test_long_keys_are_matched_a_few_at_a_time_and_none_is_lost(monkeypatch):
     monkeypatch.setattr(key_table_module, "MATCHED_AT_ONCE", 2 * 3 * 1001)
-    one = Desk(KEYED)
+    one = DispatchHarness(KEYED)
     one.join("a", key_filters=["a*", "*b?"])
     one.join("b", key_filters=["b*"])
     one.stored.publish([("a" if number % 3 else "b") * 1000 for number in range(20)])

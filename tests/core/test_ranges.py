@@ -1,4 +1,4 @@
-"""Range sets against sets of numbers; the short way and the way for many ranges at once must be one."""
+"""Range sets against sets of numbers; processing ranges one by one and all at once must give the same."""
 
 import numpy as np
 from hypothesis import given, settings
