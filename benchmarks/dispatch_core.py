@@ -17,8 +17,8 @@ from random import Random
 
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.core.dispatch.members import Dealt
-from pydanube.core.dispatch.window import DeliveryWindow
+from pydanube.core.dispatch.dispatcher import Dispatcher
+from pydanube.core.dispatch.policy import Assignment
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
 
@@ -33,21 +33,21 @@ class Bench:
     """A subscription with four consumers and an endless stream of one batch."""
 
     def __init__(self, kind: SubscriptionType, rows: int) -> None:
-        self.window = DeliveryWindow(kind, Cursor(0), FailurePolicy(delay_ms=0))
+        self.dispatcher = Dispatcher(kind, Cursor(0), FailurePolicy(delay_ms=0))
         self.rows = rows
         self.end = 0
         self.nacked: list[int] = []
         self.random = Random(1)
         for number in range(1 if kind is SubscriptionType.EXCLUSIVE else 4):
-            member, _ = self.window.attach(f"consumer-{number}")
+            member, _ = self.dispatcher.attach(f"consumer-{number}")
             member.messages = member.bytes = PLENTY
         payloads, count = [b"x" * 100] * rows, max(1, KEYS // rows)
         keys = [[f"user-{(one * rows + row) % KEYS}" for row in range(rows)] for one in range(count)]
         self.batches = [Batch.trust(memoryview(encode(payloads, keys=one, publish_times=1))) for one in keys]
 
-    def deliver(self) -> list[Dealt]:
+    def deliver(self) -> list[Assignment]:
         base, self.end = self.end, self.end + self.rows
-        return self.window.offer(self.batches[base // self.rows % len(self.batches)], base, self.end, 0)
+        return self.dispatcher.offer(self.batches[base // self.rows % len(self.batches)], base, self.end, 0)
 
     def fill(self, messages: int) -> None:
         while self.end < messages:
@@ -58,20 +58,20 @@ class Bench:
 
     def ack(self) -> None:
         offset = self.somewhere()
-        self.window.ack([(offset, offset + 1)])
+        self.dispatcher.ack([(offset, offset + 1)])
 
     def nack_and_redeliver(self) -> None:
-        window, offset = self.window, self.somewhere()
+        dispatcher, offset = self.dispatcher, self.somewhere()
         self.nacked.append(offset)
-        window.nack([(offset, offset + 1)], 0)
-        window.due(0)
-        if (wanted := window.wanted) is not None and wanted < self.end:
+        dispatcher.nack([(offset, offset + 1)], 0)
+        dispatcher.release_due(0)
+        if (wanted := dispatcher.offset_to_read) is not None and wanted < self.end:
             base = wanted // self.rows * self.rows
-            window.offer(self.batches[base // self.rows % len(self.batches)], base, base + self.rows, 0)
+            dispatcher.offer(self.batches[base // self.rows % len(self.batches)], base, base + self.rows, 0)
 
     def settle_nacked(self) -> None:
         """What was nacked does not stand in the way of the next measurement."""
-        self.window.ack([(offset, offset + 1) for offset in self.nacked])
+        self.dispatcher.ack([(offset, offset + 1) for offset in self.nacked])
         self.nacked.clear()
 
 
@@ -130,14 +130,14 @@ def one_batch(kind: SubscriptionType) -> tuple[float, float, float]:
     deal = time.perf_counter_ns()
     scattered = [(offset, offset + 1) for offset in range(base, bench.end, 2)]
     between = time.perf_counter_ns()
-    bench.window.ack(scattered)
-    bench.window.ack([(start + 1, end + 1) for start, end in scattered])
+    bench.dispatcher.ack(scattered)
+    bench.dispatcher.ack([(start + 1, end + 1) for start, end in scattered])
     acked = time.perf_counter_ns()
     base = bench.end
     theirs = [ranges_of(one, base) for one in bench.deliver()]
     last = time.perf_counter_ns()
     for ranges in theirs:
-        bench.window.ack(ranges)
+        bench.dispatcher.ack(ranges)
     done = time.perf_counter_ns()
     return (deal - begin) / 1000, (acked - between) / 1000, (done - last) / 1000
 
@@ -145,10 +145,10 @@ def one_batch(kind: SubscriptionType) -> tuple[float, float, float]:
 _benches: dict[SubscriptionType, Bench] = {}
 
 
-def ranges_of(dealt: Dealt, base: int) -> list[tuple[int, int]]:
-    if dealt.scattered is None:
-        return dealt.ranges
-    return [(base + row, base + row + 1) for row in dealt.scattered.tolist()]
+def ranges_of(assignment: Assignment, base: int) -> list[tuple[int, int]]:
+    if assignment.scattered is None:
+        return assignment.ranges
+    return [(base + row, base + row + 1) for row in assignment.scattered.tolist()]
 
 
 def main() -> None:

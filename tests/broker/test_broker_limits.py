@@ -89,6 +89,6 @@ async def test_a_subscription_that_is_behind_holds_no_more_than_its_consumer_has
         consumer.consumer.credit(1, 1)
         await consumer.wait_for(1)
         (live,) = next(iter(broker._partitions)).subscriptions.values()
-        assert not live._ahead
+        assert not live._read_ahead
         consumer.consumer.credit(1_000, 1 << 20)
         assert [offset for offset, _ in await consumer.wait_for(20)] == list(range(20))

@@ -67,6 +67,6 @@ async def test_one_that_is_settled_by_now_is_not_buried(tmp_path):
     async with burying(tmp_path) as (broker, live, opening):
         await broker.subscriptions.settle(ANONYMOUS, TOPIC, "billing", 0, [(1, 2)])
         opening.go_on()
-        await settled(lambda: live._burying is None)
+        await settled(lambda: live._dead_letter_task is None)
         assert await dead_letters(broker) == [b"first"]
         assert (live.cursor.position, live.counts.dead_lettered) == (2, 1)

@@ -465,7 +465,7 @@ async def test_a_deleted_subscription_sends_no_dead_letters_any_more(tmp_path: P
         await published(door, numbered(20))
         consumer.consumer.nack([(0, 20)])
         (partition,) = broker._partitions.of(TOPIC)
-        await settled(lambda: partition.subscriptions["work"].core.failures.waiting > 0)
+        await settled(lambda: partition.subscriptions["work"].dispatcher.counts.waiting > 0)
         await broker.subscriptions.delete(ANONYMOUS, TOPIC, "work")
         await broker.policies.set(ANONYMOUS, DLQ, {"backlog_messages_max": 0})
         clock.advance(100)

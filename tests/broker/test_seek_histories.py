@@ -68,7 +68,7 @@ class History:
                     begun = True
                 self.consumers = []
                 self.producer = await self.door.producer()
-                ((_, self.live),) = await broker.subscriptions._places(TOPIC, "billing")
+                ((_, self.live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
                 self.check()
                 await self.publish()
                 await self.attach()
@@ -80,7 +80,7 @@ class History:
     def check(self) -> None:
         cursor = self.live.cursor
         assert cursor.generation == self.generation
-        assert {offset for offset in range(self.end) if cursor.is_settled(offset)} == self.settled
+        assert {offset for offset in range(self.end) if cursor.is_acked(offset)} == self.settled
 
     async def publish(self) -> None:
         count = self.random.randint(1, 8)

@@ -89,8 +89,8 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
         await consumer.ack(*[(offset, offset + 1) for offset in range(0, 20, 2)], generation=0)
         consumer.consumer.nack([(0, 20)], reason="too late", generation=0)
         assert await position(door) == 0
-        ((_, live),) = await broker.subscriptions._places(TOPIC, "billing")
-        assert (live.core.unacked, len(live.core.failures)) == (20, 0)
+        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
+        assert (live.dispatcher.unacked, live.dispatcher.counts.failed) == (20, 0)
         assert live.statistics().stale_acks >= 3
         await consumer.ack((0, 7), generation=consumer.generation)
         assert await position(door) == 7
@@ -126,7 +126,7 @@ async def test_a_generation_survives_the_broker_and_is_never_given_twice(tmp_pat
                 await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", offset))
                 given.append(consumer.consumer.generation)
             if snapshots:
-                ((partition, _),) = await broker.subscriptions._places(TOPIC, "billing")
+                ((partition, _),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
                 partition.state.snapshot()
             await consumer.ack((1, 2), generation=consumer.consumer.generation)
     assert given == sorted(set(given))
@@ -139,8 +139,8 @@ async def test_a_generation_that_a_crash_forgot_is_not_given_to_another_seek(tmp
         await door.publish(await door.producer(), [b"x"] * 10)
         consumer = await door.subscribe()
         await consumer.ack((0, 1), generation=0)
-        ((_, live),) = await broker.subscriptions._places(TOPIC, "billing")
-        live._place.state.change = lambda *_: None  # what would have been synced is lost with the process
+        ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
+        live._context.state.change = lambda *_: None  # what would have been synced is lost with the process
         live.seek(0, lambda error: None)
         forgotten = consumer.consumer.generation
     async with open_broker(tmp_path) as broker:

@@ -98,7 +98,7 @@ async def test_a_partition_remembers_a_query_for_as_long_as_it_has_something_to_
         found = await payloads(broker)
         assert [one for one in found if one.isdigit()] == [b"1", b"2", b"3", b"4", b"5"]
         (partition,) = broker._partitions
-        assert not partition.remembered.kept
+        assert not partition.remembered.pinned
 
 
 async def others(broker, payload: bytes) -> None:
@@ -140,7 +140,7 @@ async def test_a_query_is_unpinned_once_nothing_of_it_is_pending(tmp_path):
             await Query(broker).write(batch_id, {0: [b"1"]})
         await quiet(broker)
         (partition,) = broker._partitions
-        assert partition.remembered.kept == set()
+        assert partition.remembered.pinned == set()
         assert any(one.producer_id & STAGED_PRODUCER for one in partition.remembered.entries())
 
 

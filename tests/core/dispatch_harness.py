@@ -1,4 +1,4 @@
-"""A stream of batches and a pump for the dispatch core, as a broker has them, without a broker."""
+"""A dispatcher with a stream of batches, a clock and a loop that delivers, but without a broker."""
 
 import zlib
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ from itertools import pairwise
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.batch.join import can_follow, joined
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.core.dispatch.members import Dealt, Member
-from pydanube.core.dispatch.window import DeliveryWindow
+from pydanube.core.dispatch.dispatcher import Dispatcher
+from pydanube.core.dispatch.members import Member
+from pydanube.core.dispatch.policy import Assignment
 from pydanube.model.failure import NATIVE, Backoff, FailurePolicy, Poison
 from pydanube.model.topics import SubscriptionType
 
@@ -25,12 +26,12 @@ POLICIES = [
     FailurePolicy(redeliveries_max=1, delay_ms=5, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"),
 ]
 
-SMALL = {"HELD_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4, "DUE_AT_ONCE": 2}
-"""Limits of a window that are met at once."""
+SMALL = {"HELD_BACK_MAX": 6, "FAILED_MAX": 3, "DELAYED_MAX": 3, "ACKED_RANGES_MAX": 4, "DUE_AT_ONCE": 2}
+"""Limits of a dispatcher that are reached soon."""
 
 
-class Stored:
-    """What was published: batches, and what the tests want to know of every offset."""
+class StoredBatches:
+    """What was published: the batches, and the key and delivery time of every offset."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int, Batch]] = []
@@ -43,7 +44,7 @@ class Stored:
     def publish(
         self, keys: Sequence[str | None] | int, deliver_at: Sequence[int] | None = None, producer: str = "p"
     ) -> int:
-        """One batch; a number of keys means so many messages without one. Returns its first offset."""
+        """Store one batch and return its first offset. A number as `keys` means this many messages without a key."""
         chosen = [None] * keys if isinstance(keys, int) else list(keys)
         encoded = encode(
             [b"x"] * len(chosen),
@@ -66,16 +67,16 @@ class Stored:
         self.end += offsets
 
     def trim(self) -> None:
-        """The oldest batch goes."""
+        """Remove the oldest batch."""
         base, end, _ = self.batches.pop(0)
         self.gone |= set(range(base, end))
 
     def at(self, offset: int) -> tuple[int, int, Batch] | None:
-        """The batch with this offset, or the next one."""
+        """Return the batch with this offset, or the next one."""
         return next((one for one in self.batches if one[1] > offset), None)
 
     def stretch_at(self, offset: int, batches_max: int) -> tuple[int, int, Batch] | None:
-        """The same, joined with those behind it, where that can be done."""
+        """Return the same batch, joined with as many of the following ones as possible."""
         found = [one for one in self.batches if one[1] > offset][:batches_max]
         if not found:
             return None
@@ -87,14 +88,14 @@ class Stored:
         return found[0][0], stretch[-1].end_offset, joined(stretch) if len(stretch) > 1 else stretch[0]
 
 
-def offsets_of(dealt: Dealt, base: int) -> list[int]:
-    if dealt.scattered is not None:
-        return [base + row for row in dealt.scattered.tolist()]
-    return [offset for start, end in dealt.ranges for offset in range(start, end)]
+def offsets_of(assignment: Assignment, base: int) -> list[int]:
+    if assignment.scattered is not None:
+        return [base + row for row in assignment.scattered.tolist()]
+    return [offset for start, end in assignment.ranges for offset in range(start, end)]
 
 
 def ranges_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Offsets, one by one or not, as the ranges of an ack."""
+    """Return offsets as the ranges of an ack."""
     ordered = sorted(set(offsets))
     cuts = [0, *(index + 1 for index, (low, high) in enumerate(pairwise(ordered)) if high != low + 1), len(ordered)]
     return [(ordered[start], ordered[end - 1] + 1) for start, end in pairwise(cuts) if start < end]
@@ -109,8 +110,8 @@ def key_hash(key: str) -> int:
     return zlib.crc32(key.encode())
 
 
-class Desk:
-    """One window with its stream and a clock that stands still until told."""
+class DispatchHarness:
+    """One dispatcher with its stream, and a clock that stands still until `wait`."""
 
     def __init__(
         self,
@@ -119,8 +120,8 @@ class Desk:
         partition: int = 0,
         position: int = 0,
     ) -> None:
-        self.stored = Stored()
-        self.window = DeliveryWindow(subscription_type, Cursor(position), policy, partition)
+        self.stored = StoredBatches()
+        self.dispatcher = Dispatcher(subscription_type, Cursor(position), policy, partition)
         self.now_us = 1_000_000_000
         self.rows_max: int | None = None
         self.offers = 0
@@ -134,26 +135,26 @@ class Desk:
         messages: int = PLENTY,
         size_bytes: int = PLENTY,
     ) -> Member:
-        member, _ = self.window.attach(consumer, priority, key_filters)
+        member, _ = self.dispatcher.attach(consumer, priority, key_filters)
         self.credit(member, messages, size_bytes)
         return member
 
     def credit(self, member: Member, messages: int, size_bytes: int = PLENTY) -> None:
         member.messages += messages
         member.bytes += size_bytes
-        self.window.refresh(member)
+        self.dispatcher.credited(member)
 
     def pump(self) -> dict[str, list[int]]:
-        """What everybody gets now, in order."""
+        """Deliver everything that is possible; return the offsets that each consumer got, in order."""
         delivered: dict[str, list[int]] = {}
-        window = self.window
+        dispatcher = self.dispatcher
         for _ in range(100 + 10 * self.stored.end):
-            if window.has_due(self.now_us):
-                window.due(self.now_us)
-            wanted = window.wanted
+            if dispatcher.has_due(self.now_us):
+                dispatcher.release_due(self.now_us)
+            wanted = dispatcher.offset_to_read
             if wanted is not None and wanted < self.stored.end:
                 self._offer(wanted, delivered)
-            elif not window.has_due(self.now_us):
+            elif not dispatcher.has_due(self.now_us):
                 return delivered
         raise AssertionError("the pump does not come to an end")
 
@@ -161,17 +162,17 @@ class Desk:
         self.offers += 1
         found = self.stored.at(wanted)
         if found is None:
-            self.window.skip_to(self.stored.end)
+            self.dispatcher.skip_to(self.stored.end)
             return
         base, end, batch = found
-        for dealt in self.window.offer(batch, base, end, self.now_us, self.stored.end - end, self.rows_max):
-            delivered.setdefault(dealt.member.consumer, []).extend(offsets_of(dealt, base))
+        for assignment in self.dispatcher.offer(batch, base, end, self.now_us, self.stored.end - end, self.rows_max):
+            delivered.setdefault(assignment.member.consumer, []).extend(offsets_of(assignment, base))
 
     def ack(self, *offsets: int) -> int:
-        return self.window.ack(ranges_of(offsets))
+        return self.dispatcher.ack(ranges_of(offsets))
 
     def nack(self, *offsets: int, delay_ms: int | None = None, reason: str = "") -> list[tuple[int, str]]:
-        exhausted = self.window.nack(ranges_of(offsets), self.now_us, delay_ms, reason)
+        exhausted = self.dispatcher.nack(ranges_of(offsets), self.now_us, delay_ms, reason)
         return [(one.offset, str(one.poison)) for one in exhausted]
 
     def wait(self, milliseconds: int) -> None:

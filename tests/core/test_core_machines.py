@@ -49,7 +49,7 @@ class LogMachine(RuleBasedStateMachine):
     def publish(self, producer, count):
         epoch, sequence = self.epochs[producer], self._next(producer)
         one = header(count, producer, epoch, sequence)
-        assert self.log.seen(one) is None
+        assert self.log.find_duplicate(one) is None
         append = self.log.append(one, 1)
         self.sent.setdefault((producer, epoch), []).append((sequence, count))
         self.waiting.append((append, [(producer, epoch, sequence + n) for n in range(count)], one))
@@ -59,7 +59,7 @@ class LogMachine(RuleBasedStateMachine):
         batches = self.sent.get((producer, self.epochs[producer]), [])
         if batches:
             sequence, count = batches[pick % len(batches)]
-            seen = self.log.seen(header(count, producer, self.epochs[producer], sequence))
+            seen = self.log.find_duplicate(header(count, producer, self.epochs[producer], sequence))
             place = (producer, self.epochs[producer], sequence)
             if isinstance(seen, Stored):
                 assert self.stored[seen.base_offset] == place
@@ -71,7 +71,7 @@ class LogMachine(RuleBasedStateMachine):
     def leave_a_gap(self, producer):
         known = (producer, self.epochs[producer]) in self.sent
         with pytest.raises(Unavailable if known else (Refused, Unavailable)):
-            self.log.seen(header(1, producer, self.epochs[producer], self._next(producer) + 1))
+            self.log.find_duplicate(header(1, producer, self.epochs[producer], self._next(producer) + 1))
 
     @rule(producer=producers)
     def fence(self, producer):
@@ -80,7 +80,7 @@ class LogMachine(RuleBasedStateMachine):
             self.epochs[producer] += 1
             self.publish(producer, 1)
             with pytest.raises(StaleEpoch):
-                self.log.seen(header(1, producer, former, 0))
+                self.log.find_duplicate(header(1, producer, former, 0))
 
     @precondition(lambda self: self.waiting)
     @rule()
@@ -123,7 +123,7 @@ class LogMachine(RuleBasedStateMachine):
         for producer in self.epochs:
             stored = [epoch for one, epoch, _ in self.stored if one == producer]
             if (producer, self.epochs[producer]) not in self.sent and self.epochs[producer]:
-                # Whoever holds the newest epoch opens again, under a higher one still.
+                # The producer with the newest epoch opens again, with a higher one.
                 self.epochs[producer] = max([self.epochs[producer], *stored]) + 1
 
     @invariant()

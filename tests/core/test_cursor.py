@@ -9,7 +9,7 @@ ranges = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pai
 
 
 @given(st.integers(0, 20), st.lists(ranges, max_size=40), st.tuples(st.integers(0, 70), st.integers(0, 70)))
-def test_a_cursor_is_a_set_of_settled_offsets(position, acks, window):
+def test_a_cursor_is_a_set_of_acked_offsets(position, acks, window):
     cursor, settled = Cursor(position), set(range(position))
     for start, end in acks:
         fresh = set(range(start, end)) - settled
@@ -50,7 +50,7 @@ def test_moving_a_cursor_forgets_what_was_acked_ahead():
     assert cursor.missing(0, 12) == [(3, 12)]
 
 
-def test_a_cursor_comes_back_from_what_it_says_of_itself():
+def test_a_cursor_is_restored_from_its_position_and_acked_ranges():
     cursor = Cursor(0)
     cursor.ack(5, 10)
     cursor.ack(12, 13)

@@ -1,20 +1,20 @@
-"""What dispatch costs: counted in operations, or compared between a small and a large case, never timed."""
+"""The cost of dispatch, counted in operations or compared between a small and a large case, never timed."""
 
 import sys
 from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
-from dispatch_harness import MS, Desk
+from dispatch_harness import MS, DispatchHarness
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.dispatch import globs as globs_module
-from pydanube.core.dispatch import keys as keys_module
-from pydanube.core.dispatch import window as window_module
-from pydanube.core.dispatch.globs import Automaton, Literals, compiled
-from pydanube.core.dispatch.keys import SLOTS, KeyFilter, KeyTable
-from pydanube.core.dispatch.members import Member, Turns
+from pydanube.core.dispatch import dispatcher as dispatcher_module
+from pydanube.core.dispatch import key_filters as key_filters_module
+from pydanube.core.dispatch import key_table as key_table_module
+from pydanube.core.dispatch.key_filters import GlobAutomaton, KeyFilter, LiteralGlob, compile_globs
+from pydanube.core.dispatch.key_table import SLOTS, KeyTable
+from pydanube.core.dispatch.members import Member, RoundRobin
 from pydanube.core.dispatch.ranges import RangeSet, merged
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
@@ -23,7 +23,7 @@ KEYED, SHARED = SubscriptionType.KEY_SHARED, SubscriptionType.SHARED
 
 
 def calls_of(act) -> int:
-    """How many functions Python enters or calls while it does this."""
+    """Return how many functions Python calls while `act` runs."""
     count = 0
 
     def note(_frame, event, _argument) -> None:
@@ -39,12 +39,12 @@ def calls_of(act) -> int:
 
 
 def grows_with(act, small: int = 500, factor: int = 8) -> float:
-    """How many times as many calls a case takes that is `factor` times as large."""
+    """Return how many times as many calls a case needs that is `factor` times as large."""
     return calls_of(act(small * factor)) / calls_of(act(small))
 
 
-def keyed(messages: int, key=lambda number: "k") -> Desk:
-    one = Desk(KEYED, FailurePolicy(delay_ms=0))
+def keyed(messages: int, key=lambda number: "k") -> DispatchHarness:
+    one = DispatchHarness(KEYED, FailurePolicy(delay_ms=0))
     one.join("a")
     for first in range(0, messages, 100):
         one.stored.publish([key(number) for number in range(first, min(first + 100, messages))])
@@ -55,8 +55,8 @@ def keyed(messages: int, key=lambda number: "k") -> Desk:
 # -- failures of a key -------------------------------------------------------------------------------------------------
 
 
-def test_failures_of_one_key_cost_as_much_each_however_many_there_are():
-    def fail_and_settle(messages: int):
+def test_the_cost_of_a_failure_of_one_key_does_not_depend_on_how_many_there_are():
+    def fail_and_ack(messages: int):
         one = keyed(messages)
 
         def act() -> None:
@@ -66,10 +66,10 @@ def test_failures_of_one_key_cost_as_much_each_however_many_there_are():
 
         return act
 
-    assert grows_with(fail_and_settle) < 12
+    assert grows_with(fail_and_ack) < 12
 
 
-def test_a_settled_failure_wakes_only_what_is_behind_no_other():
+def test_an_acked_failure_releases_only_messages_that_are_behind_no_other_failure():
     one = keyed(40)
     one.nack(*range(40), delay_ms=10)
     for _ in range(20):
@@ -86,12 +86,12 @@ def test_a_settled_failure_wakes_only_what_is_behind_no_other():
     assert one.pump() == {"a": list(range(40, 1040))}
 
 
-def test_what_lies_between_two_failures_comes_with_the_first():
+def test_later_messages_of_a_key_wait_for_both_of_two_failures():
     one = keyed(4, lambda number: "k")
     one.nack(0, delay_ms=10)
     one.nack(3, delay_ms=10)
     one.ack(1, 2)
-    one.window.detach(one.window.members[0])
+    one.dispatcher.detach(one.dispatcher.members[0])
     one.join("a")
     one.stored.publish(["k"])
     one.wait(10)
@@ -102,26 +102,26 @@ def test_what_lies_between_two_failures_comes_with_the_first():
     assert one.pump() == {"a": [4]}
 
 
-# -- one frame with much in it -----------------------------------------------------------------------------------------
+# -- large acks and nacks ----------------------------------------------------------------------------------------------
 
 
-def test_repeated_ranges_of_an_ack_are_settled_once():
-    one = Desk(SHARED, FailurePolicy())
+def test_repeated_ranges_of_an_ack_are_processed_once():
+    one = DispatchHarness(SHARED, FailurePolicy())
     one.join("a")
     one.stored.publish(400)
     one.pump()
     one.nack(*range(200, 400), delay_ms=86_400_000)
-    assert calls_of(lambda: one.window.ack([(0, 200)] * 10_000)) < 500
-    assert one.window.cursor.position == 200
+    assert calls_of(lambda: one.dispatcher.ack([(0, 200)] * 10_000)) < 500
+    assert one.dispatcher.cursor.position == 200
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_giving_back_many_costs_a_few_calls_each(kind):
-    one = Desk(kind, FailurePolicy())
+def test_a_nack_of_many_messages_costs_a_few_calls_each(kind):
+    one = DispatchHarness(kind, FailurePolicy())
     one.join("a")
     one.stored.publish([f"k{number % 50}" for number in range(5000)])
     one.pump()
-    assert calls_of(lambda: one.window.nack([(0, 5000)], one.now_us)) < 15 * 5000
+    assert calls_of(lambda: one.dispatcher.nack([(0, 5000)], one.now_us)) < 15 * 5000
 
 
 def test_merged_ranges_are_the_same_offsets():
@@ -146,21 +146,21 @@ def test_subtracting_many_ranges_is_removing_each(these, those):
 
 
 @pytest.mark.parametrize("kind", [KEYED, SHARED])
-def test_what_falls_due_together_gets_ready_in_portions(kind, monkeypatch):
-    monkeypatch.setattr(window_module, "DUE_AT_ONCE", 100)
-    one = Desk(kind)
+def test_messages_due_at_the_same_time_become_ready_in_portions(kind, monkeypatch):
+    monkeypatch.setattr(dispatcher_module, "DUE_AT_ONCE", 100)
+    one = DispatchHarness(kind)
     one.join("a")
     one.stored.publish(["k"] * 1000, [one.now_us + 10 * MS] * 1000)
     one.pump()
     one.wait(10)
-    one.window.due(one.now_us)
-    assert one.window._ready.count == 100
+    one.dispatcher.release_due(one.now_us)
+    assert one.dispatcher._ready.count == 100
     assert one.pump() == {"a": list(range(1000))}
 
 
-def test_times_against_offsets_are_dealt_key_by_key_not_message_by_message():
+def test_delivery_times_against_the_order_of_offsets_cost_one_offer_per_message_of_a_key():
     keys = 50
-    one = Desk(KEYED)
+    one = DispatchHarness(KEYED)
     one.join("a")
     one.stored.publish([f"k{n % keys}" for n in range(1000)], [one.now_us + 10 * MS - n for n in range(1000)])
     one.pump()
@@ -174,13 +174,13 @@ def test_times_against_offsets_are_dealt_key_by_key_not_message_by_message():
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_an_offer_deals_no_more_than_asked_for_and_the_rest_follows_in_order(kind):
-    one = Desk(kind)
+def test_an_offer_assigns_at_most_rows_max_and_the_rest_follows_in_order(kind):
+    one = DispatchHarness(kind)
     one.join("a")
     one.rows_max = 30
     one.stored.publish(100)
     got = []
-    while (wanted := one.window.wanted) < 100:
+    while (wanted := one.dispatcher.offset_to_read) < 100:
         delivered = {}
         one._offer(wanted, delivered)
         assert 0 < len(delivered["a"]) <= 30
@@ -188,17 +188,17 @@ def test_an_offer_deals_no_more_than_asked_for_and_the_rest_follows_in_order(kin
     assert got == list(range(100))
 
 
-def test_what_is_left_of_a_batch_does_not_stand_before_what_falls_due():
-    one = Desk(SHARED, FailurePolicy())
+def test_the_rest_of_a_batch_does_not_delay_messages_that_become_due():
+    one = DispatchHarness(SHARED, FailurePolicy())
     one.join("a")
     one.stored.publish(100)
     one.rows_max = 10
     one._offer(0, {})
     one.nack(3, delay_ms=5)
     one.wait(5)
-    assert one.window.has_due(one.now_us)
-    one.window.due(one.now_us)
-    assert one.window.wanted == 3
+    assert one.dispatcher.has_due(one.now_us)
+    one.dispatcher.release_due(one.now_us)
+    assert one.dispatcher.offset_to_read == 3
 
 
 # -- many consumers ----------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def table_of(members) -> np.ndarray:
     return table._slots
 
 
-def test_a_table_that_grew_and_shrank_is_that_of_whoever_is_left():
+def test_a_table_after_joins_and_leaves_equals_a_new_table_of_the_members_left():
     members = [Member(f"c{number}") for number in range(60)]
     table = KeyTable()
     for member in members:
@@ -224,9 +224,9 @@ def test_a_table_that_grew_and_shrank_is_that_of_whoever_is_left():
     assert (table._slots == -1).all()
 
 
-def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
+def test_a_leave_looks_only_at_the_slots_of_the_member(monkeypatch):
     scored = []
-    scores = keys_module._scores
+    scores = key_table_module._scores
 
     def counting(seeds, slots):
         found = scores(seeds, slots)
@@ -237,7 +237,7 @@ def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
     table = KeyTable()
     for member in members:
         table.add(member)
-    monkeypatch.setattr(keys_module, "_scores", counting)
+    monkeypatch.setattr(key_table_module, "_scores", counting)
     table.remove([members[0]])
     assert sum(scored) < 2 * SLOTS
     scored.clear()
@@ -246,22 +246,22 @@ def test_a_leave_looks_only_at_the_slots_it_had(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [KEYED, SHARED])
-def test_joins_and_one_leave_of_all_cost_as_much_each_however_many_there_are(kind):
-    def come_and_go(consumers: int):
+def test_the_cost_of_a_join_or_leave_does_not_depend_on_how_many_members_there_are(kind):
+    def join_and_leave(consumers: int):
         def act() -> None:
-            one = Desk(kind)
+            one = DispatchHarness(kind)
             members = [one.join(f"c{number}", messages=10) for number in range(consumers)]
-            one.window.detach(*members)
-            assert one.window.members == []
+            one.dispatcher.detach(*members)
+            assert one.dispatcher.members == []
 
         return act
 
-    assert grows_with(come_and_go, small=50) < 10
+    assert grows_with(join_and_leave, small=50) < 10
 
 
-def test_a_message_for_thousands_of_consumers_costs_what_it_costs_for_few():
-    def deal(consumers: int):
-        one = Desk(SHARED)
+def test_a_message_costs_the_same_with_thousands_of_consumers():
+    def assign(consumers: int):
+        one = DispatchHarness(SHARED)
         for number in range(consumers):
             one.join(f"c{number}")
         for _ in range(20):
@@ -274,28 +274,28 @@ def test_a_message_for_thousands_of_consumers_costs_what_it_costs_for_few():
         return act
 
     for factor in (8, 16):
-        assert calls_of(deal(100 * factor)) < 1.5 * calls_of(deal(100)) + 100 * factor
+        assert calls_of(assign(100 * factor)) < 1.5 * calls_of(assign(100)) + 100 * factor
 
 
-def test_whoever_has_no_room_is_looked_at_once():
-    turns = Turns()
+def test_a_member_that_cannot_receive_is_looked_at_once():
+    order = RoundRobin()
     members = [Member(f"c{number}") for number in range(1000)]
     for member in members:
-        turns.add(member)
-    assert not turns.has_room
-    assert calls_of(lambda: turns.has_room) < 20
+        order.add(member)
+    assert not order.can_receive
+    assert calls_of(lambda: order.can_receive) < 20
     members[7].messages = members[7].bytes = 1
-    turns.add(members[7])
-    assert turns.first(5) == [members[7]]
+    order.add(members[7])
+    assert order.first(5) == [members[7]]
 
 
-def test_a_member_whose_bytes_were_estimated_too_high_keeps_its_turn():
-    turns, member = Turns(), Member("a", messages=5, bytes=100)
-    turns.add(member)
+def test_a_member_whose_bytes_were_estimated_too_high_keeps_its_place():
+    order, member = RoundRobin(), Member("a", messages=5, bytes=100)
+    order.add(member)
     member.charge(1, 200)
-    assert not turns.has_room
-    member.weigh(10)
-    assert turns.has_room
+    assert not order.can_receive
+    member.correct_estimate(10)
+    assert order.can_receive
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------
@@ -306,29 +306,29 @@ texts = st.text("ab*?[\n", max_size=12)
 @given(st.lists(texts.filter(bool), max_size=6), st.text("ab?*[\n", max_size=12))
 def test_globs_match_as_fnmatch_does(globs, key):
     expected = any(fnmatchcase(key, one.replace("[", "[[]")) for one in globs)
-    assert any(one.matches(key) for one in compiled(globs)) is expected
-    assert any(Automaton([one]).matches(key) for one in globs) is expected
-    assert any(Literals(one).matches(key) for one in globs if "?" not in one) <= expected
+    assert any(one.matches(key) for one in compile_globs(globs)) is expected
+    assert any(GlobAutomaton([one]).matches(key) for one in globs) is expected
+    assert any(LiteralGlob(one).matches(key) for one in globs if "?" not in one) <= expected
 
 
 def test_an_automaton_looks_at_every_character_once():
     evil = ["*" + "a?" * 90 + f"z{number}*" for number in range(50)]
-    matchers = compiled(evil)
-    assert len(matchers) == -(-50 // (globs_module._BITS_MAX // 185))
+    matchers = compile_globs(evil)
+    assert len(matchers) == -(-50 // (key_filters_module._BITS_MAX // 185))
     assert calls_of(lambda: KeyFilter(evil[:20]).accepts("a" * 10_000)) < 20 * 400 + 3 * 10_000
 
 
-def test_long_keys_are_not_remembered():
-    one = Desk(KEYED)
+def test_long_keys_are_not_cached():
+    one = DispatchHarness(KEYED)
     one.join("a", key_filters=["a*"])
     one.stored.publish(["a" * 60_000, "ab"])
     assert one.pump() == {"a": [0, 1]}
-    assert list(one.window.policy._table._found) == ["ab"]
+    assert list(one.dispatcher._policy._table._cached) == ["ab"]
 
 
 def test_long_keys_are_matched_a_few_at_a_time_and_none_is_lost(monkeypatch):
-    monkeypatch.setattr(keys_module, "MATCHED_AT_ONCE", 2 * 3 * 1001)
-    one = Desk(KEYED)
+    monkeypatch.setattr(key_table_module, "MATCHED_AT_ONCE", 2 * 3 * 1001)
+    one = DispatchHarness(KEYED)
     one.join("a", key_filters=["a*", "*b?"])
     one.join("b", key_filters=["b*"])
     one.stored.publish([("a" if number % 3 else "b") * 1000 for number in range(20)])
@@ -336,5 +336,5 @@ def test_long_keys_are_matched_a_few_at_a_time_and_none_is_lost(monkeypatch):
     assert one.offers == 10
     assert sorted(got["a"] + got["b"]) == list(range(20))
     assert got["a"] == sorted(got["a"])
-    assert one.window.policy.take_work() > 0
-    assert one.window.policy.take_work() == 0
+    assert one.dispatcher.drain_cost() > 0
+    assert one.dispatcher.drain_cost() == 0

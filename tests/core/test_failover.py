@@ -1,46 +1,46 @@
-"""The failover subscription: one is active, others stand by."""
+"""The failover subscription: one consumer is active, others stand by."""
 
-from dispatch_harness import Desk
+from dispatch_harness import DispatchHarness
 
 from pydanube.model.topics import SubscriptionType
 
 
-def desk(partition: int = 0) -> Desk:
-    return Desk(SubscriptionType.FAILOVER, partition=partition)
+def harness(partition: int = 0) -> DispatchHarness:
+    return DispatchHarness(SubscriptionType.FAILOVER, partition=partition)
 
 
 def test_the_first_by_priority_then_by_name_is_active():
-    one = desk()
+    one = harness()
     one.join("a", priority=1)
     one.join("c", priority=0)
     one.join("b", priority=0)
     one.stored.publish(2)
     assert one.pump() == {"b": [0, 1]}
-    assert [member.consumer for member in one.window.members if one.window.policy.is_active(member)] == ["b"]
+    assert [member.consumer for member in one.dispatcher.members if one.dispatcher.is_active(member)] == ["b"]
 
 
-def test_when_it_goes_the_next_takes_over_with_the_unacked_first_and_in_order():
-    one = desk()
+def test_when_the_active_consumer_detaches_the_next_one_gets_the_unacked_messages_first_and_in_order():
+    one = harness()
     active = one.join("a", messages=7)
     one.join("b")
     for _ in range(4):
         one.stored.publish(5)
     assert one.pump() == {"a": list(range(10))}
     one.ack(0, 4, 5)
-    one.window.detach(active)
+    one.dispatcher.detach(active)
     assert one.pump() == {"b": [1, 2, 3, 6, 7, 8, 9, *range(10, 20)]}
 
 
-def test_one_that_stands_by_gets_nothing_however_much_room_it_has():
-    one = desk()
+def test_a_standby_gets_nothing_however_much_credit_it_has():
+    one = harness()
     one.join("a", messages=0)
     one.join("b")
     one.stored.publish(2)
     assert one.pump() == {}
 
 
-def test_one_with_a_better_priority_takes_over_at_once():
-    one = desk()
+def test_a_consumer_with_a_better_priority_takes_over_at_once():
+    one = harness()
     one.join("a", priority=5)
     one.stored.publish(4)
     one.pump()
@@ -49,19 +49,19 @@ def test_one_with_a_better_priority_takes_over_at_once():
     assert one.pump() == {"z": [1, 2, 3]}
 
 
-def test_one_that_goes_while_standing_by_changes_nothing():
-    one = desk()
+def test_a_standby_that_detaches_changes_nothing():
+    one = harness()
     one.join("a")
     standby = one.join("b")
     one.stored.publish(2)
     one.pump()
-    one.window.detach(standby)
+    one.dispatcher.detach(standby)
     assert one.pump() == {}
-    assert one.window.unacked == 2
+    assert one.dispatcher.unacked == 2
 
 
-def test_one_that_stands_by_and_attaches_again_takes_nothing_from_the_active_one():
-    one = desk(partition=1)
+def test_a_standby_that_attaches_again_takes_nothing_from_the_active_consumer():
+    one = harness(partition=1)
     for name in "abc":
         one.join(name)
     one.stored.publish(2)
@@ -73,7 +73,7 @@ def test_one_that_stands_by_and_attaches_again_takes_nothing_from_the_active_one
 def test_partitions_are_spread_over_consumers_of_one_priority():
     active = []
     for partition in range(6):
-        one = desk(partition)
+        one = harness(partition)
         for name in "cab":
             one.join(name)
         one.join("z", priority=1)
@@ -82,14 +82,14 @@ def test_partitions_are_spread_over_consumers_of_one_priority():
     assert active == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_what_waits_for_its_next_try_comes_to_the_next_consumer():
-    one = desk()
+def test_a_message_that_waits_for_redelivery_goes_to_the_next_consumer():
+    one = harness()
     active = one.join("a")
     one.join("b")
     one.stored.publish(3)
     one.pump()
     one.nack(1, delay_ms=50)
-    one.window.detach(active)
+    one.dispatcher.detach(active)
     assert one.pump() == {"b": [0, 2]}
     one.wait(50)
     assert one.pump() == {"b": [1]}

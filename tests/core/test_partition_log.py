@@ -23,7 +23,7 @@ def fresh(remembered_max: int = 100) -> PartitionLog:
 
 def publish(log: PartitionLog, *, confirm: bool = True, **batch) -> Append | Stored:
     one = header(**batch)
-    seen = log.seen(one)
+    seen = log.find_duplicate(one)
     if seen is not None:
         return seen
     append = log.append(one, now_us=1000)
@@ -42,7 +42,7 @@ def test_offsets_are_dense_and_visible_only_when_confirmed():
     assert log.visible_end == 5
 
 
-def test_append_times_never_go_back():
+def test_append_times_never_decrease():
     log = fresh()
     assert log.append(header(), 50).append_time == 50
     assert log.append(header(), 40).append_time == 50
@@ -70,13 +70,13 @@ def test_a_retry_is_answered_with_the_offset_it_got_the_first_time():
     assert log.visible_end == 10
 
 
-def test_a_retry_of_what_is_still_on_its_way_waits_with_it():
+def test_a_retry_of_a_batch_in_flight_waits_with_it():
     log = fresh()
-    on_its_way = publish(log, count=2, producer=7, sequence=0, confirm=False)
-    assert publish(log, count=2, producer=7, sequence=0) is on_its_way
+    in_flight = publish(log, count=2, producer=7, sequence=0, confirm=False)
+    assert publish(log, count=2, producer=7, sequence=0) is in_flight
 
 
-def test_a_gap_is_refused_until_what_is_missing_has_come():
+def test_a_batch_is_refused_until_the_missing_batches_before_it_arrived():
     log = fresh()
     publish(log, count=2, producer=7, sequence=0)
     with pytest.raises(Unavailable, match="sequence 4 where 2 comes next"):
@@ -85,7 +85,7 @@ def test_a_gap_is_refused_until_what_is_missing_has_come():
     assert isinstance(publish(log, producer=7, sequence=4), Append)
 
 
-def test_a_producer_that_is_not_remembered_cannot_go_on_in_the_middle():
+def test_a_producer_that_is_not_remembered_cannot_continue_its_sequence():
     with pytest.raises(Refused, match="not remembered"):
         publish(fresh(), producer=7, sequence=10)
 
@@ -135,7 +135,7 @@ def test_idle_producers_are_forgotten_by_age():
     assert len(log.producers) == 0
 
 
-def test_the_table_comes_back_from_its_entries_and_the_batches_after_them():
+def test_the_table_is_restored_from_its_entries_and_the_batches_after_them():
     log = fresh()
     publish(log, count=2, producer=7, sequence=0)
     entries = log.producers.entries()
@@ -160,14 +160,14 @@ def test_replaying_what_the_entries_hold_already_changes_nothing():
     assert table.entries() == log.producers.entries()
 
 
-def test_entries_of_a_producer_that_is_kept_tell_that_an_epoch_is_over_though_nothing_of_the_next_arrived():
+def test_the_entry_of_a_pinned_producer_has_its_new_epoch_before_anything_of_it_is_stored():
     log = fresh()
-    log.producers.keep(7)
+    log.producers.pin(7)
     publish(log, count=2, producer=7, epoch=1, sequence=0)
     publish(log, producer=7, epoch=2, sequence=0, confirm=False)
-    on_its_way = log.producers.entries()
+    in_flight = log.producers.entries()
     log.roll_back()
-    for entries in (on_its_way, log.producers.entries()):
-        table = ProducerTable(100, kept={7})
+    for entries in (in_flight, log.producers.entries()):
+        table = ProducerTable(100, pinned={7})
         table.restore(entries)
-        assert table.reached(7) == (2, 0)
+        assert table.progress_of(7) == (2, 0)

@@ -1,4 +1,4 @@
-"""Range sets against sets of numbers; the short way and the way for many ranges at once must be one."""
+"""Range sets against sets of numbers; processing ranges one by one and all at once must give the same."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pydanube.core.dispatch import ranges as ranges_module
 from pydanube.core.dispatch.cursor import Cursor
-from pydanube.core.dispatch.owners import CHUNK, Owners
+from pydanube.core.dispatch.in_flight import CHUNK, InFlightTable
 from pydanube.core.dispatch.ranges import RangeArray, RangeSet, bounds, runs, spread, union
 
 spans = st.tuples(st.integers(0, 120), st.integers(-2, 9)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -97,7 +97,7 @@ def test_a_cursor_that_takes_many_acks_at_once_is_a_set(position, acks, window, 
         assert cursor.acked_ahead == sum(number > lowest for number in settled)
         assert cursor.gaps == len(cursor.acked)
     assert members(cursor.missing(*window)) == members([window]) - settled
-    assert cursor.is_settled(offset) is (offset in settled)
+    assert cursor.is_acked(offset) is (offset in settled)
     assert cursor.next_missing(offset) == next(number for number in range(offset, 1000) if number not in settled)
 
 
@@ -122,11 +122,11 @@ FAR = 3 * CHUNK
 far_spans = st.tuples(st.integers(0, FAR), st.sampled_from([-1, 0, 1, 2, 30, CHUNK, 2 * CHUNK])).map(
     lambda pair: (pair[0], min(pair[0] + pair[1], FAR))
 )
-owner_steps = st.lists(
+table_steps = st.lists(
     st.one_of(
-        st.tuples(st.just("give"), st.integers(1, 3), st.lists(far_spans, max_size=3)),
-        st.tuples(st.just("give_each"), st.integers(1, 3), st.lists(far_spans, max_size=3)),
-        st.tuples(st.just("release"), st.just(0), st.lists(far_spans, max_size=12)),
+        st.tuples(st.just("add"), st.integers(1, 3), st.lists(far_spans, max_size=3)),
+        st.tuples(st.just("add_each"), st.integers(1, 3), st.lists(far_spans, max_size=3)),
+        st.tuples(st.just("remove"), st.just(0), st.lists(far_spans, max_size=12)),
         st.tuples(st.just("take"), st.integers(1, 3), st.just([])),
         st.tuples(st.just("take two"), st.integers(1, 3), st.just([])),
     ),
@@ -135,22 +135,22 @@ owner_steps = st.lists(
 
 
 @settings(deadline=None)
-@given(owner_steps)
-def test_owners_are_a_dictionary_of_offsets(script):
-    owners, model = Owners(hashed=True), {}
+@given(table_steps)
+def test_an_in_flight_table_is_a_dictionary_of_offsets(script):
+    table, model = InFlightTable(hashed=True), {}
     for act, number, ranges in script:
         named = members(ranges)
         fresh = sorted(named - set(model))
-        if act == "give":
-            owners.give(number, runs(np.array(fresh, np.int64)))
+        if act == "add":
+            table.add(number, runs(np.array(fresh, np.int64)))
             model |= dict.fromkeys(fresh, (number, 0))
-        elif act == "give_each" and fresh:
+        elif act == "add_each" and fresh:
             offsets = np.array(fresh, np.int64)
             numbers = offsets % 2 + number
-            owners.give_each(numbers, offsets, (offsets * 7).astype(np.uint32))
+            table.add_each(numbers, offsets, (offsets * 7).astype(np.uint32))
             model |= {offset: (offset % 2 + number, offset * 7) for offset in fresh}
-        elif act == "release":
-            hashes = owners.release(ranges)
+        elif act == "remove":
+            hashes = table.remove(ranges)
             gone = named & set(model)
             if not any(model[offset][1] == 0 for offset in gone):
                 assert sorted(hashes.tolist()) == sorted(model[offset][1] for offset in gone)
@@ -158,18 +158,18 @@ def test_owners_are_a_dictionary_of_offsets(script):
             model = {offset: one for offset, one in model.items() if offset not in named}
         elif act.startswith("take"):
             numbers = [number] if act == "take" else [number, number + 1]
-            taken, hashes = owners.take(numbers)
+            taken, hashes = table.take(numbers)
             assert members(taken) == {offset for offset, one in model.items() if one[0] in numbers}
             assert len(hashes) == len(members(taken))
             model = {offset: one for offset, one in model.items() if one[0] not in numbers}
         for each in range(1, 5):
-            assert owners.count.get(each, 0) == sum(one[0] == each for one in model.values())
+            assert table.count.get(each, 0) == sum(one[0] == each for one in model.values())
         for each in (None, 1, 2):
-            held = owners.held_by(each, [(0, 5), *((start, start + 97) for start in range(5, FAR, 97))])
-            assert members(held) == {offset for offset, one in model.items() if each in (None, one[0])}
-            assert [start for start, _ in held] == sorted(start for start, _ in held)
-    owners.release([(0, FAR + 1)])
-    assert not owners._chunks
+            found = table.within(each, [(0, 5), *((start, start + 97) for start in range(5, FAR, 97))])
+            assert members(found) == {offset for offset, one in model.items() if each in (None, one[0])}
+            assert [start for start, _ in found] == sorted(start for start, _ in found)
+    table.remove([(0, FAR + 1)])
+    assert not table._chunks
 
 
 real_spans = st.tuples(st.integers(0, 120), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1]))

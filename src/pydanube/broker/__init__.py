@@ -16,7 +16,7 @@ from pydanube.broker.partitions.partition import FetchResult
 from pydanube.broker.partitions.publish_queue import PublishDone, Published
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.staging.staging import CommitRequest, Committed
-from pydanube.broker.subscriptions.consumer import Consumer, Sink, closings
+from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
 from pydanube.broker.subscriptions.subscriptions import Attachment
 
 from .facade import Broker, BrokerParts, BrokerSettings
@@ -37,5 +37,5 @@ __all__ = [
     "SectionRequest",
     "Sink",
     "StageRequest",
-    "closings",
+    "close_calls",
 ]

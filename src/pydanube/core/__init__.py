@@ -1,7 +1,7 @@
-"""DECISIONS. What happens next: state machines that take events and say what must be done.
+"""DECISIONS. What the broker decides, without input and output: state machines that take events and return what to do.
 
-Lives here      one synchronous core for each thing that is decided: log, dispatch, access
-May import      model, and the batch of codec as something to look at
-Flows through   the broker brings events in and carries the effects out; time arrives inside the event
+Lives here      one synchronous core for each subject that is decided: log, dispatch, access
+May import      model, and the batch of codec, to look at its columns
+Flows through   the broker calls a core with events and carries out what it returns; the time is part of the event
 Never           files, sockets, clocks, tasks, randomness, `await`
 """

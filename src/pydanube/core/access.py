@@ -1,4 +1,4 @@
-"""Who may do what. Every call of the broker names a principal and asks one authorizer before anything else happens.
+"""Authorization: who may do what. Every call of the broker names a principal and asks the authorizer first.
 
 A resource is what the action is done to, as text: a topic (`/default/orders`), a namespace (`/default`), or the broker
 itself (`BROKER`).
@@ -16,7 +16,7 @@ BROKER: Final = "/"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who asks, as far as the door they came through could establish."""
+    """The caller, as far as the listener could establish who it is."""
 
     name: str
 
@@ -25,29 +25,29 @@ class Principal:
 
 
 ANONYMOUS: Final = Principal("anonymous")
-"""Whoever came through a door that asks for no credentials."""
+"""The caller on a listener that asks for no credentials."""
 
 
 class Action(Enum):
-    """What somebody wants to do. The value is the word used in rules, messages and logs."""
+    """What a caller wants to do. The value is the word used in rules, messages and logs."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
-    """Through a subscription: moves a cursor."""
+    """Read through a subscription, which moves its cursor."""
     READ = "read"
-    """Without a subscription: leaves no trace."""
+    """Read without a subscription, which changes nothing."""
     DESCRIBE = "describe"
     CREATE = "create"
     DELETE = "delete"
     ADMINISTER = "administer"
-    """Policies, permissions, the broker itself."""
+    """Change policies, permissions or the broker itself."""
 
     def __str__(self) -> str:
         return self.value
 
 
 class Authorizer(Protocol):
-    """Decides. It is asked on every call, so it answers from memory."""
+    """Decides what is allowed. It is asked on every call, so it answers from memory."""
 
     def check(self, principal: Principal, action: Action, resource: str) -> None:
         """Return if `principal` may do `action` to `resource`; raise Denied, naming all three, if not."""
@@ -55,7 +55,7 @@ class Authorizer(Protocol):
 
 
 class AllowAll:
-    """Everybody may do everything: a broker without authentication, which is why it listens on 127.0.0.1."""
+    """Allows everything: for a broker without authentication, which is why that listens on 127.0.0.1."""
 
     def check(self, principal: Principal, action: Action, resource: str) -> None:
         return None

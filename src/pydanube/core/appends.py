@@ -1,4 +1,4 @@
-"""What becomes of a batch that wants into a log: it is on its way, or it was there before."""
+"""The two answers to a batch that is to be appended to a log: it is in flight, or it was stored before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """One batch on its way to the ack level. `waiters` are whoever wants to hear of it, a retry included."""
+    """One batch that was given its offsets and has not reached the ack level yet."""
 
     base_offset: int
     end_offset: int
@@ -19,12 +19,13 @@ class Append:
     first_sequence: int
     end_sequence: int
     waiters: list[Callable[..., None]] = field(default_factory=list)
+    """Called with the outcome: one for the first publish and one for each retry."""
     tag: Any = None
-    """The owner's own note (what it wrote, and where)."""
+    """For the owner of the log: what it wrote, and where."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A retry of what is in the log already."""
+    """The batch is a retry of one that the log has already, at this offset."""
 
     base_offset: int

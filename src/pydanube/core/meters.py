@@ -1,7 +1,7 @@
-"""Rates over the last ten seconds or so, for the price of an addition per batch.
+"""Rates over about the last ten seconds, at the cost of one addition per batch.
 
-What was counted fades exponentially: after ten seconds about a third of it still weighs. No timer and no clock; time
-arrives with every call, and a wall clock that goes back costs accuracy, never an error.
+Counts decay exponentially: after ten seconds about a third of a count is left. There is no timer and no clock; every
+call brings the time. A wall clock that goes back makes rates less accurate, and is never an error.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from math import exp, expm1
 from typing import Final
 
 WINDOW_US: Final = 10_000_000
-"""How long something that was counted weighs, on average."""
+"""The time constant of the decay."""
 
-_FADING_US: Final = 10_000
-"""What was counted so shortly before has not faded: a thousandth at most, not worth an exponential for every batch."""
+_DECAY_STEP_US: Final = 10_000
+"""The decay is applied no more often than this: in between it is at most a thousandth, not worth the cost per batch."""
 
 _AGE_US_MIN: Final = 1_000_000
-"""A meter counts as at least this old: two batches in the first millisecond are no rate of millions."""
+"""A meter counts as at least this old, so that two batches in its first millisecond do not make a rate of millions."""
 
 
 class Meter:
-    """Messages and bytes per second. Marked once for each batch."""
+    """Messages and bytes per second. `mark` is called once for each batch."""
 
     __slots__ = ("_at_us", "_born_us", "_bytes", "_messages")
 
@@ -28,34 +28,34 @@ class Meter:
         self._messages = 0.0
         self._bytes = 0.0
         self._at_us = 0
-        """When what was counted faded last."""
+        """When the decay was applied last."""
         self._born_us = 0
 
     def mark(self, now_us: int, messages: int, size_bytes: int) -> None:
-        """This much passed just now."""
-        if not 0 <= now_us - self._at_us < _FADING_US:
+        """Count messages and bytes at the time `now_us`."""
+        if not 0 <= now_us - self._at_us < _DECAY_STEP_US:
             if not self._born_us:
                 self._born_us = now_us
             elif now_us > self._at_us:
-                fade = exp((self._at_us - now_us) / WINDOW_US)
-                self._messages *= fade
-                self._bytes *= fade
+                decay = exp((self._at_us - now_us) / WINDOW_US)
+                self._messages *= decay
+                self._bytes *= decay
             self._at_us = now_us
         self._messages += messages
         self._bytes += size_bytes
 
     def rates(self, now_us: int) -> tuple[float, float]:
-        """Messages and bytes per second, as of `now_us`. A young meter is divided by its age."""
+        """Return messages and bytes per second at `now_us`. For a young meter, its age is taken into account."""
         if not self._born_us:
             return 0.0, 0.0
-        fade = exp(min(self._at_us - now_us, 0) / WINDOW_US)
+        decay = exp(min(self._at_us - now_us, 0) / WINDOW_US)
         age_us = max(now_us - self._born_us, _AGE_US_MIN)
-        per_second = fade * 1_000_000 / WINDOW_US / -expm1(-age_us / WINDOW_US)
+        per_second = decay * 1_000_000 / WINDOW_US / -expm1(-age_us / WINDOW_US)
         return self._messages * per_second, self._bytes * per_second
 
 
 class Traffic:
-    """What was published to one partition since it was opened."""
+    """Counts what was published to one partition since it was opened."""
 
     __slots__ = ("last_us", "meter", "published", "published_bytes", "throttled_s", "unheard")
 
@@ -63,7 +63,7 @@ class Traffic:
         self.published = 0
         self.published_bytes = 0
         self.unheard = 0
-        """Published to a non-reliable topic while nobody listened."""
+        """Messages published to a non-reliable topic while no consumer was attached."""
         self.throttled_s = 0.0
         """How long publishes waited for the publish rate."""
         self.last_us = 0
@@ -71,7 +71,7 @@ class Traffic:
         self.meter = Meter()
 
     def mark(self, now_us: int, messages: int, size_bytes: int) -> None:
-        """A batch was published."""
+        """Count a batch that was published."""
         self.published += messages
         self.published_bytes += size_bytes
         self.last_us = now_us

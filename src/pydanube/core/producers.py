@@ -1,13 +1,14 @@
-"""Remembers what each producer has stored in one partition, so that a retry never stores twice.
+"""Remembers what each producer has stored in one partition, so that a retry is never stored twice.
 
-A producer counts its messages: `first_sequence` of a batch is the number of messages it published to this partition
-before. Sequences map to offsets in runs (consecutive to consecutive), one per stretch that nobody else interrupted.
+A producer numbers its messages: `first_sequence` of a batch is the number of messages it published to this partition
+before. Sequences map to offsets in runs, in which both are consecutive; a run ends where another producer's batch came
+in between.
 
 Invariants
-    next_sequence of a producer is the end of its last run, plus what is on its way
-    at least PRODUCER_BATCHES_IN_FLIGHT_MAX batches back, a repeated sequence finds its offset
-    the table holds at most `remembered_max` producers; the longest idle goes first, one with batches on their way, or
-    that is kept, never
+    next_sequence of a producer is the end of its last run; batches in flight come after it
+    for at least the last PRODUCER_BATCHES_IN_FLIGHT_MAX batches, a repeated sequence finds its offset
+    the table holds at most `remembered_max` producers; the one that was idle longest is forgotten first, but never one
+    that has batches in flight or is pinned
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ class _KnownProducer:
         self.runs: deque[tuple[int, int, int]] = deque(maxlen=PRODUCER_BATCHES_IN_FLIGHT_MAX)
         self.in_flight: deque[Append] = deque()
         self.lost = False
-        """Whether something of it may have been stored that is gone."""
+        """Whether messages of it may have been stored that are lost."""
 
     @property
     def expected(self) -> int:
-        """The sequence that a new batch must begin with."""
+        """The sequence that the next new batch must begin with."""
         return self.in_flight[-1].end_sequence if self.in_flight else self.next_sequence
 
     def offset_of(self, sequence: int, count: int) -> int | None:
+        """Return the offset of `sequence` if `count` messages from it on are in one run; None otherwise."""
         for first, offset, length in reversed(self.runs):
             if first <= sequence:
                 return offset + sequence - first if sequence + count <= first + length else None
         return None
 
     def stored(self, sequence: int, offset: int, count: int) -> None:
+        """Record that `count` messages from `sequence` on are stored from `offset` on."""
         if self.runs:
             first, first_offset, length = self.runs[-1]
             if sequence == first + length and offset == first_offset + length:
@@ -60,10 +63,10 @@ class _KnownProducer:
 class ProducerTable:
     """The producers that one partition remembers."""
 
-    def __init__(self, remembered_max: int, begin_anywhere: bool = False, kept: Collection[int] = ()) -> None:
-        """`begin_anywhere`: one that is not remembered goes on where it says it is, for topics that store nothing.
-        `kept`: producers that are not forgotten, see `keep`."""
-        self.kept = set(kept)
+    def __init__(self, remembered_max: int, begin_anywhere: bool = False, pinned: Collection[int] = ()) -> None:
+        """`begin_anywhere`, for non-reliable topics: a producer that is not remembered may begin at any sequence.
+        `pinned`: producers that are not forgotten, see `pin`."""
+        self.pinned = set(pinned)
         self._remembered_max = remembered_max
         self._begin_anywhere = begin_anywhere
         self._producers: dict[int, _KnownProducer] = {}
@@ -71,8 +74,8 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def seen(self, header: BatchHeader) -> Append | Stored | None:
-        """See PartitionLog.seen."""
+    def find_duplicate(self, header: BatchHeader) -> Append | Stored | None:
+        """See PartitionLog.find_duplicate."""
         producer = self._producers.get(header.producer_id)
         if producer is None or header.producer_epoch > producer.epoch:
             if header.first_sequence != 0 and not self._begin_anywhere:
@@ -95,9 +98,10 @@ class ProducerTable:
                     f"comes next: send the batches before it first"
                 )
             return None
-        return self._repeated(producer, header)
+        return self._find_repeated(producer, header)
 
-    def _repeated(self, producer: _KnownProducer, header: BatchHeader) -> Append | Stored:
+    def _find_repeated(self, producer: _KnownProducer, header: BatchHeader) -> Append | Stored:
+        """Return the append, or the offset, of a batch whose first sequence was published before."""
         end = header.first_sequence + header.count
         for append in producer.in_flight:
             if append.first_sequence == header.first_sequence and append.end_sequence == end:
@@ -110,21 +114,22 @@ class ProducerTable:
             )
         return Stored(offset)
 
-    def began(self, append: Append) -> None:
-        """A batch that `seen` let through is on its way."""
+    def add_in_flight(self, append: Append) -> None:
+        """Record that a batch is in flight for which `find_duplicate` returned None."""
         producer = self._producers.get(append.producer_id)
         if producer is None or append.producer_epoch > producer.epoch:
             producer = _KnownProducer(append.producer_epoch)
             self._evict()
         else:
-            # Reinserting keeps the table ordered by last use, which is what eviction goes by.
+            # Reinserting keeps the table ordered by last use, which is the order of eviction.
             del self._producers[append.producer_id]
         self._producers[append.producer_id] = producer
         producer.in_flight.append(append)
         producer.lost = False
 
-    def ended(self, append: Append) -> None:
-        """The batch reached the ack level. An older epoch's last batches may arrive after a newer epoch's first."""
+    def mark_stored(self, append: Append) -> None:
+        """Record that a batch reached the ack level. A batch of an older epoch, which may still do so after a newer
+        epoch began, is ignored."""
         producer = self._producers.get(append.producer_id)
         if producer is None or producer.epoch != append.producer_epoch:
             return
@@ -134,13 +139,14 @@ class ProducerTable:
         producer.stored(append.first_sequence, append.base_offset, append.end_sequence - append.first_sequence)
 
     def roll_back(self, dropped: Iterable[Append]) -> None:
+        """Forget what the producers of these appends have in flight."""
         for append in dropped:
             producer = self._producers.get(append.producer_id)
             if producer is not None:
                 producer.in_flight.clear()
 
     def replay(self, header: BatchHeader) -> None:
-        """Take over what a stored batch says; batches come in log order."""
+        """Record a stored batch while the log is read back; batches come in log order."""
         if header.first_sequence < 0:
             return
         producer = self._producers.pop(header.producer_id, None)
@@ -153,12 +159,13 @@ class ProducerTable:
             producer.stored(header.first_sequence, header.base_offset, header.count)
 
     def entries(self, not_before_us: int = 0) -> list[ProducerEntry]:
-        """What goes into a snapshot: everyone heard of since `not_before_us`. Batches on their way are not in it; that
-        an epoch began is, of those that are kept: it says that the one before is over."""
+        """Return the entries for a snapshot: all producers that stored something since `not_before_us`, without their
+        batches in flight, and all pinned producers. The entry of a pinned producer also shows an epoch of which nothing
+        is stored yet, because it fences the epoch before."""
         return [
             ProducerEntry(producer_id, one.epoch, one.next_sequence, one.last_time, list(one.runs))
             for producer_id, one in self._producers.items()
-            if (one.runs and one.last_time >= not_before_us) or producer_id in self.kept
+            if (one.runs and one.last_time >= not_before_us) or producer_id in self.pinned
         ]
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
@@ -170,36 +177,38 @@ class ProducerTable:
             self._evict()
             self._producers[entry.producer_id] = producer
 
-    def keep(self, producer_id: int) -> None:
-        """Whatever is stored of it from now on is remembered, for however long: somebody will ask."""
-        self.kept.add(producer_id)
+    def pin(self, producer_id: int) -> None:
+        """Do not forget this producer, however long it is idle, until `unpin`: its progress will be asked for."""
+        self.pinned.add(producer_id)
 
-    def let_go(self, producer_id: int) -> None:
-        self.kept.discard(producer_id)
+    def unpin(self, producer_id: int) -> None:
+        self.pinned.discard(producer_id)
 
-    def reached(self, producer_id: int) -> tuple[int, int] | None:
-        """The epoch of a producer and the sequence behind the last that is stored; None: it is not remembered."""
+    def progress_of(self, producer_id: int) -> tuple[int, int] | None:
+        """Return the epoch of a producer and the sequence after its last stored message; None: it is not remembered."""
         producer = self._producers.get(producer_id)
         return (producer.epoch, producer.next_sequence) if producer is not None else None
 
-    def may_have_lost(self) -> None:
-        """The end of the log is gone: nobody can send again what was stored there."""
+    def mark_tail_lost(self) -> None:
+        """Record that the end of the log is lost: messages that producers saw acknowledged may be missing."""
         for producer in self._producers.values():
             producer.lost = True
 
     def forget_idle(self, not_before_us: int) -> None:
+        """Forget producers that stored nothing since `not_before_us`."""
         idle = [
             key
             for key, one in self._producers.items()
-            if not one.in_flight and one.last_time < not_before_us and key not in self.kept
+            if not one.in_flight and one.last_time < not_before_us and key not in self.pinned
         ]
         for producer_id in idle:
             del self._producers[producer_id]
 
     def _evict(self) -> None:
+        """Make room for one more producer, if the table is full."""
         if len(self._producers) < self._remembered_max:
             return
         for producer_id, producer in self._producers.items():
-            if not producer.in_flight and producer_id not in self.kept:
+            if not producer.in_flight and producer_id not in self.pinned:
                 del self._producers[producer_id]
                 return

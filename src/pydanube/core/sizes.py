@@ -1,14 +1,15 @@
-"""About how many bytes lie between two offsets of a partition, without asking the log.
+"""An estimate of how many bytes lie between two offsets of a partition, without reading the log.
 
-Points of a curve, offset against bytes so far, with straight lines between them: one addition per batch, a point where
-enough bytes came together, and half of the points dropped when there are too many.
+It is a curve of total bytes by offset: points with straight lines between them. A batch costs one addition. A point is
+added each time the bytes since the last one reach the step. If there are too many points, every second one is dropped
+and the step is doubled.
 
 Invariants
-    offsets and totals of the points rise
-    there are at most POINTS_MAX points, and the memory is bounded with them
-    what is counted over all offsets is exact; over a part it is off, at either end, by less than the step was when the
-    points there were made
-    what was trimmed is forgotten: the step follows what is kept, not what there ever was
+    offsets and totals of the points ascend
+    there are at most POINTS_MAX points, which bounds the memory
+    over all offsets the result is exact; over a part of them, the error at either end is less than the step was when
+    the points there were added
+    points of trimmed offsets are dropped: the step depends on what is stored, not on what was ever published
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FIRST_STEP_BYTES: Final = 64 * 1024
 
 
 class Sizes:
-    """The bytes of one partition, by offset."""
+    """The estimated bytes of one partition, by offset."""
 
     __slots__ = ("_bytes", "_end", "_offsets", "_step", "_totals")
 
@@ -33,24 +34,24 @@ class Sizes:
         self._bytes = 0
 
     def add(self, base: int, end: int, size_bytes: int) -> None:
-        """The batch [base, end) was stored. Offsets that it skips take no bytes."""
+        """Count a batch that was stored at [base, end). Offsets between the last batch and this one have no bytes."""
         if base != self._end:
             self._add_point()
             self._end = base
             self._add_point()
         elif size_bytes >= self._step:
-            self._add_point()  # or the small ones before it would be taken for as large
+            self._add_point()  # otherwise the small batches before it would be estimated to be as large
         self._end = end
         self._bytes += size_bytes
         if self._bytes - self._totals[-1] >= self._step:
             self._add_point()
 
     def between(self, start: int, end: int) -> int:
-        """About how many bytes [start, end) takes."""
+        """Return about how many bytes are stored in [start, end)."""
         return round(max(0.0, self._total_at(end) - self._total_at(start)))
 
     def start_of_last(self, size_bytes: int, end: int) -> int:
-        """The lowest offset from which to `end` there are about `size_bytes`, and no more."""
+        """Return the lowest offset from which on there are about `size_bytes`, and not more, up to `end`."""
         wanted = self._total_at(end) - size_bytes
         if wanted <= self._totals[0]:
             return self._offsets[0]
@@ -65,7 +66,7 @@ class Sizes:
         return min(end, offset + -int(-step // 1))
 
     def trim(self, start: int) -> None:
-        """Nobody asks about what lies below `start` any more."""
+        """Drop the points below `start`."""
         index = max(0, bisect_right(self._offsets, start) - 1)
         del self._offsets[:index], self._totals[:index]
         while self._step > FIRST_STEP_BYTES and self._bytes - self._totals[0] < self._step * POINTS_MAX // 4:
@@ -82,7 +83,7 @@ class Sizes:
         return low_total + (high_total - low_total) * (offset - low) / (high - low)
 
     def _point(self, index: int) -> tuple[int, int]:
-        """A point of the curve, the last of which is where it ends now."""
+        """Return the point with this index; after the last one comes the present end of the curve."""
         if index < len(self._offsets):
             return self._offsets[index], self._totals[index]
         return self._end, self._bytes
@@ -94,5 +95,5 @@ class Sizes:
         self._totals.append(self._bytes)
         if len(self._offsets) > POINTS_MAX:
             self._step *= 2
-            # The first point stays the first: what lies before it is unknown.
+            # The first point is kept, because nothing is known about offsets before it.
             del self._offsets[1:-1:2], self._totals[1:-1:2]

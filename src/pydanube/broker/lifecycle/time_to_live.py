@@ -71,7 +71,7 @@ class TimeToLive:
                 continue  # moved back meanwhile: its turn comes when what it went back to has been looked at
             if first < end:
                 ranges = _between(first, end, kept)[:RANGES_MAX]
-                subscription.counts.expired += subscription.settle(ranges, None)
+                subscription.counts.expired += subscription.mark_acked(ranges, None)
 
     async def _scan(self, end: int, cutoff: int) -> None:
         """Look at the batches that have become old enough since."""

@@ -50,7 +50,7 @@ class NonReliablePartition(Partition):
     def append(self, batch: Batch, done: PublishDone) -> None:
         header, log = batch.header, self._log
         try:
-            seen = log.seen(header)
+            seen = log.find_duplicate(header)
         except DanubeError as error:
             done(error)
             return

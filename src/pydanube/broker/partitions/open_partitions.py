@@ -14,8 +14,7 @@ from pydanube.broker.registry.records import SubscriptionRecord, TopicRecord, pe
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.registry.tombstones import Tombstones
 from pydanube.broker.subscriptions.dead_letters import DeadLetterTopics
-from pydanube.broker.subscriptions.place import SubscriptionContext
-from pydanube.broker.subscriptions.subscription import LiveSubscription
+from pydanube.broker.subscriptions.subscription import LiveSubscription, SubscriptionContext
 from pydanube.core.dispatch.cursor import Cursor
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.store import MetadataStore, list_all

@@ -98,7 +98,7 @@ class PartitionRecovery:
         if ownership.reserved_end > end:  # of a durable topic, only after a restore
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
             end = ownership.reserved_end
-            producers.may_have_lost()
+            producers.mark_tail_lost()
         filled = [(one.first_offset, one.ledger_id) for one in written if one.end_offset > one.first_offset]
         gaps = NO_GAPS
         if not _is_dense(ownership, ack_level):
@@ -202,7 +202,7 @@ class PartitionRecovery:
         kept: Collection[int],
     ) -> tuple[ProducerTable, int]:
         """The table and the next offset. The last ledger is enough: it begins with all that was known before it."""
-        table = ProducerTable(self._remembered_max, kept=kept)
+        table = ProducerTable(self._remembered_max, pinned=kept)
         last = written[-1] if written else None
         bases = await self._bases(last, snapshot, past)
         if not bases:

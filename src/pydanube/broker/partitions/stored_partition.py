@@ -119,7 +119,7 @@ class StoredPartition(Partition):
         try:
             if isinstance(self.stream, MemoryStream):
                 self.stream.make_room(header.batch_bytes, self.settled_below)
-            seen = self._log.seen(header)
+            seen = self._log.find_duplicate(header)
         except DanubeError as error:
             done(error)
             return
@@ -292,7 +292,7 @@ class StoredPartition(Partition):
 
     def _snapshot(self) -> StateSnapshot:
         cursors = [
-            CursorEntry(one.subscription_id, one.core.cursor.position, one.core.cursor.acked)
+            CursorEntry(one.subscription_id, one.cursor.position, one.cursor.acked)
             for one in self.subscriptions.values()
         ]
         generations = [
@@ -327,7 +327,7 @@ class StoredPartition(Partition):
 
     def settled_below(self) -> int:
         """Return the end of what every subscription has acked; the end of the stream when there is no subscription."""
-        positions = [one.core.cursor.position for one in self.subscriptions.values()]
+        positions = [one.cursor.position for one in self.subscriptions.values()]
         return min(positions, default=self.stream.end_offset)
 
     def describe(self, owner: str) -> PartitionDescription:

@@ -259,7 +259,7 @@ class Decisions:
             return
         for partition in self._partitions.open_of(key[0]):
             if partition.index == key[1]:
-                partition.remembered.let_go(decision.producer_id)
+                partition.remembered.unpin(decision.producer_id)
 
     async def _finish(self, decision: Decision) -> None:
         """Delete the stages, then the decision: after a crash the decision still names the stages that are left."""

@@ -223,8 +223,8 @@ class StagePublisher:
             partition = await self._partitions.get(topic, index)
             if self._is_topic_deleted(decision, key):
                 raise NotFound(f"topic {topic} was deleted")
-            partition.remembered.keep(decision.producer_id)
-            skipped = rows_to_skip(partition.remembered.reached(decision.producer_id), decision.batch_id)
+            partition.remembered.pin(decision.producer_id)
+            skipped = rows_to_skip(partition.remembered.progress_of(decision.producer_id), decision.batch_id)
             if skipped is None:
                 return
             end = sequence + section.messages

@@ -1,1 +1,1 @@
-"""Subscriptions at work: delivery to consumers, acks and redelivery, dead letters."""
+"""Running subscriptions: delivery to consumers, acks, redelivery and dead letters."""

@@ -1,7 +1,8 @@
-"""Acks of many scattered messages, settled together with those that come within a few milliseconds.
+"""Batching of acks: scattered acks that arrive within a few milliseconds are processed together.
 
-Each consumer of a key-shared subscription has every fourth message, say: one by one their acks are as many ranges as
-there are messages, and together they mostly close up. Nobody is told earlier that they are durable than they are.
+Where each of four consumers of a key-shared subscription has every fourth message, say, the acks of one consumer are as
+many ranges as messages. The acks of all four together are mostly one range. Batching does not change when a caller is
+told that its ack is durable: that is after it was synced.
 """
 
 from __future__ import annotations
@@ -17,47 +18,49 @@ from pydanube.core.dispatch.ranges import RangeArray, union
 from pydanube.model.errors import DanubeError, Full
 from pydanube.model.limits import ACKED_RANGES_REFUSED
 
-GATHER_S: Final = 0.005
-"""Consumers that keep up ack what was dealt together within this; whoever awaits such an ack waits so much longer."""
+BATCH_S: Final = 0.005
+"""Consumers that keep up ack messages of the same batch within this time. An ack that is awaited takes this much
+longer."""
 
 
 class AckBatch:
-    """What was acked and is not settled yet. Whoever does what acks go before calls `settle` first."""
+    """Acks that were received and are not processed yet. Whatever must happen after them calls `flush` first."""
 
-    __slots__ = ("_acks", "_settle", "_told", "_turn")
+    __slots__ = ("_acks", "_done", "_process", "_timer")
 
-    def __init__(self, settle: Callable[[RangeArray, Done | None], None]) -> None:
-        self._settle = settle
+    def __init__(self, process: Callable[[RangeArray, Done | None], None]) -> None:
+        """`process` is called with the ranges of all acks of a batch, and calls `Done` when they are durable."""
+        self._process = process
         self._acks: list[RangeArray] = []
-        self._told: list[Done] = []
-        self._turn: asyncio.TimerHandle | None = None
+        self._done: list[Done] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, ranges: RangeArray, done: Done | None) -> None:
         self._acks.append(ranges)
         if done is not None:
-            self._told.append(done)
-        if self._turn is None:
-            self._turn = asyncio.get_running_loop().call_later(GATHER_S, self.settle)
+            self._done.append(done)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BATCH_S, self.flush)
 
-    def settle(self) -> None:
-        """All of them, now."""
-        if self._turn is None:
+    def flush(self) -> None:
+        """Process all waiting acks now."""
+        if self._timer is None:
             return
-        self._turn.cancel()
-        self._turn = None
+        self._timer.cancel()
+        self._timer = None
         acks, self._acks = self._acks, []
-        told, self._told = self._told, []
-        done = partial(_tell, told) if told else None
-        self._settle(acks[0] if len(acks) == 1 else union(acks), done)
+        callbacks, self._done = self._done, []
+        done = partial(_call_all, callbacks) if callbacks else None
+        self._process(acks[0] if len(acks) == 1 else union(acks), done)
 
 
-def _tell(told: list[Done], error: DanubeError | None) -> None:
-    for done in told:
+def _call_all(callbacks: list[Done], error: DanubeError | None) -> None:
+    for done in callbacks:
         done(error)
 
 
 def acked_change(subscription_id: int, ranges: Sequence[tuple[int, int]]) -> CursorChange | PackedChange:
-    """What the state ledger is told."""
+    """Return the record of these acks for the state ledger."""
     if isinstance(ranges, RangeArray):
         return PackedChange(subscription_id, ChangeKind.ACKED, packed(ranges.starts, ranges.ends))
     return CursorChange(subscription_id, ChangeKind.ACKED, list(ranges))

@@ -1,4 +1,4 @@
-"""A consumer's hold on a subscription of one partition, and the door's end of it."""
+"""A consumer attached to a subscription of one partition, as the listeners use it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RangeTable = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Sink(Protocol):
-    """Where deliveries go: a door's end of one consumer."""
+    """Where the deliveries of one consumer go; implemented by the listeners."""
 
     def deliver(
         self,
@@ -31,29 +31,30 @@ class Sink(Protocol):
         redeliveries: Sequence[int],
         reasons: Sequence[str | None],
     ) -> None:
-        """`ranges` are rows of the batch, none meaning all of them."""
+        """Deliver the rows of the batch that are in `ranges`; empty: all rows."""
 
     def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
-        """All rows of these, one batch after the other; none of them has failed before."""
+        """Deliver all rows of these consecutive batches; none of them has failed before."""
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
-        """The subscription's ack timeout, or its seek generation, is another one from now on: deliveries that follow
-        are of this generation."""
+        """Report that the subscription's ack timeout or its seek generation changed; the following deliveries are of
+        this generation."""
 
     def closed(self, error: DanubeError) -> None:
-        """The broker took the subscription away."""
+        """Report that the broker detached the consumer."""
 
 
 class Consumer:
-    """One consumer's hold on a subscription of one partition."""
+    """One consumer attached to a subscription of one partition."""
 
     def __init__(self, subscription: LiveSubscription, member: Member, created: bool, owner_epoch: int) -> None:
+        """`created`: whether the subscription was created for this consumer."""
         self._subscription = subscription
         self._member = member
         self.subscription_id = subscription.subscription_id
         self.type = subscription.type
-        self.position = subscription.core.cursor.position
-        self.ack_timeout_ms = subscription.core.failures.policy.ack_timeout_ms
+        self.position = subscription.cursor.position
+        self.ack_timeout_ms = subscription.ack_timeout_ms
         self.created = created
         self.owner_epoch = owner_epoch
         self._generation_attached = subscription.generation
@@ -64,19 +65,19 @@ class Consumer:
         return self._subscription.generation
 
     def credit(self, messages: int, size_bytes: int) -> None:
-        """The consumer has room for this much more."""
+        """Add credit: the consumer can receive this much more."""
         self._member.messages += messages
         self._member.bytes += size_bytes
-        self._subscription.refresh(self._member)
+        self._subscription.credited(self._member)
 
     def pause(self) -> None:
-        """The way to the consumer is full: deliver nothing until `resume`."""
+        """Deliver nothing until `resume`, because the connection to the consumer is full."""
         self._member.paused = True
-        self._subscription.pump()  # what is read goes to the others; when there are none, nothing is kept
+        self._subscription.pump()  # what was read goes to the other consumers; without others it is dropped
 
     def resume(self) -> None:
         self._member.paused = False
-        self._subscription.refresh(self._member)
+        self._subscription.credited(self._member)
 
     def ack(
         self,
@@ -85,12 +86,12 @@ class Consumer:
         done: Done | None = None,
         generation: int | None = None,
     ) -> None:
-        """Settle these offsets; `done` is called once that is synced. Late and repeated acks are no error. Many ranges
-        may come as a table of two columns.
+        """Acknowledge these offsets; `done` is called once that is synced. Late and repeated acks are no error. Many
+        ranges may be given as an array with two columns.
 
-        `generation` is the seek generation under which the messages were delivered: when the subscription was sought
-        since, the ack is ignored. None, from clients of earlier releases: it counts for what this consumer holds now
-        if the subscription was sought since it attached.
+        `generation` is the seek generation of the deliveries: if the subscription was sought since, the ack is ignored.
+        None comes from clients of earlier releases: if the subscription was sought since the consumer attached, only
+        messages in flight to it now are acknowledged.
         """
         if isinstance(ranges, np.ndarray):
             ranges = RangeArray(ranges[:, 0], ranges[:, 1])
@@ -104,16 +105,18 @@ class Consumer:
         timeout: bool = False,
         generation: int | None = None,
     ) -> None:
-        """These were not managed. Late and repeated nacks are no error; `generation` is that of `ack`."""
+        """Report that these messages could not be processed. Late and repeated nacks are no error; for `generation` see
+        `ack`."""
         self._subscription.nack(self._member, ranges, delay_ms, ACK_TIMEOUT if timeout else reason, generation)
 
     def close(self) -> None:
-        """Let go. What was delivered and not acked goes to the next consumer."""
+        """Detach. What was delivered and not acked goes to the next consumer."""
         self._subscription.detach(self._member)
 
 
-def closings(consumers: Iterable[Consumer]) -> list[Callable[[], None]]:
-    """What lets go of these: those of one subscription together, so that nothing of theirs goes to another of them."""
+def close_calls(consumers: Iterable[Consumer]) -> list[Callable[[], None]]:
+    """Return functions that close these consumers, one for each subscription: consumers of the same subscription are
+    detached together, so that messages in flight to one of them do not go to another of them."""
     members: dict[LiveSubscription, list[Member]] = {}
     for one in consumers:
         members.setdefault(one._subscription, []).append(one._member)

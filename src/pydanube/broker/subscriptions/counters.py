@@ -1,19 +1,19 @@
-"""What a subscription and its consumers have been through, counted."""
+"""Counters of a subscription and its consumers, and the statistics made of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydanube.core.dispatch.dispatcher import Dispatcher
 from pydanube.core.dispatch.members import Member
-from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.core.meters import Meter
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
 
 
 @dataclass(slots=True)
 class DeliveryCounters:
-    """What happened since the partition was opened."""
+    """What happened since the partition was opened, in messages unless the name says otherwise."""
 
     delivered: int = 0
     delivered_bytes: int = 0
@@ -24,6 +24,7 @@ class DeliveryCounters:
     expired: int = 0
     evicted: int = 0
     stale_acks: int = 0
+    """Requests, acks and nacks, of an earlier seek generation."""
     meter: Meter = field(default_factory=Meter)
     acks: Meter = field(default_factory=Meter)
 
@@ -34,7 +35,7 @@ class DeliveryCounters:
         self.meter.mark(now_us, rows, size_bytes)
 
     def end(self, messages: int, why: Literal["expired", "evicted"]) -> None:
-        """So many were settled although nobody acked them."""
+        """Count messages that the broker marked as acknowledged although no consumer did."""
         if why == "expired":
             self.expired += messages
         else:
@@ -45,49 +46,58 @@ class DeliveryCounters:
         self.acks.mark(now_us, messages, 0)
 
 
-def describe_window(window: DeliveryWindow, counts: DeliveryCounters, now_us: int) -> SubscriptionStatistics:
-    messages_per_s, bytes_per_s = counts.meter.rates(now_us)
+def subscription_statistics(
+    name: str,
+    dispatcher: Dispatcher,
+    counters: DeliveryCounters,
+    backlog: int,
+    consumers: list[ConsumerStatistics],
+    now_us: int,
+) -> SubscriptionStatistics:
+    messages_per_s, bytes_per_s = counters.meter.rates(now_us)
+    counts = dispatcher.counts
     return SubscriptionStatistics(
-        name="",
-        type=str(window.type),
-        position=window.cursor.position,
-        backlog=0,
-        unacked=window.unacked,
-        waiting=window.failures.waiting,
-        delayed=window.delayed,
-        held=window.policy.held,
-        unmatched=window.policy.unmatched,
-        blocked=window.failures.blocked,
-        blocked_keys=window.policy.blocked_keys,
-        delivered=counts.delivered,
-        delivered_bytes=counts.delivered_bytes,
-        acked=counts.acked,
-        redelivered=counts.redelivered,
-        dead_lettered=counts.dead_lettered,
-        dropped=counts.dropped,
-        expired=counts.expired,
-        evicted=counts.evicted,
-        stale_acks=counts.stale_acks,
+        name=name,
+        type=str(dispatcher.type),
+        position=dispatcher.cursor.position,
+        backlog=backlog,
+        unacked=counts.unacked,
+        waiting=counts.waiting,
+        delayed=counts.delayed,
+        held=counts.held_back,
+        unmatched=counts.unmatched,
+        blocked=counts.blocked,
+        blocked_keys=counts.blocked_keys,
+        delivered=counters.delivered,
+        delivered_bytes=counters.delivered_bytes,
+        acked=counters.acked,
+        redelivered=counters.redelivered,
+        dead_lettered=counters.dead_lettered,
+        dropped=counters.dropped,
+        expired=counters.expired,
+        evicted=counters.evicted,
+        stale_acks=counters.stale_acks,
         messages_per_s=messages_per_s,
         bytes_per_s=bytes_per_s,
-        acks_per_s=counts.acks.rates(now_us)[0],
+        acks_per_s=counters.acks.rates(now_us)[0],
+        consumers=consumers,
     )
 
 
-def describe_member(
-    window: DeliveryWindow, member: Member, counts: DeliveryCounters, now_us: int
+def consumer_statistics(
+    dispatcher: Dispatcher, member: Member, counters: DeliveryCounters, now_us: int
 ) -> ConsumerStatistics:
-    messages_per_s, bytes_per_s = counts.meter.rates(now_us)
+    messages_per_s, bytes_per_s = counters.meter.rates(now_us)
     return ConsumerStatistics(
         name=member.consumer,
         priority=member.priority,
         key_filters=list(member.key_filters),
-        active=window.policy.is_active(member),
+        active=dispatcher.is_active(member),
         credit=max(0, member.messages),
-        unacked=window.unacked_of(member),
-        delivered=counts.delivered,
-        delivered_bytes=counts.delivered_bytes,
-        redelivered=counts.redelivered,
+        unacked=dispatcher.unacked_of(member),
+        delivered=counters.delivered,
+        delivered_bytes=counters.delivered_bytes,
+        redelivered=counters.redelivered,
         messages_per_s=messages_per_s,
         bytes_per_s=bytes_per_s,
     )

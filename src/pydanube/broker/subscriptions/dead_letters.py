@@ -1,7 +1,8 @@
-"""Dead letters: messages that were tried as often as is allowed, stored in a topic of their own with what is known.
+"""Dead letters: messages that failed as often as the policy allows are copied to a dead letter topic, with attributes
+that say where they came from and why they failed.
 
-The letter is durable before the message is settled. A crash in between makes it arrive twice: both copies carry the
-same `x-dead-letter-id`.
+The copy is durable before the message is marked as acknowledged. After a crash in between there are two copies, which
+have the same `x-dead-letter-id`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
     from pydanube.broker.partitions.publish_queue import Published
     from pydanube.broker.registry.registry import Registry
 
-    from .place import SubscriptionContext
+    from .subscription import SubscriptionContext
 
 
 class DeadLetters(Protocol):
     """Where exhausted messages go."""
 
     async def publish(
-        self, place: SubscriptionContext, subscription: str, one: Exhausted, policy: FailurePolicy
+        self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
     ) -> None:
-        """Durable on return. Raises Unavailable and the like when that did not work."""
+        """Store a copy of the message, which is durable on return. Raises a DanubeError if that was not possible."""
 
 
 def check_dead_letters(registry: Registry, topic: TopicName, policy: FailurePolicy) -> None:
-    """Whether dead letters could be kept where the policy says. Raises Refused or NotFound."""
+    """Raise Refused or NotFound if the dead letter topic of the policy cannot be used."""
     if not policy.dead_letter_topic:
         return
     target = TopicName.parse(policy.dead_letter_topic)
@@ -49,7 +50,7 @@ def check_dead_letters(registry: Registry, topic: TopicName, policy: FailurePoli
 
 
 class DeadLetterTopics:
-    """Dead letters as messages of a topic that is created when it is first needed."""
+    """Publishes dead letters to their topic, which is created when it is first needed."""
 
     def __init__(
         self,
@@ -62,45 +63,46 @@ class DeadLetterTopics:
         self._broker_address = broker_address
 
     async def publish(
-        self, place: SubscriptionContext, subscription: str, one: Exhausted, policy: FailurePolicy
+        self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
     ) -> None:
-        """Cancelled: it may or may not have arrived."""
-        views = await place.stream.read(one.offset, 0)
+        """See `DeadLetters.publish`. If cancelled, the copy may or may not be stored."""
+        views = await context.stream.read(message.offset, 0)
         batch = Batch.trust(views[0]) if views else None
-        if batch is None or not batch.base_offset <= one.offset < batch.end_offset:
-            return  # it is not stored any more: nothing is left to keep
+        if batch is None or not batch.base_offset <= message.offset < batch.end_offset:
+            return  # the message is not stored any more: there is nothing to copy
         topic = TopicName.parse(policy.dead_letter_topic)
-        check_dead_letters(self._registry, TopicName.parse(place.topic), policy)
-        letter = self._letter(batch, place, subscription, one, policy)
+        check_dead_letters(self._registry, TopicName.parse(context.topic), policy)
+        letter = self._encode(batch, context, subscription, message, policy)
         if self._registry.find_topic(topic) is None:
             with suppress(AlreadyExists):
                 await self._registry.create_topic(topic, TopicConfig())
         count = self._registry.topic(topic).config().partition_count
-        target = await self._partition_of(topic, place.partition % count)
-        await _published(target, Batch.open(letter))
+        target = await self._partition_of(topic, context.partition % count)
+        await _publish(target, Batch.open(letter))
 
-    def _letter(
-        self, batch: Batch, place: SubscriptionContext, subscription: str, one: Exhausted, policy: FailurePolicy
+    def _encode(
+        self, batch: Batch, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
     ) -> memoryview:
-        row, header = one.offset - batch.base_offset, batch.header
+        """Return a batch with a copy of the message and the attributes of a dead letter."""
+        row, header = message.offset - batch.base_offset, batch.header
         key = batch.keys[row] if batch.key_hashes is not None else None
         attributes = {
-            "x-original-topic": place.topic,
+            "x-original-topic": context.topic,
             "x-original-subscription": subscription,
-            "x-original-partition": str(place.partition),
-            "x-original-topic-offset": str(one.offset),
+            "x-original-partition": str(context.partition),
+            "x-original-topic-offset": str(message.offset),
             "x-original-producer-id": str(header.producer_id),
             "x-original-broker-addr": self._broker_address(),
             "x-poison-policy": str(policy.poison),
-            "x-delivery-attempt": str(one.attempts),
-            "x-failure-reason": one.reason,
-            "x-dead-letter-id": f"{place.topic}/{place.partition}/{subscription}/{one.offset}",
+            "x-delivery-attempt": str(message.attempts),
+            "x-failure-reason": message.reason,
+            "x-dead-letter-id": f"{context.topic}/{context.partition}/{subscription}/{message.offset}",
         }
         original = batch.attributes[row]
-        room = ATTRIBUTES_PER_MESSAGE_MAX - len(attributes) - 1
-        if len(original) > room:
-            attributes["x-attributes-dropped"] = str(len(original) - room)
-        attributes = dict(list(original.items())[:room]) | attributes
+        original_max = ATTRIBUTES_PER_MESSAGE_MAX - len(attributes) - 1
+        if len(original) > original_max:
+            attributes["x-attributes-dropped"] = str(len(original) - original_max)
+        attributes = dict(list(original.items())[:original_max]) | attributes
         encoded = encode(
             [batch.payloads[row]],
             keys=None if key is None else [key],
@@ -113,7 +115,8 @@ class DeadLetterTopics:
         return memoryview(encoded)
 
 
-async def _published(partition: Partition, batch: Batch) -> None:
+async def _publish(partition: Partition, batch: Batch) -> None:
+    """Publish the batch and wait until it is durable."""
     answered: asyncio.Future[Published | DanubeError] = asyncio.get_running_loop().create_future()
 
     def done(outcome: Published | DanubeError) -> None:

@@ -1,56 +1,77 @@
-"""A subscription of one partition at work: reads the stream, delivers to consumers, records what is acked.
+"""A running subscription of one partition: reads the stream, delivers to consumers, records what is acknowledged.
 
-Who gets what is decided by `core.dispatch`. Consumers that keep up are served from the tail cache as soon as a batch is
-visible; those behind are read for by one task at a time, a stretch within their credit.
+Which consumer gets which message is decided by `core.dispatch`. Consumers that keep up are served from the tail cache
+as soon as a batch is visible. For consumers that are behind, one task at a time reads a stretch of the log within their
+credit.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple
 
 from pydanube.broker.partitions.rate_limits import Rate
-from pydanube.broker.partitions.state_ledger import Done
+from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.header import offsets_of
 from pydanube.codec.state import ChangeKind, CursorChange
 from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.dispatch.dispatcher import DUE_AT_ONCE, Dispatcher
 from pydanube.core.dispatch.failures import Exhausted
-from pydanube.core.dispatch.members import Dealt, Member, first_rows
-from pydanube.core.dispatch.pending import pending
-from pydanube.core.dispatch.ranges import RangeArray, RangeSet, merged
-from pydanube.core.dispatch.window import DUE_AT_ONCE, DeliveryWindow
+from pydanube.core.dispatch.members import Member
+from pydanube.core.dispatch.policy import Assignment
+from pydanube.core.dispatch.ranges import RangeArray, RangeSet, clip, merged, split_first
 from pydanube.model.errors import DanubeError, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_REFUSED
 from pydanube.model.pending import Pending
 from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionPartition, SubscriptionType
-from pydanube.runtime.clock import MICROSECONDS
+from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.storage.stream import PartitionStream
 
 from .ack_batching import AckBatch, acked_change, too_many_gaps
-from .alarm import Timer
 from .consumer import Consumer, Sink
-from .counters import DeliveryCounters, describe_member, describe_window
-from .delivery_batches import below, cut, history, rows_for, straight, together
-from .place import AttachedConsumer, SubscriptionContext
-from .turn import Turn
+from .counters import DeliveryCounters, consumer_statistics, subscription_statistics
+from .dead_letters import DeadLetters
+from .delivery_batches import join_batches, rows_allowed, views_to_send, whole_batches
+from .scheduling import Timer, WorkBudget
 
 log = get_logger(__name__)
 
 ACKS_AT_ONCE: Final = 10_000
-BURY_AGAIN_MS_MIN: Final = 1000
-BURY_AGAIN_MS_MAX: Final = 60_000
+DEAD_LETTER_RETRY_MS_MIN: Final = 1000
+DEAD_LETTER_RETRY_MS_MAX: Final = 60_000
 
 READ_BYTES: Final = 1024 * 1024
 """The most that is read at a time for a subscription that is behind; its consumers' credit may be less."""
 
-FEW_AGAIN: Final = 1_000
-"""Neighbours to be delivered again, up to which only the batch that holds them is read."""
+SHORT_REDELIVERY: Final = 1_000
+"""For fewer consecutive redeliveries, only the batch that holds the first of them is read."""
+
+
+class SubscriptionContext(NamedTuple):
+    """What a subscription needs of its partition and its broker."""
+
+    topic: str
+    partition: int
+    stream: PartitionStream
+    state: StateLedger | NoState
+    tasks: Tasks
+    clock: Clock
+    epoch: Callable[[], int]
+    dead_letters: DeadLetters
+
+
+class AttachedConsumer(NamedTuple):
+    """Where the deliveries of an attached consumer go, and its counters."""
+
+    sink: Sink
+    counts: DeliveryCounters
 
 
 class LiveSubscription:
@@ -63,246 +84,256 @@ class LiveSubscription:
         subscription_type: SubscriptionType,
         cursor: Cursor,
         failure_policy: FailurePolicy,
-        place: SubscriptionContext,
+        context: SubscriptionContext,
     ) -> None:
-        for one in place.stream.gaps.within(cursor.position, place.stream.end_offset):
-            cursor.ack(*one)  # no message has these offsets: nobody waits for them, and no count includes them
+        for one in context.stream.gaps.within(cursor.position, context.stream.end_offset):
+            cursor.ack(*one)  # no message has these offsets: nothing waits for them, and no count includes them
         self.subscription_id = subscription_id
         self.name = name
         self.type = subscription_type
-        self.core = DeliveryWindow(subscription_type, cursor, failure_policy, place.partition)
+        self.dispatcher = Dispatcher(subscription_type, cursor, failure_policy, context.partition)
         self.counts = DeliveryCounters()
-        self.last_active_us = place.clock.now_us()
-        self._place = place
-        self._stream = place.stream
-        self._clock = place.clock
-        self._seats: dict[Member, AttachedConsumer] = {}
+        self.last_active_us = context.clock.now_us()
+        self._context = context
+        self._stream = context.stream
+        self._clock = context.clock
+        self._attached: dict[Member, AttachedConsumer] = {}
         self._rate: Rate | None = None
-        self._alarm = Timer(place.clock, place.tasks, self.pump, f"redelivery {place.topic} {name}")
-        self._ahead: deque[memoryview] = deque()
-        self._ahead_from = 0
-        self._reading: asyncio.Task[None] | None = None
-        self._turn = Turn(self.pump)
-        self._gathered = AckBatch(self._acked)
+        self._timer = Timer(context.clock, context.tasks, self.pump, f"redelivery {context.topic} {name}")
+        self._read_ahead: deque[memoryview] = deque()
+        """Stored batches that were read and are not delivered yet ..."""
+        self._read_ahead_from = 0
+        """... all that there are from this offset on to the last of them."""
+        self._read_task: asyncio.Task[None] | None = None
+        self._budget = WorkBudget(self.pump)
+        self._ack_batch = AckBatch(self._ack_now)
         self._is_closed = False
-        self._dying: deque[Exhausted] = deque()
-        self._bury_again_ms = 0
-        """How long dead letters wait that could not be stored; 0 while they can."""
-        self._burying: asyncio.Task[None] | None = None
+        self._dead_letter_queue: deque[Exhausted] = deque()
+        self._dead_letter_retry_ms = 0
+        """How long messages wait that could not be dead-lettered; 0 if the last one could."""
+        self._dead_letter_task: asyncio.Task[None] | None = None
 
     @property
     def cursor(self) -> Cursor:
-        return self.core.cursor
+        return self.dispatcher.cursor
 
     @property
     def generation(self) -> int:
         """The seek generation: deliveries of an earlier one can no longer be acked."""
-        return self.core.cursor.generation
+        return self.dispatcher.cursor.generation
+
+    @property
+    def ack_timeout_ms(self) -> int:
+        return self.dispatcher.failure_policy.ack_timeout_ms
 
     @property
     def consumers(self) -> int:
-        return len(self._seats)
+        return len(self._attached)
 
     @property
     def consumer_names(self) -> list[str]:
-        return [member.consumer for member in self._seats]
+        return [member.consumer for member in self._attached]
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def attach(
         self, consumer: str, sink: Sink, created: bool, priority: int = 0, key_filters: Sequence[str] = ()
     ) -> Consumer:
-        self._gathered.settle()
-        member, former = self.core.attach(consumer, priority, key_filters)
-        seat = self._seats.pop(former, None) if former is not None else None
-        self._seats[member] = AttachedConsumer(sink, DeliveryCounters())
+        """Attach a consumer. If one of the same name is attached, it is closed and the new one takes over."""
+        self._ack_batch.flush()
+        member, former = self.dispatcher.attach(consumer, priority, key_filters)
+        replaced = self._attached.pop(former, None) if former is not None else None
+        self._attached[member] = AttachedConsumer(sink, DeliveryCounters())
         self.last_active_us = self._clock.now_us()
-        self.forget_ahead()
-        if seat is not None:
-            seat.sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
+        self.drop_read_ahead()
+        if replaced is not None:
+            replaced.sink.closed(Refused(f"consumer {consumer!r} attached again elsewhere and took over"))
         self.pump()
-        return Consumer(self, member, created, self._place.epoch())
+        return Consumer(self, member, created, self._context.epoch())
 
     def detach(self, *members: Member) -> None:
-        """These go, all at once: nothing of theirs is delivered to another of them."""
-        self._gathered.settle()
-        gone = [member for member in members if self._seats.pop(member, None) is not None]
+        """Detach members all at once: nothing in flight to one of them is delivered to another of them."""
+        self._ack_batch.flush()
+        gone = [member for member in members if self._attached.pop(member, None) is not None]
         if gone:
-            self.core.detach(*gone)
+            self.dispatcher.detach(*gone)
             self.last_active_us = self._clock.now_us()
-            self.forget_ahead()
+            self.drop_read_ahead()
             self.pump()
 
-    def refresh(self, member: Member) -> None:
-        """It may have room again."""
-        self.core.refresh(member)
+    def credited(self, member: Member) -> None:
+        """Deliver what is possible after a member got credit or was resumed."""
+        self.dispatcher.credited(member)
         self.pump()
 
     def close(self, error: DanubeError) -> None:
-        """The subscription or its partition ends here, with everything that was under way; consumers are told why."""
-        self._gathered.settle()
+        """End the subscription here, because it or its partition ends. Consumers are closed with `error`."""
+        self._ack_batch.flush()
         self._is_closed = True
-        self._dying.clear()
-        if self._burying is not None:
-            self._burying.cancel()
-        self._turn_out(error)
+        self._dead_letter_queue.clear()
+        if self._dead_letter_task is not None:
+            self._dead_letter_task.cancel()
+        self._close_consumers(error)
 
-    def _turn_out(self, error: DanubeError) -> None:
-        """Every consumer has to go, and is told why."""
-        seats, self._seats = self._seats, {}
-        self.core.detach(*seats)
-        self.forget_ahead()
-        self._alarm.set(None)
-        for seat in seats.values():
-            seat.sink.closed(error)
+    def _close_consumers(self, error: DanubeError) -> None:
+        attached, self._attached = self._attached, {}
+        self.dispatcher.detach(*attached)
+        self.drop_read_ahead()
+        self._timer.set(None)
+        for one in attached.values():
+            one.sink.closed(error)
 
     # -- delivering ----------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Deliver what there is and what there is room for; if that is much, some of it now and the rest soon."""
-        if self._is_closed or not self._turn.begin():
+        """Deliver what is there and what consumers have credit for; if that is much, a part now and the rest soon."""
+        if self._is_closed or not self._budget.begin():
             return
         try:
             self._pump()
         finally:
-            self._turn.end()
+            self._budget.end()
 
     def _pump(self) -> None:
-        core, now_us = self.core, self._clock.now_us()
+        dispatcher, now_us = self.dispatcher, self._clock.now_us()
         while True:
-            if core.has_due(now_us):
-                self._end(core.due(now_us))
-                self._turn.worked(0, DUE_AT_ONCE)
-            resume_us = self._deliver_wanted()
-            if resume_us is not None or self._reading is not None:
+            if dispatcher.has_due(now_us):
+                self._handle_exhausted(dispatcher.release_due(now_us))
+                self._budget.spend(0, DUE_AT_ONCE)
+            resume_us = self._deliver_available()
+            if resume_us is not None or self._read_task is not None:
                 break
-            if self._turn.is_over:
-                self._turn.another()
+            if self._budget.is_spent:
+                self._budget.continue_later()
                 return
-            if not core.has_due(now_us):
+            if not dispatcher.has_due(now_us):
                 break
-        due_us = core.next_due_us
+        due_us = dispatcher.next_due_us
         if due_us is not None and due_us <= now_us:
-            due_us = None  # it waits for what is ready before it, and that for room
-        self._alarm.set(resume_us if due_us is None else due_us if resume_us is None else min(due_us, resume_us))
+            due_us = None  # messages that are ready go first, and these wait for credit
+        self._timer.set(resume_us if due_us is None else due_us if resume_us is None else min(due_us, resume_us))
 
-    def _deliver_wanted(self) -> int | None:
-        """Returns when to go on, if it is the dispatch rate that stops it."""
-        core, stream = self.core, self._stream
-        while (offset := core.wanted) is not None and offset < stream.end_offset:
+    def _deliver_available(self) -> int | None:
+        """Deliver until nothing is left, credit or budget are used up, or a read is under way. If the dispatch rate is
+        what stops it, return when to go on."""
+        dispatcher, stream = self.dispatcher, self._stream
+        while (offset := dispatcher.offset_to_read) is not None and offset < stream.end_offset:
             wait_s = self._rate.wait_s(self._clock.monotonic()) if self._rate is not None else 0.0
             if wait_s > 0:
-                self._ahead.clear()
+                self._read_ahead.clear()
                 return self._clock.now_us() + max(1000, int(wait_s * MICROSECONDS))
-            view = self._at(offset)
+            view = self._batch_at(offset)
             if view is None:
                 return None
             if self._rate is not None:
                 self._offer(Batch.trust(view))
-            elif not self._give_straight():
-                self._offer(together(self._ahead, *core.reach))
-            elif core.next_read >= stream.end_offset and not core.wanted_again:
-                break  # that was all
-            if self._turn.is_over:
+            elif not self._deliver_stored():
+                self._offer(join_batches(self._read_ahead, *dispatcher.offer_limits))
+            elif dispatcher.next_read >= stream.end_offset and not dispatcher.redelivery_run:
+                break  # that was everything
+            if self._budget.is_spent:
                 return None
-        self._ahead.clear()  # whoever has no room keeps nothing in memory: it is read again when its turn comes
+        self._read_ahead.clear()  # without credit nothing is kept in memory: it is read again when there is some
         return None
 
-    def _at(self, offset: int) -> memoryview | None:
-        """The batch with this offset, or the first one behind it; None while it is being read."""
-        ahead = self._ahead
-        if ahead and offset >= self._ahead_from:
+    def _batch_at(self, offset: int) -> memoryview | None:
+        """Return the stored batch with this offset, or the first one after it; None while it is being read."""
+        ahead = self._read_ahead
+        if ahead and offset >= self._read_ahead_from:
             while ahead and offsets_of(ahead[0])[1] <= offset:
-                self._ahead_from = offsets_of(ahead.popleft())[1]  # what is wanted may go back behind it
+                self._read_ahead_from = offsets_of(ahead.popleft())[1]  # a later call may ask for an earlier offset
             if ahead:
                 return ahead[0]
-        if self._reading is not None:
+        if self._read_task is not None:
             return None
         views = self._stream.read_cached(offset, READ_BYTES)
         if views is None:
-            room = min(READ_BYTES, sum(member.bytes for member in self._seats if member.has_room))
-            few = 0 < self.core.wanted_again < FEW_AGAIN
-            self._reading = self._place.tasks.spawn(self._read(offset, 0 if few else room), "catch-up read")
+            credit = min(READ_BYTES, sum(member.bytes for member in self._attached if member.can_receive))
+            is_short = 0 < self.dispatcher.redelivery_run < SHORT_REDELIVERY
+            self._read_task = self._context.tasks.spawn(self._read(offset, 0 if is_short else credit), "catch-up read")
             return None
         if not views:
-            self.core.skip_to(self._stream.end_offset)  # nothing is stored from here on
+            self.dispatcher.skip_to(self._stream.end_offset)  # nothing is stored from here on
             return None
-        self._ahead, self._ahead_from = deque(views), offset
-        return self._ahead[0]
+        self._read_ahead, self._read_ahead_from = deque(views), offset
+        return self._read_ahead[0]
 
-    def _give_straight(self) -> bool:
-        """What lies ready, as it is stored, to the one who gets it all. False where that takes a closer look."""
-        core, member, start = self.core, self.core.sole_taker, self.core.next_read
+    def _deliver_stored(self) -> bool:
+        """Deliver what was read as it is stored, if one consumer gets everything. Return False if batches must be
+        offered one by one."""
+        dispatcher, member, start = self.dispatcher, self.dispatcher.sole_consumer, self.dispatcher.next_read
         if member is None:
             return False
-        views, end, size = straight(self._ahead, start, member.messages, member.bytes)
+        views, end, size = whole_batches(self._read_ahead, start, member.messages, member.bytes)
         if not views:
             return False
-        core.give_straight(member, end, size)
-        now_us, seat, rows = self._clock.now_us(), self._seats[member], end - start
+        dispatcher.assign_stored(member, end, size)
+        now_us, attached, rows = self._clock.now_us(), self._attached[member], end - start
         self.counts.deliver(now_us, rows, size, 0)
-        seat.counts.deliver(now_us, rows, size, 0)
-        self._turn.worked(len(views), rows)
-        seat.sink.deliver_whole(views, self._place.epoch())
+        attached.counts.deliver(now_us, rows, size, 0)
+        self._budget.spend(len(views), rows)
+        attached.sink.deliver_whole(views, self._context.epoch())
         return True
 
     def _offer(self, batch: Batch) -> None:
         base, end = batch.base_offset, batch.end_offset
-        now_us, following, rows_max = self._clock.now_us(), max(0, offsets_of(self._ahead[-1])[1] - end), None
-        if self._rate is not None:  # nobody knows when what follows will be dealt
-            following, rows_max = 0, rows_for(self._rate.allowance(self._clock.monotonic()), batch)
-        self._deliver(batch, base, self.core.offer(batch, base, end, now_us, following, rows_max), now_us)
-        self._turn.worked(1, min(batch.count, rows_max or batch.count), self.core.policy.take_work())
+        now_us, following, rows_max = self._clock.now_us(), max(0, offsets_of(self._read_ahead[-1])[1] - end), None
+        if self._rate is not None:  # it is unknown when the following messages can be delivered
+            following, rows_max = 0, rows_allowed(self._rate.allowance(self._clock.monotonic()), batch)
+        self._deliver(batch, base, self.dispatcher.offer(batch, base, end, now_us, following, rows_max), now_us)
+        self._budget.spend(1, min(batch.count, rows_max or batch.count), self.dispatcher.drain_cost())
 
-    def _deliver(self, batch: Batch, base: int, deals: Sequence[Dealt], now_us: int) -> None:
-        for dealt, (view, ranges) in zip(deals, cut(batch, base, deals), strict=True):
-            redeliveries, reasons = history(self.core.failures, base, dealt)
-            seat, rows, size = self._seats[dealt.member], dealt.rows, len(view)
-            dealt.member.weigh(size)
-            again = sum(map(bool, redeliveries))
-            self.counts.deliver(now_us, rows, size, again)
-            seat.counts.deliver(now_us, rows, size, again)
+    def _deliver(self, batch: Batch, base: int, assignments: Sequence[Assignment], now_us: int) -> None:
+        views = views_to_send(batch, base, assignments)
+        for assignment, (view, ranges) in zip(assignments, views, strict=True):
+            redeliveries, reasons = self.dispatcher.failure_history(assignment.offsets(base))
+            attached, rows, size = self._attached[assignment.member], assignment.rows, len(view)
+            assignment.member.correct_estimate(size)
+            redelivered = sum(map(bool, redeliveries))
+            self.counts.deliver(now_us, rows, size, redelivered)
+            attached.counts.deliver(now_us, rows, size, redelivered)
             if self._rate is not None:
                 self._rate.take(rows, size, self._clock.monotonic())
-            seat.sink.deliver(view, self._place.epoch(), ranges, redeliveries, reasons)
+            attached.sink.deliver(view, self._context.epoch(), ranges, redeliveries, reasons)
 
     async def _read(self, offset: int, bytes_max: int) -> None:
-        """One stretch from the log. Cancelled: nothing was delivered, the next pump reads again."""
+        """Read one stretch of the log, then deliver. If cancelled, nothing was delivered and the next pump reads
+        again."""
         me, end = asyncio.current_task(), self._stream.end_offset
         try:
             views = await self._stream.read(offset, bytes_max)
         except DanubeError as error:
-            if self._reading is me:
-                self._reading = None
-                self._turn_out(error)
+            if self._read_task is me:
+                self._read_task = None
+                self._close_consumers(error)
             return
-        if self._reading is me:
-            self._reading = None
+        if self._read_task is me:
+            self._read_task = None
             if views:
-                self._ahead, self._ahead_from = deque(views), offset
-            elif self.core.wanted == offset:
-                self.core.skip_to(end)
+                self._read_ahead, self._read_ahead_from = deque(views), offset
+            elif self.dispatcher.offset_to_read == offset:
+                self.dispatcher.skip_to(end)
             self.pump()
 
-    def forget_ahead(self) -> None:
-        """Let go of what was read and not delivered."""
-        self._ahead.clear()
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+    def drop_read_ahead(self) -> None:
+        """Drop what was read and not delivered, and stop reading."""
+        self._read_ahead.clear()
+        if self._read_task is not None:
+            self._read_task.cancel()
+            self._read_task = None
 
     def broadcast(self, view: memoryview) -> None:
-        """On a topic that keeps nothing: whoever has room gets it now, the rest is lost and counted."""
+        """Deliver a batch of a non-reliable topic to consumers that have credit now; the rest is lost and counted."""
         base, end = offsets_of(view)
         batch = Batch.trust(view)
         now_us, delivered = self._clock.now_us(), 0
         if self._rate is None or self._rate.wait_s(self._clock.monotonic()) <= 0:
-            deals = self.core.pass_on(batch, base, end)
-            delivered = sum([dealt.rows for dealt in deals])
-            self._deliver(batch, base, deals, now_us)
+            assignments = self.dispatcher.offer_once(batch, base, end)
+            delivered = sum([one.rows for one in assignments])
+            self._deliver(batch, base, assignments, now_us)
         self.counts.dropped += end - base - delivered
 
-    # -- settling ------------------------------------------------------------------------------------------------------
+    # -- acks and nacks ------------------------------------------------------------------------------------------------
 
     def ack(
         self,
@@ -316,59 +347,64 @@ class LiveSubscription:
         """See `Consumer.ack`. `generation_attached` is the generation at which the member attached."""
         if cumulative:
             try:
-                self.core.check_cumulative()
+                self.dispatcher.check_cumulative()
             except Refused as error:
-                self._put_out(member, error, done)
+                self._reject(member, error, done)
                 return
             ranges = [(self.cursor.position, ranges[-1][1])] if ranges else []
         if generation is None:
             if generation_attached != self.generation:
-                ranges = self.core.held_by(member, merged(below(ranges, self._stream.end_offset)))
+                ranges = self.dispatcher.in_flight_to(member, merged(clip(ranges, self._stream.end_offset)))
         elif generation != self.generation:
             self.counts.stale_acks += len(ranges) > 0
             ranges = []
         if isinstance(ranges, RangeArray):
-            self._gathered.add(ranges, done)
+            self._ack_batch.add(ranges, done)
             return
         if done is not None:
-            self._gathered.settle()  # whoever is told that this is durable takes it that all before it is
-        self._acked(ranges, done)
+            self._ack_batch.flush()  # when this ack is reported as durable, all acks before it must be durable too
+        self._ack_now(ranges, done)
 
-    def _acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
-        settled = self.settle(ranges, done)
+    def _ack_now(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> None:
+        acked = self.mark_acked(ranges, done)
         self.last_active_us = now_us = self._clock.now_us()
-        self.counts.ack(now_us, settled)
+        self.counts.ack(now_us, acked)
         if self.cursor.gaps > ACKED_RANGES_REFUSED:
-            self._turn_out(too_many_gaps())
+            self._close_consumers(too_many_gaps())
 
-    def settle(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
-        """These offsets are done, whoever says so. Returns how many were not before."""
-        clipped = merged(below(ranges, self._stream.end_offset))
-        settled = 0
+    def mark_acked(self, ranges: Sequence[tuple[int, int]], done: Done | None) -> int:
+        """Mark the offsets as acknowledged and return how many of them were new. `done` is called once that is synced.
+
+        Not only consumers acknowledge messages, but also operators, the time to live and the backlog quota.
+        """
+        clipped = merged(clip(ranges, self._stream.end_offset))
+        acked = 0
         for first in range(0, len(clipped), ACKS_AT_ONCE):
-            settled += self.core.ack(clipped[first : first + ACKS_AT_ONCE])
+            acked += self.dispatcher.ack(clipped[first : first + ACKS_AT_ONCE])
             if self.cursor.gaps > ACKED_RANGES_REFUSED and first + ACKS_AT_ONCE < len(clipped):
-                # No consumer in its right mind makes so many: the rest is not acked, and nobody is told it were.
-                self._place.state.change(acked_change(self.subscription_id, clipped[: first + ACKS_AT_ONCE]), None)
+                # Too many gaps: acknowledge only the first ranges and report Full for the rest.
+                change = acked_change(self.subscription_id, clipped[: first + ACKS_AT_ONCE])
+                self._context.state.change(change, None)
                 if done is not None:
                     done(too_many_gaps())
-                return settled
-        if settled:
-            self._place.state.change(acked_change(self.subscription_id, clipped), done)
+                return acked
+        if acked:
+            self._context.state.change(acked_change(self.subscription_id, clipped), done)
             self.pump()
         elif done is not None:
-            self._place.state.barrier(done)
-        return settled
+            self._context.state.barrier(done)
+        return acked
 
-    def _put_out(self, member: Member, error: DanubeError, done: Done | None) -> None:
-        """This consumer asked for something that cannot be: it is told, and the others go on."""
+    def _reject(self, member: Member, error: DanubeError, done: Done | None) -> None:
+        """Report an invalid request to the consumer that made it: through `done` or, without it, by closing the
+        consumer. The other consumers are not affected."""
         if done is not None:
             done(error)
             return
-        seat = self._seats.get(member)
+        attached = self._attached.get(member)
         self.detach(member)
-        if seat is not None:
-            seat.sink.closed(error)
+        if attached is not None:
+            attached.sink.closed(error)
 
     def nack(
         self,
@@ -378,48 +414,55 @@ class LiveSubscription:
         reason: str,
         generation: int | None,
     ) -> None:
+        """See `Consumer.nack`."""
         if generation not in (None, self.generation):
             self.counts.stale_acks += 1
             return
-        self._gathered.settle()
+        self._ack_batch.flush()
         self.last_active_us = now_us = self._clock.now_us()
-        self._end(self.core.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member))
+        exhausted = self.dispatcher.nack(ranges, now_us, delay_ms, reason[:REASON_CHARACTERS_MAX], member)
+        self._handle_exhausted(exhausted)
         self.pump()
 
-    def settle_below(
+    def mark_acked_below(
         self, offset: int, why: Literal["expired", "evicted"], kept: Sequence[tuple[int, int]] = ()
     ) -> int:
-        """Messages below `offset` end here although nobody acked them, but for those in `kept`."""
+        """Mark the messages below `offset`, except those in `kept`, as acknowledged although no consumer acknowledged
+        them. Return how many there were."""
         stay = RangeSet(kept)
         missing = self.cursor.missing(self.cursor.position, min(offset, self._stream.end_offset))
-        settled = self.settle([one for start, end in missing for one in stay.outside(start, end)], None)
-        self.counts.end(settled, why)
-        return settled
+        acked = self.mark_acked([one for start, end in missing for one in stay.outside(start, end)], None)
+        self.counts.end(acked, why)
+        return acked
 
     def set_failure_policy(self, policy: FailurePolicy) -> None:
-        former = self.core.failures.policy
-        self._end(self.core.set_failure_policy(policy))
+        former = self.dispatcher.failure_policy
+        self._handle_exhausted(self.dispatcher.set_failure_policy(policy))
         if policy.ack_timeout_ms != former.ack_timeout_ms:
-            for seat in list(self._seats.values()):
-                seat.sink.changed(policy.ack_timeout_ms, self.generation)
+            self._notify_changed()
         self.pump()
 
+    def _notify_changed(self) -> None:
+        """Tell the consumers the ack timeout and the seek generation, one of which changed."""
+        for attached in list(self._attached.values()):
+            attached.sink.changed(self.ack_timeout_ms, self.generation)
+
     def set_dispatch_rate(self, messages_per_s: int, bytes_per_s: int) -> None:
-        """0: no limit."""
+        """Limit what is delivered per second; 0 means no limit."""
         self._rate = Rate.of(messages_per_s, bytes_per_s, self._clock.monotonic())
         self.pump()
 
-    # -- the end of a message ------------------------------------------------------------------------------------------
+    # -- exhausted messages --------------------------------------------------------------------------------------------
 
-    def _end(self, exhausted: Sequence[Exhausted]) -> None:
-        """These were tried as often as is allowed."""
+    def _handle_exhausted(self, exhausted: Sequence[Exhausted]) -> None:
+        """Log, drop or dead-letter messages that failed as often as the policy allows."""
         if not exhausted:
             return
         first = exhausted[0]
-        if not self._bury_again_ms:  # or they were spoken of when they came for the first time
+        if not self._dead_letter_retry_ms:  # otherwise they were logged when they were exhausted for the first time
             log.warning(
                 "messages.exhausted",
-                topic=self._place.topic,
+                topic=self._context.topic,
                 subscription=self.name,
                 count=len(exhausted),
                 offset=first.offset,
@@ -428,115 +471,120 @@ class LiveSubscription:
             )
         dropped = [(one.offset, one.offset + 1) for one in exhausted if one.poison is Poison.DROP]
         if dropped:
-            self.counts.dropped += self.settle(dropped, None)
-        self._dying.extend(one for one in exhausted if one.poison is Poison.DEAD_LETTER)
-        if self._dying and self._burying is None:
-            self._burying = self._place.tasks.spawn(self._bury(), f"dead letters {self._place.topic} {self.name}")
+            self.counts.dropped += self.mark_acked(dropped, None)
+        self._dead_letter_queue.extend(one for one in exhausted if one.poison is Poison.DEAD_LETTER)
+        if self._dead_letter_queue and self._dead_letter_task is None:
+            name = f"dead letters {self._context.topic} {self.name}"
+            self._dead_letter_task = self._context.tasks.spawn(self._dead_letter_all(), name)
 
-    async def _bury(self) -> None:
-        """One after the other: stored in the dead letter topic, then settled here. Cancelled: they are tried again."""
+    async def _dead_letter_all(self) -> None:
+        """Store the queued messages in the dead letter topic one after the other, each before it is marked as
+        acknowledged here. If cancelled, the rest is delivered and fails again."""
         try:
-            while self._dying:
-                one = self._dying.popleft()
-                await self._bury_one(one)
+            while self._dead_letter_queue:
+                await self._dead_letter_one(self._dead_letter_queue.popleft())
         finally:
-            self._burying = None
+            self._dead_letter_task = None
 
-    async def _bury_one(self, one: Exhausted) -> None:
-        policy, failure = self.core.failures.policy, self.core.failures.at(one.offset)
-        place = self._place
-        if failure is None:
-            return  # settled meanwhile
-        if policy.poison is not Poison.DEAD_LETTER:  # changed meanwhile: it ends as the policy says now
-            self.core.try_again(one.offset, self._clock.now_us())
+    async def _dead_letter_one(self, message: Exhausted) -> None:
+        offset, generation, policy = message.offset, self.generation, self.dispatcher.failure_policy
+        context = self._context
+        if self.cursor.is_acked(offset):
+            return
+        if policy.poison is not Poison.DEAD_LETTER:  # it was changed meanwhile: the message ends as it says now
+            self.dispatcher.retry_dead_letter(offset, self._clock.now_us())
             self.pump()
             return
         try:
-            await place.dead_letters.publish(place, self.name, one, policy)
+            await context.dead_letters.publish(context, self.name, message, policy)
         except DanubeError as error:
-            if not self._bury_again_ms:
-                log.warning("dead_letter.failed", topic=place.topic, offset=one.offset, error=error.message)
-                self._bury_again_ms = BURY_AGAIN_MS_MIN
-            self.core.try_again(one.offset, self._clock.now_us() + self._bury_again_ms * 1000)
-            if not self._dying:  # all of them were tried once more
-                self._bury_again_ms = min(2 * self._bury_again_ms, BURY_AGAIN_MS_MAX)
+            if not self._dead_letter_retry_ms:
+                log.warning("dead_letter.failed", topic=context.topic, offset=offset, error=error.message)
+                self._dead_letter_retry_ms = DEAD_LETTER_RETRY_MS_MIN
+            self.dispatcher.retry_dead_letter(offset, self._clock.now_us() + self._dead_letter_retry_ms * 1000)
+            if not self._dead_letter_queue:  # every queued message was tried once more
+                self._dead_letter_retry_ms = min(2 * self._dead_letter_retry_ms, DEAD_LETTER_RETRY_MS_MAX)
         else:
-            self._bury_again_ms = 0
-            if self.core.failures.at(one.offset) is failure:  # a seek forgets what failed: it is delivered anew
-                self.counts.dead_lettered += self.settle([(one.offset, one.offset + 1)], None)
+            self._dead_letter_retry_ms = 0
+            if generation == self.generation:  # after a seek meanwhile, the message is to be delivered again
+                self.counts.dead_lettered += self.mark_acked([(offset, offset + 1)], None)
         self.pump()
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
     def seek(self, position: int, done: Done) -> None:
-        """Start over at `position`, for the consumers that are attached too. Raises the generation: acks and nacks of
-        what was delivered before are ignored from here on."""
+        """Start again at `position`, also for the attached consumers. `done` is called once that is synced.
+
+        The generation is raised: acks and nacks of earlier deliveries are ignored from now on.
+        """
         if position > self._stream.end_offset:
             raise Invalid(f"offset {position} is past the end of the partition, {self._stream.end_offset}")
-        self._gathered.settle()
-        # Of each owner other numbers: one that a crash forgot, before it was synced, is never given again.
-        generation = max(self.generation, self._place.epoch() << 32) + 1
-        self.core.move(position, generation)
-        self.core.ack(self._stream.gaps.within(position, self._stream.end_offset))
-        self._dying.clear()
-        self.forget_ahead()
+        self._ack_batch.flush()
+        # Each owner of the partition uses numbers of its own: a generation that a crash lost is never used again.
+        generation = max(self.generation, self._context.epoch() << 32) + 1
+        self.dispatcher.seek(position, generation)
+        self.dispatcher.ack(self._stream.gaps.within(position, self._stream.end_offset))
+        self._dead_letter_queue.clear()
+        self.drop_read_ahead()
         moved = CursorChange(self.subscription_id, ChangeKind.MOVED, [(position, position)], generation)
-        self._place.state.change(moved, done)
-        for seat in list(self._seats.values()):  # before anything of the new generation is delivered
-            seat.sink.changed(self.core.failures.policy.ack_timeout_ms, generation)
+        self._context.state.change(moved, done)
+        self._notify_changed()  # before anything of the new generation is delivered
         self.pump()
 
     def stands_at(self, offset: int) -> bool:
-        """Tell whether the position is `offset`, or lies behind it with no message in between."""
+        """Return whether the position is `offset`, or lies behind it with no message in between."""
         return self.cursor.position == self._stream.gaps.skip(offset)
 
     def advance(self, offset: int, expected: int, done: Done) -> None:
-        """Compare and set, for somebody who keeps no consumer attached."""
-        if self._seats:
+        """Move the position from `expected` to `offset`, for callers that attach no consumer. Raises Refused if
+        consumers are attached or the position is another one."""
+        if self._attached:
             raise Refused(f"subscription {self.name!r} has consumers attached: they move it by their acks")
         if not self.stands_at(expected):
             raise Refused(f"subscription {self.name!r} stands at {self.cursor.position}, not at {expected}")
         self.last_active_us = self._clock.now_us()
         self.seek(offset, done)
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- describing ----------------------------------------------------------------------------------------------------
 
     @property
     def backlog(self) -> int:
-        """Messages that can be read and are not acked."""
+        """The number of messages that are stored and not acknowledged."""
         cursor = self.cursor
         return max(0, self._stream.end_offset - max(cursor.position, self._stream.start_offset) - cursor.acked_ahead)
 
     @property
     def _acked_ahead(self) -> int:
-        """Messages acked above the position. The cursor has acked the gaps too, which are none."""
+        """The number of messages acknowledged above the position, without gaps, which the cursor has acked too."""
         cursor, stream = self.cursor, self._stream
         return cursor.acked_ahead - stream.gaps.missing(cursor.position, stream.end_offset)
 
-    def unsettled(self, after: int, messages_max: int) -> list[tuple[int, int]]:
-        """The first so many messages from `after` on that are not acked."""
+    def backlog_ranges(self, after: int, messages_max: int) -> list[tuple[int, int]]:
+        """Return the first `messages_max` offsets from `after` on that are not acknowledged."""
         missing = self.cursor.missing(max(after, self._stream.start_offset), self._stream.end_offset)
-        return first_rows(missing, max(0, messages_max))[0]
+        return split_first(missing, max(0, messages_max))[0]
 
     def pending(self, after: int, messages_max: int) -> Pending:
-        """The same, one by one, with what keeps each of them."""
-        messages = pending(self.core, self.unsettled(after, messages_max))
+        """Describe each of the messages in `backlog_ranges`."""
+        messages = self.dispatcher.pending(self.backlog_ranges(after, messages_max))
         return Pending(self.type, messages, self._clock.now_us())
 
     def describe(self, index: int) -> SubscriptionPartition:
-        active = [member.consumer for member in self._seats if self.core.policy.is_active(member)]
+        active = [member.consumer for member in self._attached if self.dispatcher.is_active(member)]
         return SubscriptionPartition(
             partition=index,
             position=self.cursor.position,
             lag=self.backlog,
             acked_ahead=self._acked_ahead,
-            unacked=self.core.unacked,
+            unacked=self.dispatcher.unacked,
             consumer=", ".join(sorted(active)),
         )
 
     def statistics(self) -> SubscriptionStatistics:
-        """All but the bytes and the age of the backlog."""
+        """Return the statistics without the bytes and the age of the backlog."""
         now_us = self._clock.now_us()
-        described = describe_window(self.core, self.counts, now_us)
-        consumers = [describe_member(self.core, member, seat.counts, now_us) for member, seat in self._seats.items()]
-        return replace(described, name=self.name, backlog=self.backlog, consumers=consumers)
+        consumers = [
+            consumer_statistics(self.dispatcher, member, attached.counts, now_us)
+            for member, attached in self._attached.items()
+        ]
+        return subscription_statistics(self.name, self.dispatcher, self.counts, self.backlog, consumers, now_us)

@@ -1,4 +1,4 @@
-"""Subscriptions by name: created, attached to, moved and described over all partitions of a topic."""
+"""Operations on subscriptions by name, across all partitions of a topic: create, attach, move, describe, delete."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a consumer says when it attaches; see codec.native.requests.Subscribe."""
+    """What a consumer asks for when it attaches; see codec.native.requests.Subscribe."""
 
     subscription: str
     consumer: str
     type: SubscriptionType | None = SubscriptionType.EXCLUSIVE
-    """None: that of the subscription, or exclusive where there is none."""
+    """None: the type of the subscription, or exclusive if it does not exist yet."""
     start: Position = field(default_factory=lambda: Position("latest"))
     priority: int = 0
     key_filters: Sequence[str] = ()
     failure_policy: FailurePolicy | None = None
 
     def check(self, subscription_type: SubscriptionType) -> None:
-        """Whether what it says fits. Raises Invalid."""
+        """Raise Invalid if the options do not fit this type of subscription."""
         if not 0 <= self.priority < 2**31:
             raise Invalid(f"priority={self.priority} is out of range: use 0 to {2**31 - 1}")
         if self.priority and subscription_type is not SubscriptionType.FAILOVER:
@@ -53,7 +53,7 @@ class Attachment:
 
 
 class Subscriptions:
-    """Every call names a principal and asks the authorizer before anything happens."""
+    """The operations on subscriptions. Each names a principal and asks the authorizer before anything else."""
 
     def __init__(self, registry: Registry, partitions: Partitions, authorizer: Authorizer) -> None:
         self._registry = registry
@@ -61,30 +61,29 @@ class Subscriptions:
         self._authorizer = authorizer
 
     async def subscribe(
-        self, principal: Principal, topic: TopicName, partition: int, wish: Attachment, sink: Sink
+        self, principal: Principal, topic: TopicName, partition: int, attachment: Attachment, sink: Sink
     ) -> Consumer:
-        """Attach a consumer; creates the subscription, on every partition, where it does not exist."""
+        """Attach a consumer to one partition. Creates the subscription, on every partition, if it does not exist."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         owned = await self._partitions.get(topic, partition)
         topic_id = self._registry.topic(topic).topic_id
-        _check_consumers_max(self._partitions, topic, wish.subscription, wish.consumer)
-        record = self._registry.subscriptions(topic).get(wish.subscription)
-        kind = wish.type
+        _check_consumers_max(self._partitions, topic, attachment.subscription, attachment.consumer)
+        record = self._registry.subscriptions(topic).get(attachment.subscription)
+        kind = attachment.type
         if kind is None:
             kind = SubscriptionType(record.type) if record is not None else SubscriptionType.EXCLUSIVE
-        wish.check(kind)
-        created = await self._ensure(topic, wish.subscription, kind, wish.start, wish.failure_policy)
+        attachment.check(kind)
+        created = await self._ensure(topic, attachment.subscription, kind, attachment.start, attachment.failure_policy)
         self._partitions.check_served(topic, topic_id, owned)
-        live = self._live(topic, owned, wish.subscription)
+        live = self._live(topic, owned, attachment.subscription)
         if self._registry.is_ending(live.subscription_id):
-            raise Unavailable(f"subscription {wish.subscription!r} on {topic} is being deleted: try again")
-        if wish.type not in (None, live.type):
-            raise Refused(f"subscription {wish.subscription!r} on {topic} is {live.type}, not {wish.type}")
-        wish.check(live.type)
-        _check_consumers_max(
-            self._partitions, topic, wish.subscription, wish.consumer
-        )  # another may have come meanwhile
-        return live.attach(wish.consumer, sink, created, wish.priority, wish.key_filters)
+            raise Unavailable(f"subscription {attachment.subscription!r} on {topic} is being deleted: try again")
+        if attachment.type not in (None, live.type):
+            raise Refused(f"subscription {attachment.subscription!r} on {topic} is {live.type}, not {attachment.type}")
+        attachment.check(live.type)
+        # Once more, because another consumer may have attached meanwhile.
+        _check_consumers_max(self._partitions, topic, attachment.subscription, attachment.consumer)
+        return live.attach(attachment.consumer, sink, created, attachment.priority, attachment.key_filters)
 
     async def create(
         self,
@@ -96,7 +95,8 @@ class Subscriptions:
         failure_policy: FailurePolicy | None = None,
         positions: Mapping[int, int] | None = None,
     ) -> None:
-        """Without a consumer. Its positions are durable on return: those given, by partition, and `start` elsewhere."""
+        """Create a subscription without a consumer; it is durable on return. It begins at `positions`, by partition,
+        and at `start` on the other partitions."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         if not await self._ensure(topic, subscription, subscription_type, start, failure_policy, positions or {}):
             raise AlreadyExists(f"subscription {subscription!r} exists already on {topic}")
@@ -110,6 +110,7 @@ class Subscriptions:
         failure_policy: FailurePolicy | None,
         positions: Mapping[int, int] = MappingProxyType({}),
     ) -> bool:
+        """Create the subscription if it does not exist; return whether it was created."""
         if failure_policy is not None:
             self._check_policy(topic, failure_policy)
         if name in self._registry.subscriptions(topic):
@@ -132,7 +133,7 @@ class Subscriptions:
         return created
 
     def _check_policy(self, topic: TopicName, policy: FailurePolicy) -> None:
-        """Whether it can be had there. Raises Refused or NotFound."""
+        """Raise Refused or NotFound if the topic cannot have this failure policy."""
         if not self._registry.topic(topic).reliable:
             raise Refused(
                 f"topic {topic} is not reliable: nothing of it is delivered again, so no failure policy fits; leave it "
@@ -143,25 +144,25 @@ class Subscriptions:
     def _live(self, topic: TopicName, partition: Partition, name: str) -> LiveSubscription:
         return self._partitions.add_subscription(partition, name, self._registry.subscription(topic, name))
 
-    async def _places(
+    async def _on_partitions(
         self, topic: TopicName, name: str, partition: int = -1
     ) -> list[tuple[Partition, LiveSubscription]]:
-        """The subscription on one partition, or (-1) on each."""
+        """Return the live subscription with its partition: for one partition or, if that is -1, for all."""
         self._registry.subscription(topic, name)
         chosen = (
             await self._partitions.all_of(topic) if partition < 0 else [await self._partitions.get(topic, partition)]
         )
         return [(one, self._live(topic, one, name)) for one in chosen]
 
-    async def _stored_places(
+    async def _on_stored_partitions(
         self, topic: TopicName, name: str, partition: int
     ) -> list[tuple[Partition, LiveSubscription]]:
-        """As `_places`, for what needs a position to move or look at."""
+        """Like `_on_partitions`, for operations that need a position or a backlog; non-reliable topics have none."""
         if not self._registry.topic(topic).reliable:
             raise Refused(
                 f"topic {topic} is not reliable: its subscriptions have neither position nor backlog; use another"
             )
-        return await self._places(topic, name, partition)
+        return await self._on_partitions(topic, name, partition)
 
     async def delete(self, principal: Principal, topic: TopicName, subscription: str) -> None:
         self._authorizer.check(principal, Action.CONSUME, str(topic))
@@ -170,7 +171,8 @@ class Subscriptions:
     async def remove_if(
         self, topic: TopicName, subscription: str, is_unused: Callable[[SubscriptionRecord], bool]
     ) -> bool:
-        """Gone unless somebody has come back to it meanwhile. For whoever is the broker itself."""
+        """Delete the subscription if `is_unused` still says so; return whether it was deleted. Asks no authorizer: only
+        the broker itself calls this."""
 
         def check(record: SubscriptionRecord) -> None:
             if not is_unused(record):
@@ -201,9 +203,14 @@ class Subscriptions:
     async def describe(self, principal: Principal, topic: TopicName, subscription: str) -> SubscriptionDescription:
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
         record = self._registry.subscription(topic, subscription)
-        places = [live.describe(one.index) for one, live in await self._places(topic, subscription)]
+        partitions = [live.describe(one.index) for one, live in await self._on_partitions(topic, subscription)]
         return SubscriptionDescription(
-            str(topic), subscription, record.subscription_id, SubscriptionType(record.type), places, record.failure()
+            str(topic),
+            subscription,
+            record.subscription_id,
+            SubscriptionType(record.type),
+            partitions,
+            record.failure(),
         )
 
     # -- moving --------------------------------------------------------------------------------------------------------
@@ -211,26 +218,27 @@ class Subscriptions:
     async def seek(
         self, principal: Principal, topic: TopicName, subscription: str, position: Position, partition: int = -1
     ) -> list[tuple[int, int]]:
-        """Move the subscription, on one partition or all; durable on return. Answers where it stands in each."""
+        """Move the subscription on one partition or, if that is -1, on all; durable on return. Return (partition,
+        offset) for each."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        places = await self._stored_places(topic, subscription, partition)
-        for one, _ in places:
+        found = await self._on_stored_partitions(topic, subscription, partition)
+        for one, _ in found:
             if position.kind == "offset" and position.value > one.stream.end_offset:
-                hint = ": choose one partition (--partition), or a time" if len(places) > 1 else ""
+                hint = ": choose one partition (--partition), or a time" if len(found) > 1 else ""
                 raise Invalid(_past_end(position.value, topic, one) + hint)
-        targets = [(live, await one.subscription_start(position)) for one, live in places]
+        targets = [(live, await one.subscription_start(position)) for one, live in found]
         waits = [_Wait() for _ in targets]
         for (live, offset), wait in zip(targets, waits, strict=True):
             live.seek(offset, wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
-        return [(one.index, offset) for (one, _), (_, offset) in zip(places, targets, strict=True)]
+        return [(one.index, offset) for (one, _), (_, offset) in zip(found, targets, strict=True)]
 
     async def advance(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, offset: int, expected: int
     ) -> None:
-        """Compare and set; durable on return. See codec.native.requests.Advance."""
+        """Move the position to `offset` if it is `expected`; durable on return. See codec.native.requests.Advance."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._stored_places(topic, subscription, partition)
+        ((_, live),) = await self._on_stored_partitions(topic, subscription, partition)
         wait = _Wait()
         live.advance(offset, expected, wait.done)
         await wait.future
@@ -238,12 +246,13 @@ class Subscriptions:
     async def advance_many(
         self, principal: Principal, topic: TopicName, subscription: str, moves: Sequence[tuple[int, int, int]]
     ) -> list[tuple[int, int]]:
-        """Each (partition, offset, expected) by itself; durable on return. See codec.native.requests.AdvanceMany."""
+        """Do each move, a (partition, offset, expected), independently; durable on return. Return (partition, position)
+        for each. See codec.native.requests.AdvanceMany."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         waits: list[_Wait] = []
         moved: list[tuple[int, int, LiveSubscription]] = []
         for partition, offset, expected in moves:
-            ((one, live),) = await self._stored_places(topic, subscription, max(0, partition))
+            ((one, live),) = await self._on_stored_partitions(topic, subscription, max(0, partition))
             if not 0 <= offset <= one.stream.end_offset:
                 raise Invalid(_past_end(offset, topic, one))
             if live.stands_at(expected):
@@ -252,7 +261,7 @@ class Subscriptions:
                 waits.append(wait)
             moved.append((one.index, offset, live))
         await asyncio.gather(*(wait.future for wait in waits))
-        # Who asked for an offset in a gap is told that it stands there: no message lies between.
+        # A caller that asked for an offset in a gap gets that offset back: no message lies between it and the position.
         return [(index, to if live.stands_at(to) else live.cursor.position) for index, to, live in moved]
 
     async def settle(
@@ -263,43 +272,43 @@ class Subscriptions:
         partition: int,
         ranges: Sequence[tuple[int, int]],
     ) -> int:
-        """Ack without being attached; no ranges: everything there is. Durable on return.
+        """Acknowledge messages without an attached consumer; empty ranges mean the whole backlog. Durable on return.
 
-        Returns how many messages were not settled before.
+        Returns how many messages were not acknowledged before.
         """
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        places = await self._stored_places(topic, subscription, partition)
+        found = await self._on_stored_partitions(topic, subscription, partition)
         last = max([end - 1 for _, end in ranges], default=-1)
-        for one, _ in places:
+        for one, _ in found:
             if last >= one.stream.end_offset:
                 raise Invalid(_past_end(last, topic, one))
-        waits = [_Wait() for _ in places]
-        settled = 0
-        for (one, live), wait in zip(places, waits, strict=True):
-            settled += live.settle(ranges or [(0, one.stream.end_offset)], wait.done)
+        waits = [_Wait() for _ in found]
+        acked = 0
+        for (one, live), wait in zip(found, waits, strict=True):
+            acked += live.mark_acked(ranges or [(0, one.stream.end_offset)], wait.done)
         await asyncio.gather(*(wait.future for wait in waits))
-        return settled
+        return acked
 
     async def unsettled(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
     ) -> list[tuple[int, int]]:
-        """The first offsets from `after` on that are not settled, as ranges."""
+        """Return the first `messages_max` offsets from `after` on that are not acknowledged, as ranges."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._stored_places(topic, subscription, partition)
-        return live.unsettled(after, messages_max)
+        ((_, live),) = await self._on_stored_partitions(topic, subscription, partition)
+        return live.backlog_ranges(after, messages_max)
 
     async def pending(
         self, principal: Principal, topic: TopicName, subscription: str, partition: int, messages_max: int, after: int
     ) -> Pending:
-        """The same, one by one, with what keeps each of them."""
+        """Describe each message that `unsettled` would return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
-        ((_, live),) = await self._stored_places(topic, subscription, partition)
+        ((_, live),) = await self._on_stored_partitions(topic, subscription, partition)
         return live.pending(after, messages_max)
 
     async def set_failure_policy(
         self, principal: Principal, topic: TopicName, subscription: str, policy: FailurePolicy
     ) -> None:
-        """Durable, and in force, on return."""
+        """Change the failure policy; it is durable and in force on return."""
         self._authorizer.check(principal, Action.CONSUME, str(topic))
         self._check_policy(topic, policy)
         record = await self._registry.set_failure_policy(topic, subscription, policy)
@@ -312,7 +321,7 @@ class Subscriptions:
 
 
 def _check_positions(topic: TopicName, partitions: Sequence[Partition], positions: Mapping[int, int]) -> None:
-    """Whether a subscription can begin there. Raises Invalid or NotFound."""
+    """Raise Invalid or NotFound if a subscription cannot begin at these positions."""
     for index, offset in positions.items():
         if not 0 <= index < len(partitions):
             raise NotFound(f"{topic} has no partition {index}: it has {len(partitions)}, counted from 0")
@@ -347,7 +356,7 @@ def _check_consumers_max(partitions: Partitions, topic: TopicName, subscription:
 
 
 class _Wait:
-    """A future, and the `done` that completes it."""
+    """A future, and the callback `done` that completes it."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -34,7 +34,7 @@ class UploadedProducers:
     """The producer table of a partition, from the end of its uploaded part on. Implements `ProducerHistory`."""
 
     def __init__(self, known: list[ProducerEntry], remembered_max: int, kept: Collection[int]) -> None:
-        self._table = ProducerTable(remembered_max, kept=kept)
+        self._table = ProducerTable(remembered_max, pinned=kept)
         self._table.restore(known)
 
     def replay(self, batch: memoryview) -> None:
@@ -97,7 +97,7 @@ class TieredPartition:
         if self._producers is None:
             self._producers = await self._history.producers()
             self._epochs = {ledger_id: one.epoch for ledger_id, one in await self._ownership.ledgers()}
-        return UploadedProducers(self._producers, self._remembered_max, self._partition.remembered.kept)
+        return UploadedProducers(self._producers, self._remembered_max, self._partition.remembered.pinned)
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         return await self._stream.read(offset, bytes_max)

@@ -1,1 +1,4 @@
-"""Who gets which rows, and what has been settled: one cursor mechanism, and each subscription type a policy over it."""
+"""Dispatch of one subscription on one partition: which rows go to which consumer, and what is acknowledged.
+
+The cursor is the same for every subscription type; a type is a policy over it (`policy`).
+"""

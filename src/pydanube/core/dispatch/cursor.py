@@ -1,11 +1,11 @@
-"""A subscription's place in one partition: what it has settled, in any order.
+"""The cursor of a subscription on one partition: which offsets are acknowledged, in any order.
 
-A seek begins a new *generation*: acks and nacks name the generation of the delivery they settle, and count only while
-it is the present one.
+A seek starts a new *generation*. Acks and nacks name the generation of the delivery they belong to, and are ignored
+unless it is the current one.
 
 Invariants
-    every offset below `position` is acked
-    no range above it touches `position`
+    every offset below `position` is acknowledged
+    no acknowledged range above `position` touches it
     the cost of an ack depends on the number of gaps, not on the number of messages
 """
 
@@ -17,7 +17,7 @@ from .ranges import Range, RangeSet
 
 
 class Cursor:
-    """Everything below `position`, and the ranges in `acked`, is settled."""
+    """Everything below `position` is acknowledged, and so are the ranges in `acked`."""
 
     __slots__ = ("_ahead", "generation", "position")
 
@@ -30,25 +30,26 @@ class Cursor:
 
     @property
     def acked(self) -> list[Range]:
-        """The settled ranges above `position`."""
+        """The acknowledged ranges above `position`."""
         return self._ahead.ranges
 
     @property
     def gaps(self) -> int:
+        """The number of unacknowledged gaps below the highest acknowledged offset."""
         return len(self._ahead)
 
     @property
     def acked_ahead(self) -> int:
-        """Messages acked above `position`."""
+        """The number of offsets acknowledged above `position`."""
         return self._ahead.count
 
     @property
     def end(self) -> int:
-        """Behind everything that is acked."""
+        """The offset after the highest acknowledged one."""
         return self._ahead.end if self._ahead.count else self.position
 
     def ack(self, start: int, end: int) -> int:
-        """Settle [start, end). Returns how many offsets were not settled before."""
+        """Mark [start, end) as acknowledged and return how many of these offsets were new."""
         start = max(start, self.position)
         if start >= end:
             return 0
@@ -56,45 +57,46 @@ class Cursor:
             self.position = end
             return end - start
         added = self._ahead.add(start, end)
-        self._close_up()
+        self._advance_position()
         return added
 
     def ack_many(self, ranges: Sequence[Range]) -> int:
-        """Settle all of these. Returns how many offsets were not settled before."""
+        """Mark all of `ranges` as acknowledged and return how many of these offsets were new."""
         if len(ranges) == 1:
             return self.ack(*ranges[0])
         added = self._ahead.update(ranges, lowest=self.position)
-        self._close_up()
+        self._advance_position()
         return added
 
     def ack_below(self, end: int) -> int:
-        """Settle everything below `end`."""
+        """Mark everything below `end` as acknowledged and return how many offsets were new."""
         return self.ack(self.position, end)
 
     def move(self, position: int, generation: int) -> None:
-        """Start over at `position`, under another generation: everything from there on is unsettled."""
+        """Start again at `position` in a new generation; nothing from there on is acknowledged."""
         self.position = position
         self.generation = generation
         self._ahead.clear()
 
     def missing(self, start: int, end: int) -> list[Range]:
-        """The unsettled ranges within [start, end)."""
+        """Return the ranges within [start, end) that are not acknowledged."""
         start = max(start, self.position)
         if not self._ahead:
             return [(start, end)] if start < end else []
         return self._ahead.outside(start, end)
 
-    def is_settled(self, offset: int) -> bool:
+    def is_acked(self, offset: int) -> bool:
         return offset < self.position or offset in self._ahead
 
     def next_missing(self, offset: int) -> int:
-        """The lowest offset from this one on that is not settled."""
+        """Return the lowest offset at or above `offset` that is not acknowledged."""
         offset = max(offset, self.position)
         if self._ahead and offset in self._ahead:
             return self._ahead.end_of(offset)
         return offset
 
-    def _close_up(self) -> None:
+    def _advance_position(self) -> None:
+        """Move `position` over the first acknowledged range, if that range now begins there."""
         ahead = self._ahead
         if ahead and ahead.first <= self.position:
             self.position = ahead.first_end

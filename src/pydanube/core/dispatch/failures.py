@@ -1,13 +1,13 @@
-"""Messages that failed: how often, why, when they come again, and which of them are not to come again.
+"""The messages that consumers failed to process: how often, why, and when each is delivered again.
 
 ```
- failed() --> waiting until due --> given back by due() --> delivered again --> settled() forgets it
-         \\-> exhausted: dying (a dead letter is on its way) or blocked (until somebody decides)
+ failed() --> WAITING until due --> returned by release_due() --> delivered again --> acked() forgets it
+         \\-> exhausted: DEAD_LETTERING (being copied to the dead letter topic) or BLOCKED (until an operator decides)
 ```
 
 Invariants
-    an offset is known here from its first failure until it is settled
-    whatever is dying or blocked is not waiting
+    an offset is known here from its first failure until it is acknowledged
+    a message that is DEAD_LETTERING or BLOCKED is not WAITING
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ from pydanube.model.failure import FailurePolicy, Poison
 from .ranges import Range
 
 _STALE_MAX: Final = 1024
-"""Times of messages that were settled before; past it they are thrown out of the heap."""
+"""Entries of messages that were acknowledged while they waited; beyond this number the heap is rebuilt without them."""
 
 
 class FailureState(Enum):
-    OUT = auto()
-    """To be delivered, or delivered."""
+    DELIVERABLE = auto()
+    """To be delivered again, or in flight."""
     WAITING = auto()
-    DYING = auto()
+    DEAD_LETTERING = auto()
     BLOCKED = auto()
 
 
 @dataclass(slots=True)
 class FailedMessage:
-    """One message's history."""
+    """The failures of one message so far."""
 
     count: int = 0
     reason: str = ""
+    """The reason of the last failure."""
     due_us: int = 0
-    state: FailureState = FailureState.OUT
+    """While it is WAITING: when it is delivered again."""
+    state: FailureState = FailureState.DELIVERABLE
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A message that was tried as often as is allowed, and what is to become of it."""
+    """A message that failed as often as the policy allows, and what the policy does with it."""
 
     offset: int
     poison: Poison
@@ -56,27 +58,30 @@ class Exhausted:
 
 
 class Failures:
-    """The failures of one subscription of one partition."""
+    """The failed messages of one subscription on one partition."""
 
     def __init__(self, policy: FailurePolicy) -> None:
         self.policy = policy
         self.waiting = 0
-        self.dying = 0
+        self.dead_lettering = 0
         self.blocked = 0
-        self._of: dict[int, FailedMessage] = {}
+        self._by_offset: dict[int, FailedMessage] = {}
         self._due: list[tuple[int, int]] = []
+        """A heap of (when, offset); it may hold entries that are no longer valid."""
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._by_offset)
 
     def __contains__(self, offset: int) -> bool:
-        return offset in self._of
-
-    def offsets(self) -> Iterable[int]:
-        return self._of.keys()
+        return offset in self._by_offset
 
     def at(self, offset: int) -> FailedMessage | None:
-        return self._of.get(offset)
+        return self._by_offset.get(offset)
+
+    @property
+    def not_deliverable(self) -> int:
+        """The number of messages that wait, are being dead-lettered or are blocked."""
+        return self.waiting + self.dead_lettering + self.blocked
 
     @property
     def next_due_us(self) -> int | None:
@@ -85,9 +90,10 @@ class Failures:
         return self._due[0][0] if self._due else None
 
     def failed(self, offset: int, now_us: int, delay_ms: int | None, reason: str) -> Exhausted | None:
-        """It was not managed. Without a delay of its own it waits as long as the policy says."""
-        failure = self._of.setdefault(offset, FailedMessage())
-        if failure.state is not FailureState.OUT:
+        """Count one more failure of a message. Return it if it is exhausted now; otherwise it waits for `delay_ms`, or,
+        if that is None, for as long as the policy says."""
+        failure = self._by_offset.setdefault(offset, FailedMessage())
+        if failure.state is not FailureState.DELIVERABLE:
             return None
         failure.count += 1
         failure.reason = reason
@@ -97,74 +103,69 @@ class Failures:
         self._wait(offset, failure, now_us + wait_ms * 1000)
         return None
 
-    def exhausted(self, offset: int, reason: str) -> Exhausted | None:
-        """It cannot be delivered at all, whatever the number of tries."""
-        failure = self._of.setdefault(offset, FailedMessage())
-        failure.reason = reason
-        return self._exhaust(offset, failure) if failure.state is FailureState.OUT else None
-
-    def judged(self, offsets: Iterable[int]) -> tuple[list[Exhausted], list[int]]:
-        """Of these, which are to come again no more under the policy of now, and which are."""
+    def check_exhausted(self, offsets: Iterable[int]) -> tuple[list[Exhausted], list[int]]:
+        """Return which of these deliverable messages are exhausted under the current policy, and the other offsets."""
         exhausted: list[Exhausted] = []
-        again: list[int] = []
+        deliverable: list[int] = []
         for offset in offsets:
-            failure = self._of[offset]
-            if not self.policy.is_exhausted(failure.count):
-                again.append(offset)
-            elif (one := self.exhausted(offset, failure.reason)) is not None:
-                exhausted.append(one)
-        return exhausted, again
+            failure = self._by_offset[offset]
+            if self.policy.is_exhausted(failure.count):
+                exhausted.append(self._exhaust(offset, failure))
+            else:
+                deliverable.append(offset)
+        return exhausted, deliverable
 
-    def try_again(self, offset: int, due_us: int) -> None:
-        """What was to become of an exhausted message did not work: ask again then."""
-        failure = self._of.get(offset)
-        if failure is not None and failure.state is FailureState.DYING:
-            self.dying -= 1
+    def retry_dead_letter(self, offset: int, due_us: int) -> None:
+        """Let a message wait until `due_us` because it could not be dead-lettered; it is exhausted again then."""
+        failure = self._by_offset.get(offset)
+        if failure is not None and failure.state is FailureState.DEAD_LETTERING:
+            self.dead_lettering -= 1
             self._wait(offset, failure, due_us)
 
-    def due(self, now_us: int, offsets_max: int) -> list[int]:
-        """Those whose wait is over, at most so many."""
+    def release_due(self, now_us: int, offsets_max: int) -> list[int]:
+        """Return at most `offsets_max` offsets whose wait is over; they are deliverable from now on."""
         offsets: list[int] = []
         while self._due and self._due[0][0] <= now_us and len(offsets) < offsets_max:
             due_us, offset = heappop(self._due)
             if self._is_waiting(due_us, offset):
-                self._of[offset].state = FailureState.OUT
+                self._by_offset[offset].state = FailureState.DELIVERABLE
                 self.waiting -= 1
                 offsets.append(offset)
         return offsets
 
-    def settled(self, ranges: Sequence[Range]) -> list[int]:
-        """These are done (ascending, none overlapping); the offsets among them that had failed."""
-        known = self._of
+    def release_blocked(self) -> list[int]:
+        """Return the offsets of all blocked messages; they are deliverable from now on."""
+        offsets = [offset for offset, one in self._by_offset.items() if one.state is FailureState.BLOCKED]
+        for offset in offsets:
+            self._by_offset[offset].state = FailureState.DELIVERABLE
+        self.blocked = 0
+        return offsets
+
+    def acked(self, ranges: Sequence[Range]) -> list[int]:
+        """Forget the acknowledged `ranges` (ascending, without overlap) and return the offsets that had failed."""
+        known = self._by_offset
         if sum([end - start for start, end in ranges]) < len(known):
             gone = [offset for start, end in ranges for offset in range(start, end) if offset in known]
         else:
             starts = [start for start, _ in ranges]
-            gone = [one for one in known if (place := bisect_right(starts, one)) and one < ranges[place - 1][1]]
+            gone = [one for one in known if (index := bisect_right(starts, one)) and one < ranges[index - 1][1]]
         for offset in gone:
             self._forget(offset)
         return gone
 
-    def release_blocked(self) -> list[int]:
-        """Somebody decided: the blocked are tried again, under the policy of now."""
-        offsets = [offset for offset, failure in self._of.items() if failure.state is FailureState.BLOCKED]
-        for offset in offsets:
-            self._of[offset].state = FailureState.OUT
-        self.blocked = 0
-        return offsets
-
     def clear(self) -> None:
-        self._of.clear()
+        self._by_offset.clear()
         self._due.clear()
-        self.waiting = self.dying = self.blocked = 0
+        self.waiting = self.dead_lettering = self.blocked = 0
 
     def _exhaust(self, offset: int, failure: FailedMessage) -> Exhausted:
+        assert failure.state is FailureState.DELIVERABLE
         if self.policy.poison is Poison.BLOCK:
             failure.state = FailureState.BLOCKED
             self.blocked += 1
         else:
-            failure.state = FailureState.DYING
-            self.dying += 1
+            failure.state = FailureState.DEAD_LETTERING
+            self.dead_lettering += 1
         return Exhausted(offset, self.policy.poison, failure.count, failure.reason)
 
     def _wait(self, offset: int, failure: FailedMessage, due_us: int) -> None:
@@ -176,11 +177,11 @@ class Failures:
             heapify(self._due)
 
     def _forget(self, offset: int) -> None:
-        failure = self._of.pop(offset)
+        failure = self._by_offset.pop(offset)
         self.waiting -= failure.state is FailureState.WAITING
-        self.dying -= failure.state is FailureState.DYING
+        self.dead_lettering -= failure.state is FailureState.DEAD_LETTERING
         self.blocked -= failure.state is FailureState.BLOCKED
 
     def _is_waiting(self, due_us: int, offset: int) -> bool:
-        failure = self._of.get(offset)
+        failure = self._by_offset.get(offset)
         return failure is not None and failure.state is FailureState.WAITING and failure.due_us == due_us

@@ -1,9 +1,9 @@
-"""A set of offsets, kept as ranges: what costs depends on the number of gaps, never on the number of offsets.
+"""A set of offsets, stored as ranges: costs depend on the number of gaps, never on the number of offsets.
 
 Invariants
     the ranges [start, end) are sorted, disjoint, and none touches the next
     `count` is the number of offsets in them
-    taking from the front is cheap however many ranges there are
+    removing from the front is cheap, however many ranges there are
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, overload
 
 import numpy as np
@@ -20,13 +21,13 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 _COMPACT_AFTER: Final = 1024
 _MANY: Final = 48
-"""So many ranges at once are merged in one go instead of one by one ..."""
+"""From this number on, ranges are merged together instead of one by one ..."""
 _FAR_MORE: Final = 64
-"""... unless they lie among so many times as many, which would all have to be merged with them."""
+"""... unless this many times as many ranges of the set lie between them, which would all be merged with them."""
 
 
 class RangeSet:
-    """Offsets as ranges."""
+    """A set of offsets, stored as ranges."""
 
     __slots__ = ("_ends", "_first", "_starts", "count")
 
@@ -34,6 +35,7 @@ class RangeSet:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._first = 0
+        """The index of the first range: those before it were removed, see `_compact`."""
         self.count = 0
         for start, end in ranges:
             self.add(start, end)
@@ -42,7 +44,7 @@ class RangeSet:
         return self.count > 0
 
     def __len__(self) -> int:
-        """The number of ranges."""
+        """Return the number of ranges."""
         return len(self._starts) - self._first
 
     def __contains__(self, offset: int) -> bool:
@@ -50,22 +52,22 @@ class RangeSet:
         return index >= self._first and offset < self._ends[index]
 
     def end_of(self, offset: int) -> int:
-        """Where the range that holds `offset` ends."""
+        """Return the end of the range that holds `offset`."""
         return self._ends[bisect_right(self._starts, offset, lo=self._first) - 1]
 
     @property
     def first(self) -> int:
-        """The lowest offset; there must be one."""
+        """The lowest offset. The set must not be empty."""
         return self._starts[self._first]
 
     @property
     def first_end(self) -> int:
-        """Where the lowest range ends."""
+        """The end of the lowest range."""
         return self._ends[self._first]
 
     @property
     def end(self) -> int:
-        """Behind the highest offset; there must be one."""
+        """The offset after the highest one. The set must not be empty."""
         return self._ends[-1]
 
     @property
@@ -73,7 +75,7 @@ class RangeSet:
         return list(zip(self._starts[self._first :], self._ends[self._first :], strict=True))
 
     def add(self, start: int, end: int) -> int:
-        """Returns how many offsets were not in it before."""
+        """Add [start, end) and return how many of these offsets are new."""
         if start >= end:
             return 0
         starts, ends = self._starts, self._ends
@@ -84,7 +86,7 @@ class RangeSet:
             return end - start
         low = bisect_left(ends, start, lo=self._first)
         high = bisect_right(starts, end, lo=self._first)
-        if high == low == self._first > 0:  # in front of all, where others were taken away
+        if high == low == self._first > 0:  # before all ranges, where others were removed
             self._first = low = low - 1
             starts[low], ends[low] = start, end
             added = end - start
@@ -102,7 +104,7 @@ class RangeSet:
         return added
 
     def update(self, ranges: Sequence[Range], lowest: int = 0) -> int:
-        """Add many, but nothing below `lowest`. Returns how many offsets were not in it before."""
+        """Add all of `ranges`, except what is below `lowest`, and return how many of these offsets are new."""
         if len(ranges) < _MANY:
             return sum([self.add(max(start, lowest), end) for start, end in ranges])
         starts, ends = bounds(ranges)
@@ -120,14 +122,14 @@ class RangeSet:
         if low < high:
             starts = np.concatenate((starts, self._starts[low:high]))
             ends = np.concatenate((ends, self._ends[low:high]))
-        merged_starts, merged_ends = _closed_up(starts, ends)
+        merged_starts, merged_ends = _merge(starts, ends)
         self._starts[low:high], self._ends[low:high] = merged_starts.tolist(), merged_ends.tolist()
         added = int((merged_ends - merged_starts).sum()) - already
         self.count += added
         return added
 
     def remove(self, start: int, end: int) -> int:
-        """Returns how many offsets were in it."""
+        """Remove [start, end) and return how many of these offsets were in the set."""
         if not self.count or start >= end:
             return 0
         starts, ends, first = self._starts, self._ends, self._first
@@ -152,7 +154,7 @@ class RangeSet:
         return removed
 
     def subtract(self, ranges: Sequence[Range]) -> None:
-        """Remove many: ascending, none that overlaps another."""
+        """Remove all of `ranges`, which are ascending and do not overlap."""
         if not self.count or not ranges:
             return
         low = bisect_right(self._ends, ranges[0][0], lo=self._first)
@@ -167,13 +169,13 @@ class RangeSet:
         self.count -= int((ends - starts).sum()) - int((left_ends - left_starts).sum())
 
     def take(self) -> list[Range]:
-        """Everything in it; it is empty then."""
+        """Remove and return everything."""
         ranges = self.ranges
         self.clear()
         return ranges
 
     def take_first(self, offsets: int) -> list[Range]:
-        """The lowest so many offsets; they are not in it then."""
+        """Remove and return the lowest offsets, as many as `offsets` says."""
         if offsets >= self.count:
             return self.take()
         taken: list[Range] = []
@@ -190,7 +192,7 @@ class RangeSet:
         self._first = self.count = 0
 
     def within(self, start: int, end: int) -> list[Range]:
-        """The part of it in [start, end)."""
+        """Return the offsets of the set in [start, end)."""
         low = bisect_right(self._ends, start, lo=self._first)
         high = bisect_left(self._starts, end, lo=low)
         if low >= high:
@@ -201,7 +203,7 @@ class RangeSet:
         return ranges
 
     def outside(self, start: int, end: int) -> list[Range]:
-        """The part of [start, end) that is not in it."""
+        """Return the part of [start, end) that is not in the set."""
         gaps: list[Range] = []
         for begin, stop in self.within(start, end):
             if start < begin:
@@ -218,7 +220,7 @@ class RangeSet:
 
 
 class RangeArray(Sequence[Range]):
-    """Many ranges as two columns: what is done with them is done with all at once."""
+    """Many ranges as two arrays, starts and ends, so that numpy processes all of them together."""
 
     __slots__ = ("ends", "starts")
 
@@ -245,11 +247,11 @@ class RangeArray(Sequence[Range]):
 
     @property
     def is_merged(self) -> bool:
-        """Ascending, none of them empty, none touching another."""
+        """Whether the ranges are ascending, not empty, and do not touch each other."""
         return bool((self.starts[1:] > self.ends[:-1]).all() and (self.starts < self.ends).all())
 
     def below(self, end: int) -> RangeArray:
-        """The part of these below `end`."""
+        """Return the part of the ranges below `end`."""
         if int(self.ends.max(initial=0)) <= end:
             return self
         ends = np.minimum(self.ends, end)
@@ -258,24 +260,25 @@ class RangeArray(Sequence[Range]):
 
 
 def merged(ranges: Sequence[Range]) -> Sequence[Range]:
-    """The same offsets in ascending ranges, none of which touches another."""
+    """Return the same offsets as ascending ranges that do not touch each other."""
     if len(ranges) == 1 and ranges[0][0] < ranges[0][1]:
         return ranges
     if isinstance(ranges, RangeArray) and ranges.is_merged:
         return ranges
-    together = RangeSet()
-    together.update(ranges)
-    return together.ranges
+    union_set = RangeSet()
+    union_set.update(ranges)
+    return union_set.ranges
 
 
 def union(many: Sequence[RangeArray]) -> RangeArray:
-    """The offsets of all of these in ascending ranges, none of which touches another."""
+    """Return the offsets of all arrays as ascending ranges that do not touch each other."""
     starts = np.concatenate([one.starts for one in many])
-    return RangeArray(*_closed_up(starts, np.concatenate([one.ends for one in many])))
+    return RangeArray(*_merge(starts, np.concatenate([one.ends for one in many])))
 
 
-def _closed_up(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
-    """The same offsets as ascending ranges that do not touch. None is empty, and there is one at least."""
+def _merge(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the same offsets as ascending ranges that do not touch each other. There must be at least one range, and
+    none may be empty."""
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
@@ -288,7 +291,11 @@ def _closed_up(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _difference(starts: IntArray, ends: IntArray, from_: IntArray, to: IntArray) -> tuple[IntArray, IntArray]:
-    """What is in the first ranges and not in the second: at every border it changes whether an offset is in either."""
+    """Return what is in the first ranges and not in the second.
+
+    All bounds of both are sorted. A running sum over them tells for each stretch between two bounds in which of both it
+    lies.
+    """
     points = np.concatenate((starts, ends, from_, to))
     order = np.argsort(points, kind="stable")
     here, there = np.zeros(len(points), np.int64), np.zeros(len(points), np.int64)
@@ -300,7 +307,7 @@ def _difference(starts: IntArray, ends: IntArray, from_: IntArray, to: IntArray)
 
 
 def runs(offsets: IntArray) -> list[Range]:
-    """Ascending offsets as ranges."""
+    """Return ascending offsets as ranges."""
     if not len(offsets):
         return []
     breaks = np.flatnonzero(offsets[1:] - offsets[:-1] != 1)
@@ -310,13 +317,14 @@ def runs(offsets: IntArray) -> list[Range]:
 
 
 def spread(ranges: Sequence[Range]) -> IntArray:
-    """The offsets in these ranges, one by one."""
+    """Return the single offsets in these ranges."""
     if len(ranges) == 1:
         return np.arange(*ranges[0])
-    return spread_out(*bounds(ranges))
+    return spread_bounds(*bounds(ranges))
 
 
-def spread_out(starts: IntArray, ends: IntArray) -> IntArray:
+def spread_bounds(starts: IntArray, ends: IntArray) -> IntArray:
+    """Return the single offsets in the ranges with these starts and ends."""
     lengths = np.maximum(ends - starts, 0)
     if (lengths == 1).all():
         return starts
@@ -326,8 +334,30 @@ def spread_out(starts: IntArray, ends: IntArray) -> IntArray:
 
 
 def bounds(ranges: Sequence[Range]) -> tuple[IntArray, IntArray]:
-    """Starts and ends."""
+    """Return the starts and the ends of the ranges."""
     if isinstance(ranges, RangeArray):
         return ranges.starts, ranges.ends
     both = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges))
     return both[::2], both[1::2]
+
+
+def split_first(ranges: Sequence[Range], offsets: int) -> tuple[list[Range], list[Range]]:
+    """Divide the ranges into the first `offsets` offsets and the rest."""
+    first: list[Range] = []
+    for index, (start, end) in enumerate(ranges):
+        if offsets < end - start:
+            if offsets:
+                first.append((start, start + offsets))
+            return first, [(start + offsets, end), *ranges[index + 1 :]]
+        first.append((start, end))
+        offsets -= end - start
+    return first, []
+
+
+def clip(ranges: Sequence[Range], end: int) -> Sequence[Range]:
+    """Return the part of the ranges below `end`: nearly always all of them, which needs no loop."""
+    if isinstance(ranges, RangeArray):
+        return ranges.below(end)
+    if max(map(itemgetter(1), ranges), default=0) <= end:
+        return list(ranges)
+    return [(start, min(stop, end)) for start, stop in ranges if start < end]

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, closings
+from pydanube.broker import Broker, Consumer, Producer, PublishDone, Published, close_calls
 from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
@@ -477,7 +477,7 @@ class Session:
     def _tear_down(self) -> None:
         self.closed = True
         self._fetches.close(Unavailable("the connection was closed"))
-        closing = [*closings(self.consumers.values()), *(producer.close for producer in self.producers.values())]
+        closing = [*close_calls(self.consumers.values()), *(producer.close for producer in self.producers.values())]
         self.consumers.clear()
         self.producers.clear()
         for close in closing:

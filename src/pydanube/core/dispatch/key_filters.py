@@ -1,7 +1,8 @@
-"""Globs (`*`, `?`) over keys, in time that grows with the key's length and never with what it is made of.
+"""Key filters of a key-shared consumer: globs (`*`, `?`), of which a key must match one.
 
-A glob without `?` is literals between stars: each is looked for where the one before it ended. Those with `?` become an
-automaton that follows many globs at once, a bit for each character of theirs:
+The time to match a key grows with its length and never with what it consists of. A glob without `?` is a list of
+literals between stars: each literal is searched from where the one before it ended. Globs with `?` become an automaton
+that matches many globs at once, with one bit for each of their characters:
 
 ```
  a?c*d    bits   0   1   2   3   4        bit n: the first n characters other than * were matched
@@ -15,11 +16,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from pydanube.model.errors import Invalid
+
+KEY_FILTERS_MAX: Final = 100
+KEY_FILTER_CHARACTERS_MAX: Final = 200
+
 _BITS_MAX: Final = 2048
-"""Of one automaton: a character costs as much as there are bits, and each different one keeps as many in memory."""
+"""The size of one automaton: matching a character costs time in proportion to the bits, and every different character
+of its globs takes as many bits of memory."""
 
 
-class Literals:
+class KeyFilter:
+    """The key filters of one consumer. Without any glob it accepts every key."""
+
+    __slots__ = ("_matchers", "globs")
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self.check(globs)
+        self.globs = list(globs)
+        self._matchers = compile_globs(self.globs)
+
+    @staticmethod
+    def check(globs: Sequence[str]) -> None:
+        """Raise Invalid if there are too many globs, or one is empty or too long."""
+        if len(globs) > KEY_FILTERS_MAX or any(not 0 < len(one) <= KEY_FILTER_CHARACTERS_MAX for one in globs):
+            raise Invalid(
+                f"a consumer has at most {KEY_FILTERS_MAX} key filters of 1 to {KEY_FILTER_CHARACTERS_MAX} characters"
+            )
+
+    def accepts(self, key: str) -> bool:
+        return not self._matchers or any(one.matches(key) for one in self._matchers)
+
+    @property
+    def accepts_all(self) -> bool:
+        return not self._matchers
+
+
+class LiteralGlob:
     """A glob without `?`."""
 
     __slots__ = ("_first", "_last", "_length", "_middle")
@@ -36,17 +69,17 @@ class Literals:
             return key == self._first
         if len(key) < self._length or not key.startswith(self._first) or not key.endswith(self._last):
             return False
-        place, end = len(self._first), len(key) - len(self._last)
+        start, end = len(self._first), len(key) - len(self._last)
         for literal in self._middle:
-            found = key.find(literal, place, end)
+            found = key.find(literal, start, end)
             if found < 0:
                 return False
-            place = found + len(literal)
+            start = found + len(literal)
         return True
 
 
-class Automaton:
-    """Several globs, followed together."""
+class GlobAutomaton:
+    """Several globs, matched together."""
 
     __slots__ = ("_any", "_begin", "_by_character", "_end", "_for_good", "_stars")
 
@@ -83,18 +116,18 @@ class Automaton:
         return bits & self._end != 0
 
 
-def compiled(globs: Sequence[str]) -> list[Literals | Automaton]:
-    """What matches a key that one of these matches."""
-    matchers: list[Literals | Automaton] = [Literals(glob) for glob in globs if "?" not in glob]
+def compile_globs(globs: Sequence[str]) -> list[LiteralGlob | GlobAutomaton]:
+    """Return matchers: a key matches one of the globs if and only if it matches one of these."""
+    matchers: list[LiteralGlob | GlobAutomaton] = [LiteralGlob(glob) for glob in globs if "?" not in glob]
     together: list[str] = []
     bits = 0
     for glob in globs:
         if "?" in glob:
             if together and bits + len(glob) + 1 > _BITS_MAX:
-                matchers.append(Automaton(together))
+                matchers.append(GlobAutomaton(together))
                 together, bits = [], 0
             together.append(glob)
             bits += len(glob) + 1
     if together:
-        matchers.append(Automaton(together))
+        matchers.append(GlobAutomaton(together))
     return matchers

@@ -1,45 +1,45 @@
-"""The dispatch of all four subscription types against sets and dictionaries, in any order of events.
+"""The dispatcher of all four subscription types against a model of sets and dictionaries, in any order of events.
 
-What must hold after every step: nothing lost, nothing settled delivered, nothing on its way twice, order, room, counts.
-In the end everybody gets room and acks, time passes, and everything must have been settled.
+After every step: nothing is lost, nothing acknowledged is delivered, nothing is in flight twice; order, credit and
+counts are right. In the end every consumer gets credit and acks, time passes, and everything must be acknowledged.
 
-Hypothesis prints what replays a failure. More of it: WINDOW_EXAMPLES=2000, with any --hypothesis-seed.
+Hypothesis prints what replays a failure. More of it: DISPATCHER_EXAMPLES=2000, with any --hypothesis-seed.
 """
 
 import os
 
 import pytest
 from dispatch_harness import FILTERS, KEYS, MS, PLENTY, POLICIES, SMALL, offsets_of, ranges_of
+from dispatcher_model import DispatcherModel
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from window_model import WindowModel
 
-from pydanube.core.dispatch import window as window_module
+from pydanube.core.dispatch import dispatcher as dispatcher_module
 from pydanube.core.dispatch.cursor import Cursor
+from pydanube.core.dispatch.dispatcher import Dispatcher
 from pydanube.core.dispatch.members import Member
-from pydanube.core.dispatch.window import DeliveryWindow
 from pydanube.model.errors import Refused
 from pydanube.model.failure import Poison
 from pydanube.model.topics import SubscriptionType
 
-EXAMPLES = int(os.environ.get("WINDOW_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("DISPATCHER_EXAMPLES", "20"))
 PHASES = [one for one in Phase if one is not Phase.explain]
-STEPS = int(os.environ.get("WINDOW_STEPS", "40"))
+STEPS = int(os.environ.get("DISPATCHER_STEPS", "40"))
 
 names = st.sampled_from("abcd")
 spots = st.integers(0, 400)
-"""Where in the stream something happens: modulo its end."""
+"""Positions in the stream, modulo its end."""
 
 
-class WindowMachine(WindowModel):
-    """Everything that can happen to a window, in any order."""
+class DispatcherMachine(DispatcherModel):
+    """Everything that can happen to a dispatcher, in any order."""
 
     @initialize(
         policy=st.sampled_from(POLICIES), messages=st.sampled_from([4, 20, PLENTY]), filters=st.sampled_from(FILTERS)
     )
     def begin(self, policy, messages, filters):
-        """Without this most runs are over before anything happens."""
+        """Begin with consumers and messages, because most runs would be over before there are any."""
         self.set_policy(policy)
         self.attach("a", 0, (), messages)
         self.attach("b", 0, filters, messages)
@@ -55,31 +55,31 @@ class WindowMachine(WindowModel):
         producer=st.sampled_from("pq"),
     )
     def publish(self, keys, delays, delayed, producer):
-        times = [self.desk.now_us + one * MS if one else 0 for one in delays[: len(keys)]]
-        self._published(self.desk.stored.publish(keys, times if delayed else None, producer))
+        times = [self.harness.now_us + one * MS if one else 0 for one in delays[: len(keys)]]
+        self._published(self.harness.stored.publish(keys, times if delayed else None, producer))
 
     @rule(count=st.integers(100, 150))
     def publish_many(self, count):
-        self._published(self.desk.stored.publish([KEYS[number % 5] for number in range(count)]))
+        self._published(self.harness.stored.publish([KEYS[number % 5] for number in range(count)]))
 
     def _published(self, base: int) -> None:
-        self.published_us |= dict.fromkeys(range(base, self.desk.stored.end), self.desk.now_us)
+        self.published_us |= dict.fromkeys(range(base, self.harness.stored.end), self.harness.now_us)
 
     @rule(offsets=st.integers(1, 5))
     def leave_gap(self, offsets):
-        self.desk.stored.leave_gap(offsets)
+        self.harness.stored.leave_gap(offsets)
 
-    @precondition(lambda self: self.desk.stored.batches)
+    @precondition(lambda self: self.harness.stored.batches)
     @rule()
     def trim(self):
-        base, end, _ = self.desk.stored.batches[0]
-        if not any(base <= offset < end for offset in [*self.out, *self.dying]):
-            self.desk.stored.trim()
+        base, end, _ = self.harness.stored.batches[0]
+        if not any(base <= offset < end for offset in [*self.in_flight, *self.dead_lettering]):
+            self.harness.stored.trim()
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def member(self, name: str) -> Member | None:
-        return next((one for one in self.window.members if one.consumer == name), None)
+        return next((one for one in self.dispatcher.members if one.consumer == name), None)
 
     @rule(
         name=names,
@@ -89,104 +89,113 @@ class WindowMachine(WindowModel):
     )
     def attach(self, name, priority, filters, messages):
         former, active = self.member(name), self.active()
-        if self.type is SubscriptionType.EXCLUSIVE and former is None and self.window.members:
+        if self.type is SubscriptionType.EXCLUSIVE and former is None and self.dispatcher.members:
             with pytest.raises(Refused):
-                self.window.attach(name, priority)
+                self.dispatcher.attach(name, priority)
             return
-        member, ended = self.window.attach(name, priority, filters if self.is_keyed else ())
+        member, ended = self.dispatcher.attach(name, priority, filters if self.is_keyed else ())
         assert ended is former
         self._gave_back([former], active)
-        self.desk.credit(member, messages, PLENTY)
+        self.harness.credit(member, messages, PLENTY)
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3))
     def detach(self, pick):
-        member, active = self.window.members[pick % len(self.window.members)], self.active()
-        self.window.detach(member)
-        self.window.detach(member)
+        member, active = self.dispatcher.members[pick % len(self.dispatcher.members)], self.active()
+        self.dispatcher.detach(member)
+        self.dispatcher.detach(member)
         self._gave_back([member], active)
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3), count=st.integers(0, 4))
     def detach_several(self, pick, count):
-        gone, active = self.window.members[pick : pick + count], self.active()
-        self.window.detach(*gone)
+        gone, active = self.dispatcher.members[pick : pick + count], self.active()
+        self.dispatcher.detach(*gone)
         self._gave_back(gone, active)
 
     def _gave_back(self, gone: list[Member | None], active: Member | None) -> None:
         if self.is_single and self.active() is not active:
-            self.out.clear()
-        self.out = {offset: member for offset, member in self.out.items() if member not in gone}
+            self.in_flight.clear()
+        self.in_flight = {offset: member for offset, member in self.in_flight.items() if member not in gone}
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3), messages=st.integers(0, 12), size_bytes=st.sampled_from([0, 1, PLENTY]))
     def credit(self, pick, messages, size_bytes):
-        self.desk.credit(self.window.members[pick % len(self.window.members)], messages, size_bytes)
+        self.harness.credit(self.dispatcher.members[pick % len(self.dispatcher.members)], messages, size_bytes)
 
-    @precondition(lambda self: self.window.members)
+    @precondition(lambda self: self.dispatcher.members)
     @rule(pick=st.integers(0, 3))
     def pause_or_resume(self, pick):
-        member = self.window.members[pick % len(self.window.members)]
+        member = self.dispatcher.members[pick % len(self.dispatcher.members)]
         member.paused = not member.paused
         if not member.paused:
-            self.window.refresh(member)
+            self.dispatcher.credited(member)
 
     # -- delivering ----------------------------------------------------------------------------------------------------
 
     @rule()
     def deliver(self):
-        """As the broker's pump does it."""
-        for _ in range(1000 + 10 * self.desk.stored.end):
-            if self.window.has_due(self.desk.now_us):
+        """Deliver everything that is possible, like the broker's pump."""
+        for _ in range(1000 + 10 * self.harness.stored.end):
+            if self.dispatcher.has_due(self.harness.now_us):
                 self._due()
-            wanted = self.window.wanted
-            if wanted is not None and wanted < self.desk.stored.end:
+            wanted = self.dispatcher.offset_to_read
+            if wanted is not None and wanted < self.harness.stored.end:
                 self._offer(wanted)
-            elif not self.window.has_due(self.desk.now_us):
+            elif not self.dispatcher.has_due(self.harness.now_us):
                 break
         else:
             raise AssertionError("no progress")
-        assert self.window.next_due_us is None or self.window.next_due_us > self.desk.now_us or self.window._ready
+        assert (
+            self.dispatcher.next_due_us is None
+            or self.dispatcher.next_due_us > self.harness.now_us
+            or self.dispatcher._ready
+        )
         self._nothing_idles()
 
     def _offer(self, wanted: int) -> None:
-        window, stored = self.window, self.desk.stored
-        assert any(member.has_room for member in window.members)
-        found = stored.stretch_at(wanted, self.batches_max if window.policy.scatters else 1)
+        dispatcher, stored = self.dispatcher, self.harness.stored
+        assert any(member.can_receive for member in dispatcher.members)
+        found = stored.stretch_at(wanted, self.batches_max if dispatcher._policy.splits_batches else 1)
         if found is None:
-            window.skip_to(stored.end)
+            dispatcher.skip_to(stored.end)
             self._skipped()
             return
         base, end, batch = found
-        if self.goes_straight and self.rows_max is None and window.next_read == base and window.sole_taker is not None:
-            self._give_straight(window.sole_taker, base, end, len(batch.view))
+        if (
+            self.delivers_stored
+            and self.rows_max is None
+            and dispatcher.next_read == base
+            and dispatcher.sole_consumer is not None
+        ):
+            self._assign_stored(dispatcher.sole_consumer, base, end, len(batch.view))
             return
-        room = {member: member.messages if member.has_room else 0 for member in window.members}
-        dealt = window.offer(batch, base, end, self.desk.now_us, stored.end - end, self.rows_max)
+        credit = {member: member.messages if member.can_receive else 0 for member in dispatcher.members}
+        assignments = dispatcher.offer(batch, base, end, self.harness.now_us, stored.end - end, self.rows_max)
         self._skipped()
-        assert self.rows_max is None or sum(one.rows for one in dealt) <= self.rows_max
-        for one in dealt:
+        assert self.rows_max is None or sum(one.rows for one in assignments) <= self.rows_max
+        for one in assignments:
             offsets = offsets_of(one, base)
             assert offsets == sorted(set(offsets))
             assert one.rows == len(offsets) > 0
-            assert room[one.member] > 0
-            assert self.is_single or len(offsets) <= room[one.member]
-            assert one.member.messages == room[one.member] - len(offsets)
+            assert credit[one.member] > 0
+            assert self.is_single or len(offsets) <= credit[one.member]
+            assert one.member.messages == credit[one.member] - len(offsets)
             for offset in offsets:
                 self._delivered(one.member, offset)
 
-    def _give_straight(self, member: Member, base: int, end: int, size_bytes: int) -> None:
-        assert member is self.active() and member.has_room
+    def _assign_stored(self, member: Member, base: int, end: int, size_bytes: int) -> None:
+        assert member is self.active() and member.can_receive
         messages = member.messages
-        self.window.give_straight(member, end, size_bytes)
+        self.dispatcher.assign_stored(member, end, size_bytes)
         assert member.messages == messages - (end - base)
         for offset in range(base, end):
             self._delivered(member, offset)
 
-    @rule(goes_straight=st.booleans())
-    def go_straight(self, goes_straight):
-        """Whole batches to the one who gets them all, where nothing speaks against it."""
-        self.goes_straight = goes_straight
+    @rule(delivers_stored=st.booleans())
+    def set_delivers_stored(self, delivers_stored):
+        """Switch on or off that a sole consumer is assigned whole stored batches."""
+        self.delivers_stored = delivers_stored
 
     @rule(rows_max=st.sampled_from([None, None, 1, 2, 7, 30]))
     def limit_rows(self, rows_max):
@@ -198,85 +207,85 @@ class WindowMachine(WindowModel):
 
     @rule()
     def deliver_again(self):
-        """As often as everything else together happens: the broker does it after every event."""
+        """Deliver more often than other rules run: the broker does it after every event."""
         self.deliver()
 
     @rule(milliseconds=st.integers(1, 30))
     def wait_and_deliver(self, milliseconds):
-        self.desk.wait(milliseconds)
+        self.harness.wait(milliseconds)
         self.deliver()
 
-    # -- settling ------------------------------------------------------------------------------------------------------
+    # -- acking --------------------------------------------------------------------------------------------------------
 
     def _ack(self, ranges: list[tuple[int, int]]) -> None:
         offsets = {offset for start, end in ranges for offset in range(start, end)}
-        known = {offset for offset in offsets if self.window.cursor.is_settled(offset)}
-        assert known - self.desk.stored.gone == (offsets & self.settled) - self.desk.stored.gone
-        assert self.window.ack(ranges) == len(offsets - known)
-        self._settle(list(offsets))
+        known = {offset for offset in offsets if self.dispatcher.cursor.is_acked(offset)}
+        assert known - self.harness.stored.gone == (offsets & self.acked) - self.harness.stored.gone
+        assert self.dispatcher.ack(ranges) == len(offsets - known)
+        self._mark_acked(list(offsets))
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.in_flight)
     @rule(step=st.integers(1, 4), skip=st.integers(0, 5), shuffle=st.booleans())
     def ack_delivered(self, step, skip, shuffle):
-        ranges = ranges_of(sorted(self.out)[skip::step])
+        ranges = ranges_of(sorted(self.in_flight)[skip::step])
         self._ack(ranges[::-1] if shuffle else ranges)
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.in_flight)
     @rule(pick=spots)
     def ack_one(self, pick):
-        offset = sorted(self.out)[pick % len(self.out)]
+        offset = sorted(self.in_flight)[pick % len(self.in_flight)]
         self._ack([(offset, offset + 1)])
 
     @rule(start=spots, count=st.integers(0, 40))
     def ack_anything(self, start, count):
-        start = start % (self.desk.stored.end + 1)
-        self._ack([(start, min(start + count, self.desk.stored.end))])
+        start = start % (self.harness.stored.end + 1)
+        self._ack([(start, min(start + count, self.harness.stored.end))])
 
     @rule(spans=st.lists(st.tuples(spots, st.integers(-1, 9)), max_size=5))
     def ack_overlapping(self, spans):
-        end = self.desk.stored.end
+        end = self.harness.stored.end
         self._ack([(start % (end + 1), min(start % (end + 1) + count, end)) for start, count in spans])
 
     @rule(start=spots, step=st.integers(2, 3))
     def ack_scattered(self, start, step):
-        end = self.desk.stored.end
+        end = self.harness.stored.end
         self._ack([(offset, offset + 1) for offset in range(start % (end + 1), end, step)])
 
     @rule(end=spots)
     def ack_cumulative(self, end):
         if not self.is_single:
             with pytest.raises(Refused):
-                self.window.check_cumulative()
+                self.dispatcher.check_cumulative()
             return
-        self.window.check_cumulative()
-        self._ack([(self.window.cursor.position, end % (self.desk.stored.end + 1))])
+        self.dispatcher.check_cumulative()
+        self._ack([(self.dispatcher.cursor.position, end % (self.harness.stored.end + 1))])
 
     # -- failing -------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.in_flight)
     @rule(skip=st.integers(0, 8), count=st.integers(1, 5), delay_ms=st.sampled_from([None, None, 0, 7]))
     def nack_delivered(self, skip, count, delay_ms):
-        self._nack(ranges_of(sorted(self.out)[skip : skip + count]), delay_ms)
+        self._nack(ranges_of(sorted(self.in_flight)[skip : skip + count]), delay_ms)
 
     @rule(start=spots, count=st.integers(1, 20), delay_ms=st.sampled_from([None, 0, 7]))
     def nack_anything(self, start, count, delay_ms):
-        start = start % (self.desk.stored.end + 1)
+        start = start % (self.harness.stored.end + 1)
         self._nack([(start, start + count), (start, start + 1)], delay_ms)
 
     def _nack(self, ranges: list[tuple[int, int]], delay_ms: int | None) -> None:
         offsets = dict.fromkeys(offset for start, end in ranges for offset in range(start, end))
-        exhausted = self.window.nack(ranges, self.desk.now_us, delay_ms, "why")
+        exhausted = self.dispatcher.nack(ranges, self.harness.now_us, delay_ms, "why")
         expected = set()
-        for offset in [one for one in offsets if one in self.out]:
-            del self.out[offset]
-            if len(self.failed) >= 2 * window_module.FAILED_MAX and offset not in self.failed:
-                continue  # too many to count
+        for offset in [one for one in offsets if one in self.in_flight]:
+            del self.in_flight[offset]
+            if len(self.failed) >= 2 * dispatcher_module.FAILED_MAX and offset not in self.failed:
+                continue  # there are too many failures to count this one
             self.failed[offset] = count = self.failed.get(offset, 0) + 1
             if self.policy.is_exhausted(count):
                 expected.add(offset)
             else:
                 wait_ms = self.policy.next_delay_ms(count) if delay_ms is None else delay_ms
-                self.waiting[offset] = self.desk.now_us + wait_ms * MS
+                self.waiting[offset] = self.harness.now_us + wait_ms * MS
         self._exhausted(exhausted, expected)
 
     def _exhausted(self, exhausted, expected: set[int]) -> None:
@@ -286,88 +295,88 @@ class WindowMachine(WindowModel):
             if one.poison is Poison.BLOCK:
                 self.blocked.add(one.offset)
             else:
-                self.dying.add(one.offset)
+                self.dead_lettering.add(one.offset)
             if one.poison is Poison.DROP:
                 self._ack([(one.offset, one.offset + 1)])
 
-    @precondition(lambda self: self.dying)
+    @precondition(lambda self: self.dead_lettering)
     @rule(works=st.booleans())
-    def bury(self, works):
-        offset = min(self.dying)
+    def dead_letter(self, works):
+        offset = min(self.dead_lettering)
         if works:
             self._ack([(offset, offset + 1)])
         else:
-            due_us = self.desk.now_us + 3 * MS
-            self.window.try_again(offset, due_us)
-            self.dying.discard(offset)
+            due_us = self.harness.now_us + 3 * MS
+            self.dispatcher.retry_dead_letter(offset, due_us)
+            self.dead_lettering.discard(offset)
             self.waiting[offset] = due_us
 
     @rule(policy=st.sampled_from(POLICIES))
     def set_policy(self, policy):
         self.policy = policy
-        exhausted = self.window.set_failure_policy(policy)
+        exhausted = self.dispatcher.set_failure_policy(policy)
         expected = {offset for offset in self.blocked if policy.is_exhausted(self.failed[offset])}
         self.blocked.clear()
         self._exhausted(exhausted, expected)
 
     @rule(milliseconds=st.integers(1, 30))
     def time_passes(self, milliseconds):
-        self.desk.wait(milliseconds)
+        self.harness.wait(milliseconds)
 
     def _due(self) -> None:
-        now_us = self.desk.now_us
+        now_us = self.harness.now_us
         by_time = sorted((due_us, offset) for offset, due_us in self.waiting.items() if due_us <= now_us)
-        ended = {offset for _, offset in by_time[: window_module.DUE_AT_ONCE]}
+        ended = {offset for _, offset in by_time[: dispatcher_module.DUE_AT_ONCE]}
         expected = {offset for offset in ended if self.policy.is_exhausted(self.failed[offset])}
         for offset in ended:
             del self.waiting[offset]
-        self._exhausted(self.window.due(now_us), expected)
+        self._exhausted(self.dispatcher.release_due(now_us), expected)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
     @rule(position=spots)
     def seek(self, position):
-        position %= self.desk.stored.end + 1
-        self.window.move(position, self.window.cursor.generation + 1)
+        position %= self.harness.stored.end + 1
+        self.dispatcher.seek(position, self.dispatcher.cursor.generation + 1)
         self._start_over(set(range(position)))
 
     @rule()
     def restart(self):
-        """A new owner knows what was acked and nothing else."""
-        cursor = self.window.cursor
+        """Start a new dispatcher, as a new owner of the partition does: it knows only what was acked."""
+        cursor = self.dispatcher.cursor
         again = Cursor(cursor.position, cursor.acked, cursor.generation)
-        self.desk.window = DeliveryWindow(self.type, again, self.policy, 1)
-        self._start_over(set(self.settled))
+        self.harness.dispatcher = Dispatcher(self.type, again, self.policy, 1)
+        self._start_over(set(self.acked))
 
     def teardown(self) -> None:
-        """Room for everybody, time for everything: all of it is settled in the end."""
+        """Give every consumer credit and let time pass: everything must be acknowledged in the end."""
         try:
             self.policy = POLICIES[0]
-            self._exhausted(self.window.set_failure_policy(self.policy), set())
+            self._exhausted(self.dispatcher.set_failure_policy(self.policy), set())
             self.blocked.clear()
-            if not self.window.members or self.is_keyed:
+            if not self.dispatcher.members or self.is_keyed:
                 self.attach("z", 0, (), PLENTY)
-            for member in self.window.members:
+            for member in self.dispatcher.members:
                 member.paused = False
-                self.desk.credit(member, PLENTY, PLENTY)
+                self.harness.credit(member, PLENTY, PLENTY)
             for _ in range(300):
-                if self.window.cursor.position == self.desk.stored.end:
+                if self.dispatcher.cursor.position == self.harness.stored.end:
                     break
-                self._ack(ranges_of(sorted(self.dying)))
-                self.desk.wait(50)
+                self._ack(ranges_of(sorted(self.dead_lettering)))
+                self.harness.wait(50)
                 self.deliver()
                 self.every_open_message_is_in_one_place()
-                self._ack(ranges_of(sorted(self.out)))
+                self._ack(ranges_of(sorted(self.in_flight)))
                 self.deliver()
-            assert self.window.cursor.position == self.desk.stored.end, "something is never delivered"
+            assert self.dispatcher.cursor.position == self.harness.stored.end, "something is never delivered"
         finally:
             for name, value in self.normal.items():
-                setattr(window_module, name, value)
+                setattr(dispatcher_module, name, value)
 
 
 def machine(subscription_type: SubscriptionType, limits: dict[str, int]):
-    """A test case of its own for each type, with the limits of production or small ones."""
-    one = type("Machine", (WindowMachine,), {"type": subscription_type, "limits": limits})
+    """Return a test case for one type, with the limits of production or small ones."""
+    one = type("Machine", (DispatcherMachine,), {"type": subscription_type, "limits": limits})
     case = one.TestCase
     case.settings = settings(
         max_examples=EXAMPLES,

@@ -1,12 +1,12 @@
-"""The key-shared subscription: same key, same consumer, in order."""
+"""The key-shared subscription: messages of one key go to one consumer, in order."""
 
 from collections import Counter
 
 import pytest
-from dispatch_harness import MS, Desk
+from dispatch_harness import MS, DispatchHarness
 
-from pydanube.core.dispatch import window as window_module
-from pydanube.core.dispatch.keys import KEY_FILTERS_MAX, KeyFilter
+from pydanube.core.dispatch import dispatcher as dispatcher_module
+from pydanube.core.dispatch.key_filters import KEY_FILTERS_MAX, KeyFilter
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
@@ -14,27 +14,27 @@ from pydanube.model.topics import SubscriptionType
 OTHERS = "bcdefghijklmnopqrstuvwxyz"
 
 
-def desk(policy: FailurePolicy | None = None) -> Desk:
-    return Desk(SubscriptionType.KEY_SHARED, policy or FailurePolicy(delay_ms=10))
+def harness(policy: FailurePolicy | None = None) -> DispatchHarness:
+    return DispatchHarness(SubscriptionType.KEY_SHARED, policy or FailurePolicy(delay_ms=10))
 
 
-def keys_of(one: Desk, names: list[str]) -> dict[str, str]:
-    """Who has which of these keys, found out by a message for each."""
+def keys_of(one: DispatchHarness, names: list[str]) -> dict[str, str]:
+    """Return the consumer of each key, found out by publishing one message for each."""
     base = one.stored.publish(names)
     owners = {one.stored.keys[offset]: name for name, offsets in one.pump().items() for offset in offsets}
     one.ack(*range(base, one.stored.end))
     return owners
 
 
-def key_of(one: Desk, consumer: str) -> str:
+def key_of(one: DispatchHarness, consumer: str) -> str:
     return next(key for key, owner in keys_of(one, [f"key-{n}" for n in range(50)]).items() if owner == consumer)
 
 
-# -- who has a key -----------------------------------------------------------------------------------------------------
+# -- routing -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_key_stays_with_its_consumer_and_in_order_over_batches():
-    one = desk()
+    one = harness()
     one.join("a")
     one.join("b")
     got = {}
@@ -50,7 +50,7 @@ def test_a_key_stays_with_its_consumer_and_in_order_over_batches():
 
 
 def test_a_message_without_a_key_goes_by_its_producers_name():
-    one = desk()
+    one = harness()
     for name in "abcd":
         one.join(name)
     one.stored.publish([None, "x", None], producer="p")
@@ -63,7 +63,7 @@ NAMES = [f"user-{number}" for number in range(10_000)]
 
 
 def test_keys_are_spread_evenly():
-    one = desk()
+    one = harness()
     for number in range(4):
         one.join(f"c{number}")
     shares = Counter(keys_of(one, NAMES).values())
@@ -71,7 +71,7 @@ def test_keys_are_spread_evenly():
 
 
 def test_a_fifth_consumer_moves_a_fifth_of_the_keys_and_only_to_itself():
-    one = desk()
+    one = harness()
     for number in range(4):
         one.join(f"c{number}")
     before = keys_of(one, NAMES)
@@ -80,36 +80,36 @@ def test_a_fifth_consumer_moves_a_fifth_of_the_keys_and_only_to_itself():
     moved = [key for key in NAMES if before[key] != after[key]]
     assert all(after[key] == "c4" for key in moved)
     assert 0.7 * 2000 < len(moved) < 1.3 * 2000
-    one.window.detach(fifth)
+    one.dispatcher.detach(fifth)
     assert keys_of(one, NAMES) == before
 
 
 def test_cumulative_acks_are_refused():
     with pytest.raises(Refused, match="key-shared"):
-        desk().window.check_cumulative()
+        harness().dispatcher.check_cumulative()
 
 
 # -- a key that moves --------------------------------------------------------------------------------------------------
 
 
-def test_a_key_moves_only_after_its_messages_on_their_way_are_settled():
-    one = desk()
+def test_a_key_moves_only_after_its_messages_in_flight_are_acked():
+    one = harness()
     one.join("a")
     one.stored.publish(["k", "k"])
     assert one.pump() == {"a": [0, 1]}
     name = next(name for name in OTHERS if takes(one, name, "k"))
     one.stored.publish(["k"])
     assert one.pump() == {}
-    assert one.window.policy.held == 1
+    assert one.dispatcher.counts.held_back == 1
     one.ack(0)
     assert one.pump() == {}
     one.ack(1)
     assert one.pump() == {name: [2]}
 
 
-def takes(one: Desk, consumer: str, key: str) -> bool:
-    """Joins; stays if the key belongs to it now."""
-    twin = Desk(SubscriptionType.KEY_SHARED)
+def takes(one: DispatchHarness, consumer: str, key: str) -> bool:
+    """Join if the key would belong to this consumer; return whether it does."""
+    twin = DispatchHarness(SubscriptionType.KEY_SHARED)
     twin.join("a")
     twin.join(consumer)
     if keys_of(twin, [key])[key] != consumer:
@@ -118,8 +118,8 @@ def takes(one: Desk, consumer: str, key: str) -> bool:
     return True
 
 
-def test_a_nack_frees_a_key_to_move_and_what_is_behind_it_still_waits():
-    one = desk()
+def test_a_nack_lets_a_key_move_and_later_messages_of_the_key_still_wait():
+    one = harness()
     one.join("a")
     one.stored.publish(["k"])
     one.pump()
@@ -134,27 +134,27 @@ def test_a_nack_frees_a_key_to_move_and_what_is_behind_it_still_waits():
     assert one.pump() == {name: [1]}
 
 
-def test_what_a_consumer_had_moves_at_once_when_it_leaves_and_stays_in_order():
-    one = desk()
+def test_when_a_consumer_leaves_its_messages_move_at_once_and_stay_in_order():
+    one = harness()
     leaver = one.join("a")
     one.stored.publish(["k", "l", "k"])
     one.pump()
     one.join("b")
     one.stored.publish(["k", "l"])
     one.pump()
-    one.window.detach(leaver)
+    one.dispatcher.detach(leaver)
     assert one.pump() == {"b": [0, 1, 2, 3, 4]}
 
 
-def test_a_slow_consumer_holds_up_its_own_keys_only():
-    one = desk()
+def test_a_slow_consumer_delays_only_its_own_keys():
+    one = harness()
     one.join("a")
     slow = one.join("b", messages=0)
-    theirs, mine = key_of_without_room(one), key_of_without_room(one, "a")
+    theirs, mine = key_of_consumer_without_credit(one), key_of_consumer_without_credit(one, "a")
     one.stored.publish([theirs, mine, theirs, mine])
     got = one.pump()
     assert list(got) == ["a"] and len(got["a"]) == 2
-    assert one.window.policy.held == 2
+    assert one.dispatcher.counts.held_back == 2
     one.credit(slow, 1)
     assert len(one.pump()["b"]) == 1
     one.stored.publish([theirs])
@@ -163,9 +163,9 @@ def test_a_slow_consumer_holds_up_its_own_keys_only():
     assert one.pump() == {"b": [2, 4]}
 
 
-def key_of_without_room(one: Desk, consumer: str = "b") -> str:
-    twin = Desk(SubscriptionType.KEY_SHARED)
-    for member in one.window.members:
+def key_of_consumer_without_credit(one: DispatchHarness, consumer: str = "b") -> str:
+    twin = DispatchHarness(SubscriptionType.KEY_SHARED)
+    for member in one.dispatcher.members:
         twin.join(member.consumer)
     return key_of(twin, consumer)
 
@@ -173,24 +173,24 @@ def key_of_without_room(one: Desk, consumer: str = "b") -> str:
 # -- a key with a failure ----------------------------------------------------------------------------------------------
 
 
-def test_behind_a_failure_the_key_waits_and_others_go_on():
-    one = desk()
+def test_after_a_failure_later_messages_of_the_key_wait_and_other_keys_do_not():
+    one = harness()
     one.join("a")
     one.stored.publish(["k", "k", "x"])
     one.pump()
     one.nack(0)
     one.stored.publish(["k", "x"])
     assert one.pump() == {"a": [4]}, "offset 1 was delivered before"
-    assert (one.window.policy.held, one.window.policy.blocked_keys) == (1, 1)
+    assert (one.dispatcher.counts.held_back, one.dispatcher.counts.blocked_keys) == (1, 1)
     one.wait(10)
     assert one.pump() == {"a": [0]}
     one.ack(0)
     assert one.pump() == {"a": [3]}
-    assert one.window.policy.blocked_keys == 0
+    assert one.dispatcher.counts.blocked_keys == 0
 
 
-def test_two_failures_of_a_key_hold_it_until_both_are_settled():
-    one = desk()
+def test_two_failures_of_a_key_hold_it_back_until_both_are_acked():
+    one = harness()
     one.join("a")
     one.stored.publish(["k", "k"])
     one.pump()
@@ -203,8 +203,8 @@ def test_two_failures_of_a_key_hold_it_until_both_are_settled():
     assert one.pump() == {"a": [2]}
 
 
-def test_a_nack_of_what_is_held_back_counts_nothing_and_delivers_nothing_twice():
-    one = desk()
+def test_a_nack_of_a_message_that_is_held_back_is_ignored():
+    one = harness()
     one.join("a")
     one.stored.publish(["k"])
     one.pump()
@@ -216,19 +216,19 @@ def test_a_nack_of_what_is_held_back_counts_nothing_and_delivers_nothing_twice()
     assert one.pump() == {"a": [0]}
     one.ack(0)
     assert one.pump() == {"a": [1]}
-    assert len(one.window.failures) == 0
+    assert one.dispatcher.counts.failed == 0
 
 
-def test_overlapping_and_empty_ranges_in_one_ack_free_a_key_once():
-    one = desk()
+def test_overlapping_and_empty_ranges_in_one_ack_release_a_key_once():
+    one = harness()
     one.join("a")
     one.stored.publish(["k"] * 6)
     one.pump()
-    one.window.ack([(0, 2), (1, 3), (3, 3), (1, 2)])
+    one.dispatcher.ack([(0, 2), (1, 3), (3, 3), (1, 2)])
     name = next(name for name in OTHERS if takes(one, name, "k"))
     one.stored.publish(["k"])
     assert one.pump() == {}
-    one.window.ack([(4, 6), (9, 2), (3, 5)] * 5)
+    one.dispatcher.ack([(4, 6), (9, 2), (3, 5)] * 5)
     assert one.pump() == {name: [6]}
 
 
@@ -256,15 +256,15 @@ def test_filters_are_globs_of_which_one_must_match(globs, accepted, refused):
 
 @pytest.mark.parametrize("globs", [[""], ["x" * 201], ["x"] * (KEY_FILTERS_MAX + 1)])
 def test_filters_have_limits_and_a_refused_one_changes_nothing(globs):
-    one = desk()
+    one = harness()
     first = one.join("a")
     with pytest.raises(Invalid, match="key filters"):
         one.join("a", key_filters=globs)
-    assert one.window.members == [first]
+    assert one.dispatcher.members == [first]
 
 
-def test_filters_and_consumers_without_share_the_keys():
-    one = desk()
+def test_consumers_with_and_without_filters_share_the_keys():
+    one = harness()
     one.join("eu", key_filters=["eu-*"])
     one.join("us", key_filters=["us-*", "ca-*"])
     one.join("any")
@@ -273,33 +273,33 @@ def test_filters_and_consumers_without_share_the_keys():
         assert {owner for key, owner in owners.items() if key.startswith(region)} == mine
 
 
-def test_what_no_filter_accepts_waits_is_counted_and_comes_once_somebody_does():
-    one = desk()
+def test_messages_that_no_filter_accepts_are_counted_and_wait_for_a_consumer_that_does():
+    one = harness()
     one.join("eu", key_filters=["eu-*"])
     one.stored.publish(["jp-1", "eu-1", "jp-1"])
     assert one.pump() == {"eu": [1]}
     one.ack(1)
-    assert (one.window.policy.unmatched, one.window.cursor.position) == (2, 0)
+    assert (one.dispatcher.counts.unmatched, one.dispatcher.cursor.position) == (2, 0)
     other = one.join("us", key_filters=["us-*"])
     assert one.pump() == {}
-    assert one.window.policy.unmatched == 2
-    one.window.detach(other)
+    assert one.dispatcher.counts.unmatched == 2
+    one.dispatcher.detach(other)
     one.join("jp", key_filters=["jp-?"])
     assert one.pump() == {"jp": [0, 2]}
-    assert one.window.policy.unmatched == 0
+    assert one.dispatcher.counts.unmatched == 0
 
 
-def test_the_producers_name_is_the_key_that_filters_see_where_there_is_none():
-    one = desk()
+def test_filters_match_the_producers_name_where_a_message_has_no_key():
+    one = harness()
     one.join("a", key_filters=["sensor-*"])
     one.stored.publish([None, "x"], producer="sensor-1")
     one.stored.publish(2, producer="camera-1")
     assert one.pump() == {"a": [0]}
-    assert one.window.policy.unmatched == 3
+    assert one.dispatcher.counts.unmatched == 3
 
 
-def test_a_filtered_key_does_not_move_while_it_is_on_its_way():
-    one = desk()
+def test_a_filtered_key_does_not_move_while_it_is_in_flight():
+    one = harness()
     one.join("a", key_filters=["k*"])
     one.stored.publish(["k1"])
     one.pump()
@@ -314,7 +314,7 @@ def test_a_filtered_key_does_not_move_while_it_is_on_its_way():
 
 
 def test_a_key_is_ordered_by_delivery_time():
-    one = desk()
+    one = harness()
     one.join("a")
     one.stored.publish(["k", "k", "k"], [one.now_us + 30 * MS, one.now_us + 10 * MS, 0])
     got = one.pump()["a"]
@@ -324,29 +324,29 @@ def test_a_key_is_ordered_by_delivery_time():
     assert got == [2, 1, 0]
 
 
-def test_a_consumer_without_room_holds_up_a_bounded_number(monkeypatch):
-    monkeypatch.setattr(window_module, "HELD_MAX", 50)
-    one = desk()
+def test_the_number_of_messages_held_back_for_a_consumer_without_credit_is_bounded(monkeypatch):
+    monkeypatch.setattr(dispatcher_module, "HELD_BACK_MAX", 50)
+    one = harness()
     one.join("a")
     slow = one.join("b", messages=0)
     for _ in range(50):
         one.stored.publish([f"k{number}" for number in range(10)])
     one.pump()
-    assert 50 <= one.window.policy.held < 60
+    assert 50 <= one.dispatcher.counts.held_back < 60
     one.credit(slow, 1000)
     one.pump()
-    assert one.window.unacked == 500
+    assert one.dispatcher.unacked == 500
 
 
-def test_one_message_of_room_offers_one_message_again():
-    one = desk()
+def test_credit_for_one_message_releases_one_message():
+    one = harness()
     slow = one.join("b", messages=0)
     one.join("a")
-    theirs = key_of_without_room(one)
+    theirs = key_of_consumer_without_credit(one)
     for _ in range(100):
         one.stored.publish([theirs] * 10)
     one.pump()
     one.credit(slow, 1)
-    assert one.window._ready.count == 1
+    assert one.dispatcher._ready.count == 1
     assert one.pump() == {"b": [0]}
-    assert one.window.policy.held == 999
+    assert one.dispatcher.counts.held_back == 999

@@ -1,7 +1,7 @@
-"""Nacks, waiting, and the end of messages that fail too often; the same for every type unless said otherwise."""
+"""Nacks, redelivery, and messages that fail too often; the same for every subscription type unless said otherwise."""
 
 import pytest
-from dispatch_harness import Desk
+from dispatch_harness import DispatchHarness
 
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.topics import SubscriptionType
@@ -16,48 +16,47 @@ BLOCK = FailurePolicy(redeliveries_max=1, delay_ms=10, poison=Poison.BLOCK)
 FOR_EVER = FailurePolicy(delay_ms=100, delay_max_ms=400)
 
 
-def desk(kind: SubscriptionType, policy: FailurePolicy, messages: int = 3) -> Desk:
-    one = Desk(kind, policy)
+def harness(kind: SubscriptionType, policy: FailurePolicy, messages: int = 3) -> DispatchHarness:
+    one = DispatchHarness(kind, policy)
     one.join("a")
     one.stored.publish([f"k{number}" for number in range(messages)])
     one.pump()
     return one
 
 
-def count(one: Desk, offset: int) -> int:
-    failure = one.window.failures.at(offset)
-    return 0 if failure is None else failure.count
+def count(one: DispatchHarness, offset: int) -> int:
+    counts, _ = one.dispatcher.failure_history([offset])
+    return counts[0] if counts else 0
 
 
 @ALL
-def test_a_nacked_message_comes_again_after_its_wait_counted_and_with_its_reason(kind):
-    one = desk(kind, FOR_EVER)
+def test_a_nacked_message_is_redelivered_after_its_delay_with_count_and_reason(kind):
+    one = harness(kind, FOR_EVER)
     assert one.nack(1, reason="no stamp") == []
     assert one.pump() == {}
-    assert (one.window.failures.waiting, one.window.unacked) == (1, 2)
+    assert (one.dispatcher.counts.waiting, one.dispatcher.unacked) == (1, 2)
     one.wait(99)
     assert one.pump() == {}
     one.wait(1)
     assert one.pump() == {"a": [1]}
-    failure = one.window.failures.at(1)
-    assert (failure.count, failure.reason) == (1, "no stamp")
+    assert one.dispatcher.failure_history([0, 1]) == ([0, 1], [None, "no stamp"])
 
 
 @ALL
-def test_the_wait_doubles_up_to_its_maximum(kind):
-    one = desk(kind, FOR_EVER)
+def test_the_redelivery_delay_doubles_up_to_its_maximum(kind):
+    one = harness(kind, FOR_EVER)
     waits = []
     for _ in range(5):
         one.nack(0)
-        waits.append((one.window.next_due_us - one.now_us) // 1000)
+        waits.append((one.dispatcher.next_due_us - one.now_us) // 1000)
         one.wait(waits[-1])
         assert one.pump() == {"a": [0]}
     assert waits == [100, 200, 400, 400, 400]
 
 
 @ALL
-def test_a_fixed_wait_stays(kind):
-    one = desk(kind, FailurePolicy(delay_ms=100, backoff=Backoff.FIXED))
+def test_a_fixed_redelivery_delay_stays(kind):
+    one = harness(kind, FailurePolicy(delay_ms=100, backoff=Backoff.FIXED))
     for _ in range(3):
         one.nack(0)
         one.wait(100)
@@ -65,8 +64,8 @@ def test_a_fixed_wait_stays(kind):
 
 
 @ALL
-def test_a_wait_of_its_own_replaces_the_policys(kind):
-    one = desk(kind, FOR_EVER)
+def test_the_delay_of_a_nack_replaces_the_delay_of_the_policy(kind):
+    one = harness(kind, FOR_EVER)
     one.nack(0, delay_ms=0)
     one.nack(1, delay_ms=7)
     assert one.pump() == {"a": [0]}
@@ -75,37 +74,37 @@ def test_a_wait_of_its_own_replaces_the_policys(kind):
 
 
 @ALL
-def test_late_and_repeated_nacks_and_nacks_of_what_nobody_has_count_nothing(kind):
-    one = desk(kind, FOR_EVER)
+def test_late_and_repeated_nacks_and_nacks_of_messages_not_in_flight_are_ignored(kind):
+    one = harness(kind, FOR_EVER)
     one.ack(0)
     one.nack(0, 1)
     one.nack(1, 2, 3, 4, 5000)
     one.nack(2)
-    assert (count(one, 0), count(one, 1), count(one, 2), len(one.window.failures)) == (0, 1, 1, 2)
+    assert (count(one, 0), count(one, 1), count(one, 2), one.dispatcher.counts.failed) == (0, 1, 1, 2)
 
 
 @ALL
-def test_an_ack_ends_the_wait_and_the_history(kind):
-    one = desk(kind, FOR_EVER)
+def test_an_ack_ends_the_delay_and_the_failure_history(kind):
+    one = harness(kind, FOR_EVER)
     one.nack(0)
     one.ack(0)
     one.wait(1000)
     assert one.pump() == {}
-    assert (len(one.window.failures), one.window.next_due_us) == (0, None)
+    assert (one.dispatcher.counts.failed, one.dispatcher.next_due_us) == (0, None)
 
 
 @ALL
-def test_a_consumer_that_goes_costs_a_message_nothing(kind):
-    one = desk(kind, DROP)
+def test_a_consumer_that_detaches_does_not_count_as_a_failure(kind):
+    one = harness(kind, DROP)
     for _ in range(4):
         one.join("a")
         assert one.pump() == {"a": [0, 1, 2]}
-    assert len(one.window.failures) == 0
+    assert one.dispatcher.counts.failed == 0
 
 
 @ALL
 def test_an_exhausted_message_is_dropped_once_its_redeliveries_are_used_up(kind):
-    one = desk(kind, DROP)
+    one = harness(kind, DROP)
     assert one.nack(1) == []
     one.wait(10)
     one.pump()
@@ -113,44 +112,44 @@ def test_an_exhausted_message_is_dropped_once_its_redeliveries_are_used_up(kind)
     one.wait(1000)
     assert one.pump() == {}
     one.ack(1)
-    assert one.window.unacked == 2
+    assert one.dispatcher.unacked == 2
 
 
 @ALL
-def test_a_dead_letter_waits_until_it_is_stored_and_is_asked_for_again_when_that_fails(kind):
-    one = desk(kind, DEAD)
+def test_a_message_that_could_not_be_dead_lettered_is_exhausted_again_later(kind):
+    one = harness(kind, DEAD)
     one.nack(0)
     one.wait(10)
     one.pump()
     assert one.nack(0) == [(0, "dead-letter")]
-    assert (one.window.unacked, one.window.failures.dying) == (2, 1)
-    one.window.try_again(0, one.now_us + 5000)
+    assert (one.dispatcher.unacked, one.dispatcher.counts.dead_lettering) == (2, 1)
+    one.dispatcher.retry_dead_letter(0, one.now_us + 5000)
     one.wait(5)
-    assert [(end.offset, str(end.poison), end.attempts) for end in one.window.due(one.now_us)] == [
+    assert [(end.offset, str(end.poison), end.attempts) for end in one.dispatcher.release_due(one.now_us)] == [
         (0, "dead-letter", 2)
     ]
     assert one.pump() == {}
     one.ack(0)
-    assert (one.window.failures.dying, one.window.cursor.position) == (0, 1)
+    assert (one.dispatcher.counts.dead_lettering, one.dispatcher.cursor.position) == (0, 1)
 
 
 @ALL_BUT_KEYED
 def test_block_stops_the_subscription_and_a_change_of_policy_releases_it(kind):
-    one = desk(kind, BLOCK)
+    one = harness(kind, BLOCK)
     one.nack(0)
     one.wait(10)
     one.pump()
     assert one.nack(0) == [(0, "block")]
     one.stored.publish(2)
     assert one.pump() == {}
-    assert (one.window.is_blocked, one.window.failures.blocked) == (True, 1)
-    assert one.window.set_failure_policy(FOR_EVER) == []
+    assert (one.dispatcher.is_blocked, one.dispatcher.counts.blocked) == (True, 1)
+    assert one.dispatcher.set_failure_policy(FOR_EVER) == []
     assert one.pump() == {"a": [0, 3, 4]}
 
 
 @ALL_BUT_KEYED
-def test_block_is_released_by_an_ack_of_what_blocks(kind):
-    one = desk(kind, BLOCK)
+def test_an_ack_of_the_blocked_message_releases_the_subscription(kind):
+    one = harness(kind, BLOCK)
     one.nack(0, delay_ms=0)
     one.pump()
     one.nack(0)
@@ -161,48 +160,49 @@ def test_block_is_released_by_an_ack_of_what_blocks(kind):
 
 
 def test_block_on_key_shared_stops_only_its_key():
-    one = desk(SubscriptionType.KEY_SHARED, BLOCK)
+    one = harness(SubscriptionType.KEY_SHARED, BLOCK)
     one.nack(0, delay_ms=0)
     one.pump()
     assert one.nack(0) == [(0, "block")]
     one.stored.publish(["k0", "k1", "k0"])
     assert one.pump() == {"a": [4]}
-    assert (one.window.policy.held, one.window.policy.blocked_keys, one.window.is_blocked) == (2, 1, False)
-    one.window.set_failure_policy(FOR_EVER)
+    assert not one.dispatcher.is_blocked
+    assert (one.dispatcher.counts.held_back, one.dispatcher.counts.blocked_keys) == (2, 1)
+    one.dispatcher.set_failure_policy(FOR_EVER)
     assert one.pump() == {"a": [0]}
     one.ack(0)
     assert one.pump() == {"a": [3, 5]}
 
 
 @ALL
-def test_what_is_blocked_ends_as_the_new_policy_says(kind):
-    one = desk(kind, BLOCK)
+def test_a_blocked_message_ends_as_the_new_policy_says(kind):
+    one = harness(kind, BLOCK)
     one.nack(2, delay_ms=0)
     one.pump()
     one.nack(2)
-    ended = one.window.set_failure_policy(DROP)
+    ended = one.dispatcher.set_failure_policy(DROP)
     assert [(end.offset, end.poison, end.attempts) for end in ended] == [(2, Poison.DROP, 2)]
-    assert not one.window.is_blocked
+    assert not one.dispatcher.is_blocked
 
 
 @ALL
-def test_a_stricter_policy_counts_for_what_waits(kind):
-    one = desk(kind, FOR_EVER)
+def test_a_stricter_policy_applies_to_messages_that_wait(kind):
+    one = harness(kind, FOR_EVER)
     for _ in range(2):
         one.nack(1, delay_ms=0)
         one.pump()
     one.nack(1)
-    one.window.set_failure_policy(DROP)
+    one.dispatcher.set_failure_policy(DROP)
     one.wait(1000)
-    assert [(end.offset, end.attempts) for end in one.window.due(one.now_us)] == [(1, 3)]
+    assert [(end.offset, end.attempts) for end in one.dispatcher.release_due(one.now_us)] == [(1, 3)]
 
 
 @ALL
 def test_a_seek_forgets_failures(kind):
-    one = desk(kind, BLOCK)
+    one = harness(kind, BLOCK)
     one.nack(0, delay_ms=0)
     one.pump()
     one.nack(0)
-    one.window.move(0, 1)
+    one.dispatcher.seek(0, 1)
     assert one.pump() == {"a": [0, 1, 2]}
-    assert len(one.window.failures) == one.window.policy.blocked_keys == 0
+    assert one.dispatcher.counts.failed == one.dispatcher.counts.blocked_keys == 0

@@ -12,7 +12,7 @@ import pytest
 from broker_harness import Door, open_broker
 
 from pydanube.broker import Producer, Published
-from pydanube.broker.subscriptions.delivery_batches import STRAIGHT_BATCHES_MAX, straight
+from pydanube.broker.subscriptions.delivery_batches import WHOLE_BATCHES_MAX, whole_batches
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.batch.gather import gather_range
 from pydanube.core.access import ANONYMOUS
@@ -35,7 +35,7 @@ def one_batch(producer: Producer) -> memoryview:
 
 def taken(views: list[memoryview], start: int = 0, messages: int = MANY, size: int = MANY) -> int:
     """How many of them."""
-    found, end, size_bytes = straight(deque(views), start, messages, size)
+    found, end, size_bytes = whole_batches(deque(views), start, messages, size)
     assert found == views[: len(found)]
     assert size_bytes == sum(map(len, found))
     assert end == (Batch.trust(found[-1]).end_offset if found else start)
@@ -55,7 +55,7 @@ def test_a_run_ends_where_the_room_does_and_one_batch_may_be_larger():
     assert [taken(views, messages=room) for room in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
     size = len(views[0])
     assert [taken(views, size=room) for room in (1, size, size + 1)] == [1, 1, 2]
-    assert taken([stored(3 * number) for number in range(30)]) == STRAIGHT_BATCHES_MAX
+    assert taken([stored(3 * number) for number in range(30)]) == WHOLE_BATCHES_MAX
 
 
 def test_a_batch_with_rows_left_out_ends_a_run():

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC, Door, open_broker
 
-from pydanube.broker import closings
-from pydanube.broker.subscriptions import turn as turn_module
-from pydanube.broker.subscriptions.delivery_batches import GATHER_BYTES_MIN, cut, rows_for
+from pydanube.broker import close_calls
+from pydanube.broker.subscriptions import scheduling
+from pydanube.broker.subscriptions.delivery_batches import GATHER_BYTES_MIN, rows_allowed, views_to_send
+from pydanube.broker.subscriptions.scheduling import WorkBudget
 from pydanube.broker.subscriptions.subscription import LiveSubscription
-from pydanube.broker.subscriptions.turn import Turn
 from pydanube.codec.batch import Batch, Codec, encode
-from pydanube.core.dispatch.members import Dealt, Member
+from pydanube.core.dispatch.members import Member
+from pydanube.core.dispatch.policy import Assignment
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
@@ -60,13 +61,13 @@ async def test_a_turn_ends_and_another_one_follows_after_the_others():
         assert turns[0].begin()
         assert not turns[0].begin(), "it is under way"
         done.append("turn")
-        turns[0].worked(turn_module.BATCHES_MAX, 0)
-        assert turns[0].is_over
+        turns[0].spend(scheduling.BATCHES_MAX, 0)
+        assert turns[0].is_spent
         turns[0].end()
 
-    turns.append(Turn(go_on))
+    turns.append(WorkBudget(go_on))
     go_on()
-    turns[0].another()
+    turns[0].continue_later()
     assert not turns[0].begin(), "the next one does it"
     asyncio.get_running_loop().call_soon(done.append, "others")
     await asyncio.sleep(0)
@@ -80,7 +81,7 @@ async def test_many_batches_are_delivered_in_turns_and_in_order(tmp_path: Path):
         await published(door, numbered(400))
         consumer = await door.subscribe(credit=0)
         consumer.consumer.credit(1000, 1 << 20)
-        assert len(consumer.received) <= turn_module.BATCHES_MAX
+        assert len(consumer.received) <= scheduling.BATCHES_MAX
         await consumer.wait_for(400)
         assert offsets(consumer) == list(range(400))
 
@@ -94,10 +95,10 @@ async def test_what_falls_due_together_is_delivered_in_turns(tmp_path: Path, kin
         due = [clock.now_us() + 1_000_000] * count
         await published(door, [b"x"] * count, batch=10_000, deliver_at=due)
         consumer = await door.subscribe(kind=kind)
-        await settled(lambda: live(broker).core.delayed == count)
+        await settled(lambda: live(broker).dispatcher.counts.delayed == count)
         clock.advance(2)
         await consumer.wait_for(1)
-        assert len(consumer.received) <= turn_module.MESSAGES_MAX
+        assert len(consumer.received) <= scheduling.MESSAGES_MAX
         await consumer.wait_for(count)
         assert offsets(consumer) == list(range(count))
 
@@ -128,7 +129,7 @@ async def test_what_consumers_have_who_go_together_goes_to_none_of_them(tmp_path
         await settled(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
         had = [len(one.received) for one in going]
         assert all(had)
-        for close in closings(one.consumer for one in going):
+        for close in close_calls(one.consumer for one in going):
             close()
         await stays.wait_for(60)
         assert [len(one.received) for one in going] == had
@@ -198,14 +199,14 @@ def test_bytes_limit_rows_only_where_the_rest_is_not_sent_with_them(codec: Codec
     batch = Batch.trust(memoryview(view))
     assert len(view) >= GATHER_BYTES_MIN
     for size_bytes in (1, len(view) // 100, len(view) // 2, 2 * len(view)):
-        rows = rows_for((None, size_bytes), batch)
+        rows = rows_allowed((None, size_bytes), batch)
         if rows is None:
             continue
-        ((sent, _),) = cut(batch, 0, [Dealt(Member("a"), [(0, rows)])])
+        ((sent, _),) = views_to_send(batch, 0, [Assignment(Member("a"), [(0, rows)])])
         assert len(sent) < len(view)
-    assert rows_for((7, None), batch) == 7
-    assert rows_for((7, 1), batch) == 1
-    assert rows_for((None, 2 * len(view)), batch) is None
+    assert rows_allowed((7, None), batch) == 7
+    assert rows_allowed((7, 1), batch) == 1
+    assert rows_allowed((None, 2 * len(view)), batch) is None
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ async def test_a_read_that_finds_nothing_settles_nothing_that_got_ready_below_it
         await published(door, numbered(5), batch=5)
         await held.asked.wait()
         consumer.consumer.nack([(1, 2)], delay_ms=0)
-        assert live(broker).core.wanted == 1
+        assert live(broker).dispatcher.offset_to_read == 1
         held.answer.set()
         await consumer.wait_for(11)
         assert offsets(consumer) == [0, 1, 2, 3, 4, 1, 5, 6, 7, 8, 9]
