@@ -14,8 +14,16 @@ from pydanube.model.gaps import Gaps
 from pydanube.spark.reading.bounds import Bound, Bounds
 from pydanube.spark.reading.data_loss import Lost, judge, report, vanished
 from pydanube.spark.reading.offsets import Offsets, TopicIdentity, TopicOffsets, TopicView
-from pydanube.spark.reading.planning import Question, between, check_named, limited, placed, questions, tasks
-from pydanube.spark.reading.ranges import OffsetRange
+from pydanube.spark.reading.planning import (
+    OffsetRange,
+    Question,
+    between,
+    check_named,
+    limited,
+    placed,
+    questions,
+    tasks,
+)
 
 TOPIC = "/default/orders"
 

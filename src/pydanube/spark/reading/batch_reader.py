@@ -20,10 +20,9 @@ from .bounds import Bound, Bounds
 from .broker_queries import BrokerQueries
 from .data_loss import judge
 from .direct_reads import located
+from .fetching import read_task
 from .offsets import Offsets, View
-from .planning import BATCH_SPLIT_ROWS, Question, between, check_named, placed, questions, tasks
-from .ranges import OffsetRange
-from .task import read
+from .planning import BATCH_SPLIT_ROWS, OffsetRange, Question, between, check_named, placed, questions, tasks
 
 
 def batch_reader(options: ReadOptions) -> DanubeReader:
@@ -44,7 +43,7 @@ class DanubeReader(DataSourceReader):
         return tasks(ranges, options.min_partitions, options.max_records or BATCH_SPLIT_ROWS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition, self._options, self._pushed.rows)
+        return read_task(partition, self._options, self._pushed.rows)
 
     # -- what lies between ---------------------------------------------------------------------------------------------
 

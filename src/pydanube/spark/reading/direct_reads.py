@@ -30,7 +30,7 @@ from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 
 from .arrow_rows import RowSlice
-from .ranges import OffsetRange
+from .planning import OffsetRange
 
 log = get_logger(__name__)
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
 
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.history.reader import split_batches
@@ -31,10 +33,26 @@ from pydanube.spark.schema import arrow_schema
 from . import direct_reads as direct
 from .arrow_rows import RowForm, RowSlice
 from .data_loss import Lost, judge, trimmed
-from .ranges import OffsetRange
+from .planning import DanubePartition, OffsetRange
+from .pushdown import RowFilter
 
 
-def read(ranges: Iterable[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def read_task(partition: InputPartition, options: ReadOptions, wanted: RowFilter) -> Iterator[pa.RecordBatch]:
+    """Record batches of exactly the columns of `options`, in order."""
+    if not isinstance(partition, DanubePartition):
+        return  # Spark's own, where there is nothing to read
+    if not wanted:
+        yield from read_ranges(partition.ranges, options)
+        return
+    more = [name for name in wanted.columns if name not in options.columns]
+    seen = replace(options, columns=(*options.columns, *more))
+    for rows in read_ranges(partition.ranges, seen):
+        left = wanted.of(rows)
+        if left.num_rows:
+            yield left.select(list(options.columns)) if more else left
+
+
+def read_ranges(ranges: Iterable[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """All rows of some ranges, one range after the other."""
     for one in ranges:
         yield from read_range(one, options)

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
+from pydanube.client.history.coverage import SegmentInfo
 from pydanube.model.errors import Invalid
 from pydanube.model.gaps import NO_GAPS, Gaps
 
 from .bounds import Bound, Bounds
 from .data_loss import Lost, missing, replaced
 from .offsets import Offsets, TopicOffsets, TopicView, View
-from .ranges import OffsetRange
 
 TASKS_FEW: Final = 32
 """Up to so many partitions have a task each. Beyond, small ones share: starting a task costs more than reading them."""
@@ -34,6 +35,41 @@ to be read again when one fails."""
 BATCH_SPLIT_ROWS: Final = 4_000_000
 """A batch reads more than this of one partition in several tasks. A stream does not unless it is told to: people rely
 on the order of a partition there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets [start, end) of one partition."""
+
+    topic: str
+    topic_id: int
+    """Tells a topic from a later one of the same name."""
+    partition: int
+    start: int
+    end: int
+    segments: tuple[SegmentInfo, ...] = ()
+    store: str = ""
+    """The URL of the object store that has the segments, as the broker knows it."""
+    gaps: Gaps = NO_GAPS
+    """The offsets in it that hold no message, as far as the broker told."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.start <= self.end, f"{self.start}..{self.end} is no range of offsets"
+
+    @property
+    def size(self) -> int:
+        """The number of messages."""
+        return self.gaps.messages(self.start, self.end)
+
+    def part(self, start: int, end: int) -> OffsetRange:
+        """Some of it, with the segments that belong to that."""
+        assert self.start <= start <= end <= self.end
+        mine = tuple(one for one in self.segments if one.first_offset < end and start < one.end_offset)
+        gaps = Gaps(self.gaps.within(start, end)) if self.gaps else self.gaps
+        return replace(self, start=start, end=end, segments=mine, gaps=gaps)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offsets {self.start}..{self.end}"
 
 
 class DanubePartition(InputPartition):

@@ -21,10 +21,10 @@ from pyspark.sql.streaming.datasource import (
 
 from pydanube.spark.options import ReadOptions
 
+from .fetching import read_task
 from .offsets import Offsets
 from .pushdown import RowFilter
 from .stream_driver import StreamDriver
-from .task import read
 
 
 class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,4 +76,4 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._made = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition, self._options, RowFilter())
+        return read_task(partition, self._options, RowFilter())
