@@ -68,7 +68,7 @@ def planned(
     """A range as the driver plans it."""
     topic = client.describe_topic(TOPIC)
     last = topic.partitions[0].end_offset if end is None else end
-    (found,) = direct.located([OffsetRange(TOPIC, topic.topic_id, 0, start, last)], chosen, client)
+    (found,) = direct.locate_segments([OffsetRange(TOPIC, topic.topic_id, 0, start, last)], chosen, client)
     return found
 
 
@@ -124,7 +124,7 @@ def test_stretches_alternate_between_store_and_broker() -> None:
         return SegmentInfo(f"{first}.seg", 0, 1, 0, first, end)
 
     held = (segment(0, 10), segment(10, 20), segment(30, 40), segment(40, 60))
-    found = direct.stretches(OffsetRange(TOPIC, 1, 0, 5, 50, held))
+    found = direct.split_by_storage(OffsetRange(TOPIC, 1, 0, 5, 50, held))
     assert [(start, end, [one.object for one in of]) for start, end, of in found] == [
         (5, 20, ["0.seg", "10.seg"]),
         (20, 30, []),
@@ -367,7 +367,7 @@ def test_a_topic_that_is_gone_when_segments_are_located_leaves_the_other_topics_
     chosen = options(broker.servers, directRead="always")
     ranges = [OffsetRange(name, history.describe_topic(name).topic_id, 0, 0, 1000) for name in (TOPIC, other)]
     history.delete_topic(TOPIC)
-    gone, there = direct.located(ranges, chosen, history)
+    gone, there = direct.locate_segments(ranges, chosen, history)
     assert (len(gone.segments), len(there.segments)) == (0, 1)
     with pytest.raises(Refused, match="1000 messages of 1 partition cannot be read any more"):
         numbers(gone, chosen)
