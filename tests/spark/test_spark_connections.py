@@ -95,14 +95,14 @@ def test_only_workers_of_spark_set_aside_what_they_imported(main: str, frozen: b
     program = f"""
         import gc, sys, types
         sys.modules["__main__"].__spec__ = types.SimpleNamespace(name={main!r})
-        from pydanube.spark.workers import settle
-        settle()
+        from pydanube.spark.workers import freeze_imports
+        freeze_imports()
         before = gc.get_freeze_count()
         mine = [object() for _ in range(100)]
-        settle()
+        freeze_imports()
         assert gc.get_freeze_count() == before
         import wave
-        settle()
+        freeze_imports()
         assert (gc.get_freeze_count() > before) == (before > 0)
         print(before > 0)
     """

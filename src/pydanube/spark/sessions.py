@@ -61,31 +61,31 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
             raise Invalid(f"the setting {name!r} is none of Spark's: their names begin with 'spark.'")
     if master.startswith("sc://"):
         settings = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
-        return _configured(SparkSession.builder.remote(master), {**settings, **conf})
+        return _build_session(SparkSession.builder.remote(master), {**settings, **conf})
     local = master.startswith("local")
     if SparkSession.getActiveSession() is None:
         java.find().use()
         if local:
-            _prepare_local()
-    settings = {**SETTINGS, **(_local_settings() if local else {})}
-    spark = _configured(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
+            _prepare_environment()
+    settings = {**SETTINGS, **(_settings_for_local() if local else {})}
+    spark = _build_session(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
     # Spark looks for the format of a batch write in the active session of the thread, and this makes it the active one.
     spark.createDataFrame([], "nothing int")
     return spark
 
 
-def _configured(builder: SparkSession.Builder, settings: dict[str, object]) -> SparkSession:
+def _build_session(builder: SparkSession.Builder, settings: dict[str, object]) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
     return builder.getOrCreate()
 
 
-def _local_settings() -> dict[str, str]:
+def _settings_for_local() -> dict[str, str]:
     """On one machine a shuffle into more pieces than cores only costs; Spark's own default is 200."""
     return {**LOCAL_SETTINGS, "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1))}
 
 
-def _prepare_local() -> None:
+def _prepare_environment() -> None:
     """What Spark takes from the environment: workers run this Python, whatever `python3` on the PATH is."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -108,8 +108,8 @@ def _use_slim_home() -> None:
         return
     try:
         home = java.cache_directory() / "spark" / java.short_name(str(real))
-        java.linked(home, real, ("bin", "jars", "sbin"))
+        java.link_directory(home, real, ("bin", "jars", "sbin"))
     except OSError:
         home = Path(tempfile.mkdtemp(prefix="pydanube-spark-"))
-        java.linked(home, real, ("bin", "jars", "sbin"))
+        java.link_directory(home, real, ("bin", "jars", "sbin"))
     os.environ["SPARK_HOME"] = str(home)

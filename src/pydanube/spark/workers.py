@@ -5,19 +5,19 @@ from __future__ import annotations
 import gc
 import sys
 
-_modules = 0
+_frozen_modules = 0
 """How many there were when they were set aside last."""
 
 
-def settle() -> None:
+def freeze_imports() -> None:
     """Keep what was imported out of the collection of garbage that Spark makes in its workers after each thing they do.
 
     That takes 10 to 30 ms, where a small task takes less. Nothing happens in processes that Spark has not forked, nor
     where nothing was imported since the last time: call it as often as you like, when work is done.
     """
-    global _modules
-    if len(sys.modules) != _modules and _is_forked_by_spark():
-        _modules = len(sys.modules)
+    global _frozen_modules
+    if len(sys.modules) != _frozen_modules and _is_forked_by_spark():
+        _frozen_modules = len(sys.modules)
         gc.collect()
         gc.freeze()
 

@@ -29,7 +29,7 @@ ROWS_AIM: Final = 10_000
 BYTES_AIM: Final = 2 * MIB
 """A record batch is handed on when it has so many rows, or so many bytes of payloads."""
 
-CONSTANTS_KEPT: Final = 64
+CACHED_ARRAYS_MAX: Final = 64
 """Columns of one value that are kept; each is as long as the longest record batch that needed it."""
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -44,7 +44,7 @@ class RowSlice(NamedTuple):
     end: int
 
 
-Pieces: TypeAlias = Sequence[RowSlice]
+Slices: TypeAlias = Sequence[RowSlice]
 
 
 class RowForm:
@@ -55,34 +55,34 @@ class RowForm:
         columns = {**_COLUMNS, "topic": _constant(pa.string(), topic), "partition": _constant(pa.int32(), partition)}
         self._columns = [columns[name] for name in schema.names]
 
-    def of(self, pieces: Pieces) -> pa.RecordBatch:
+    def of(self, slices: Slices) -> pa.RecordBatch:
         """All rows of these pieces, in order; at least one."""
-        count = sum(piece.end - piece.start for piece in pieces)
+        count = sum(one.end - one.start for one in slices)
         assert count > 0
-        return pa.RecordBatch.from_arrays([column(pieces, count) for column in self._columns], schema=self.schema)
+        return pa.RecordBatch.from_arrays([column(slices, count) for column in self._columns], schema=self.schema)
 
-    def batches(self, pieces: Iterable[RowSlice]) -> Iterator[pa.RecordBatch]:
+    def batches(self, slices: Iterable[RowSlice]) -> Iterator[pa.RecordBatch]:
         """Record batches of about ROWS_AIM rows or BYTES_AIM bytes; more only where a single piece has more."""
         together: list[RowSlice] = []
         rows = size = 0
-        for piece in pieces:
-            more_rows, more_bytes = piece.end - piece.start, piece.batch.header.plain_length
+        for one in slices:
+            more_rows, more_bytes = one.end - one.start, one.batch.header.plain_length
             if together and (rows + more_rows > ROWS_AIM or size + more_bytes > BYTES_AIM):
                 yield self.of(together)
                 together, rows, size = [], 0, 0
-            together.append(piece)
+            together.append(one)
             rows += more_rows
             size += more_bytes
         if together:
             yield self.of(together)
 
 
-Column: TypeAlias = Callable[[Pieces, int], pa.Array]
+Column: TypeAlias = Callable[[Slices, int], pa.Array]
 
 
 # -- columns of one value ----------------------------------------------------------------------------------------------
 
-_kept: OrderedDict[tuple[pa.DataType, Any], pa.Array] = OrderedDict()
+_cache: OrderedDict[tuple[pa.DataType, Any], pa.Array] = OrderedDict()
 
 
 def _constant(kind: pa.DataType, value: Any) -> Column:
@@ -95,75 +95,75 @@ def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
     def make(length: int) -> pa.Array:
         return pa.nulls(length, kind) if value is None else pa.repeat(pa.scalar(value, kind), length)
 
-    return _lent((kind, value), count, make)
+    return _cached((kind, value), count, make)
 
 
-def _lent(name: tuple[pa.DataType, Any], count: int, make: Callable[[int], pa.Array]) -> pa.Array:
+def _cached(name: tuple[pa.DataType, Any], count: int, make: Callable[[int], pa.Array]) -> pa.Array:
     """`count` rows of an array that is kept for the next time, made anew where it is too short."""
-    known = _kept.pop(name, None)
+    known = _cache.pop(name, None)
     if known is None or len(known) < count:
         known = make(max(count, ROWS_AIM))
-    _kept[name] = known  # the one that was asked for last is the last to go
-    if len(_kept) > CONSTANTS_KEPT:
-        _kept.popitem(last=False)
+    _cache[name] = known  # the one that was asked for last is the last to go
+    if len(_cache) > CACHED_ARRAYS_MAX:
+        _cache.popitem(last=False)
     return known.slice(0, count)
 
 
-def _of_each_piece(kind: pa.DataType, values: list[Any], pieces: Pieces, count: int) -> pa.Array:
+def _per_slice(kind: pa.DataType, values: list[Any], slices: Slices, count: int) -> pa.Array:
     """Each piece's value in each of its rows."""
     first = values[0]
     if values.count(first) == len(values):
         return _repeated(kind, first, count)
-    places = np.repeat(np.arange(len(pieces), dtype=INT32), _lengths(pieces))
+    places = np.repeat(np.arange(len(slices), dtype=INT32), _row_counts(slices))
     return pa.array(values, kind).take(pa.array(places))
 
 
-def _lengths(pieces: Pieces) -> list[int]:
-    return [piece.end - piece.start for piece in pieces]
+def _row_counts(slices: Slices) -> list[int]:
+    return [one.end - one.start for one in slices]
 
 
-def _producers(pieces: Pieces, count: int) -> pa.Array:
-    return _of_each_piece(pa.string(), [piece.batch.producer_name for piece in pieces], pieces, count)
+def _producers(slices: Slices, count: int) -> pa.Array:
+    return _per_slice(pa.string(), [one.batch.producer_name for one in slices], slices, count)
 
 
-def _schema_ids(pieces: Pieces, count: int) -> pa.Array:
-    return _of_each_piece(pa.int64(), [piece.batch.header.schema_id for piece in pieces], pieces, count)
+def _schema_ids(slices: Slices, count: int) -> pa.Array:
+    return _per_slice(pa.int64(), [one.batch.header.schema_id for one in slices], slices, count)
 
 
-def _schema_versions(pieces: Pieces, count: int) -> pa.Array:
-    return _of_each_piece(pa.int32(), [piece.batch.header.schema_version for piece in pieces], pieces, count)
+def _schema_versions(slices: Slices, count: int) -> pa.Array:
+    return _per_slice(pa.int32(), [one.batch.header.schema_version for one in slices], slices, count)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def _offsets(pieces: Pieces, count: int) -> pa.Array:
-    first = pieces[0].batch.base_offset + pieces[0].start
-    if _dense(pieces):
+def _offsets(slices: Slices, count: int) -> pa.Array:
+    first = slices[0].batch.base_offset + slices[0].start
+    if _is_dense(slices):
         return pa.array(np.arange(first, first + count, dtype=INT64))
-    return pa.array(np.concatenate([batch.offsets[start:end] for batch, start, end in pieces]))
+    return pa.array(np.concatenate([batch.offsets[start:end] for batch, start, end in slices]))
 
 
-def _dense(pieces: Pieces) -> bool:
+def _is_dense(slices: Slices) -> bool:
     """Every row's offset follows that of the row before it."""
-    follows = pieces[0].batch.base_offset + pieces[0].start
-    for batch, start, end in pieces:
+    follows = slices[0].batch.base_offset + slices[0].start
+    for batch, start, end in slices:
         if batch.header.columns & OFFSETS or batch.base_offset + start != follows:
             return False
         follows = batch.base_offset + end
     return True
 
 
-def _append_times(pieces: Pieces, count: int) -> pa.Array:
-    times = np.array([piece.batch.append_time for piece in pieces], INT64)
-    return _times(np.repeat(times, _lengths(pieces)), count)
+def _append_times(slices: Slices, count: int) -> pa.Array:
+    times = np.array([one.batch.append_time for one in slices], INT64)
+    return _times(np.repeat(times, _row_counts(slices)), count)
 
 
-def _publish_times(pieces: Pieces, count: int) -> pa.Array:
-    if any(piece.batch.header.columns & PUBLISH_TIME for piece in pieces):
-        return _times(np.concatenate([batch.publish_times[start:end] for batch, start, end in pieces]), count)
-    times = np.array([piece.batch.header.publish_time_min for piece in pieces], INT64)
-    return _times(np.repeat(times, _lengths(pieces)), count)
+def _publish_times(slices: Slices, count: int) -> pa.Array:
+    if any(one.batch.header.columns & PUBLISH_TIME for one in slices):
+        return _times(np.concatenate([batch.publish_times[start:end] for batch, start, end in slices]), count)
+    times = np.array([one.batch.header.publish_time_min for one in slices], INT64)
+    return _times(np.repeat(times, _row_counts(slices)), count)
 
 
 def _times(times: Int64Array, count: int) -> pa.Array:
@@ -173,12 +173,12 @@ def _times(times: Int64Array, count: int) -> pa.Array:
 # -- bytes and text ----------------------------------------------------------------------------------------------------
 
 
-def _payloads(pieces: Pieces, count: int) -> pa.Array:
+def _payloads(slices: Slices, count: int) -> pa.Array:
     """In one run of bytes, and where each begins and ends in it."""
     offsets = np.empty(count + 1, INT32)
     offsets[0] = row = size = 0
     runs: list[memoryview] = []
-    for batch, start, end in pieces:
+    for batch, start, end in slices:
         own = offsets_array(batch.view, batch.place.payload_offsets + 4 * start, end - start)
         first, last = own.item(0), own.item(-1)
         np.add(own[1:], size - first, out=offsets[row + 1 : row + 1 + end - start])
@@ -189,10 +189,10 @@ def _payloads(pieces: Pieces, count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _keys(pieces: Pieces, count: int) -> pa.Array:
-    if not any(piece.batch.header.columns & KEY for piece in pieces):
+def _keys(slices: Slices, count: int) -> pa.Array:
+    if not any(one.batch.header.columns & KEY for one in slices):
         return _repeated(pa.string(), None, count)
-    return pa.concat_arrays([_keys_of(batch).slice(start, end - start) for batch, start, end in pieces])
+    return pa.concat_arrays([_keys_of(batch).slice(start, end - start) for batch, start, end in slices])
 
 
 def _keys_of(batch: Batch) -> pa.Array:
@@ -210,10 +210,10 @@ def _text(batch: Batch, place: int, count: int, section: memoryview, valid: pa.B
     return pa.Array.from_buffers(pa.string(), count, [valid, pa.py_buffer(offsets), pa.py_buffer(section)])
 
 
-def _attributes(pieces: Pieces, count: int) -> pa.Array:
-    if not any(piece.batch.header.columns & ATTRIBUTES for piece in pieces):
+def _attributes(slices: Slices, count: int) -> pa.Array:
+    if not any(one.batch.header.columns & ATTRIBUTES for one in slices):
         return _empty_maps(count)
-    return pa.concat_arrays([_attributes_of(batch).slice(start, end - start) for batch, start, end in pieces])
+    return pa.concat_arrays([_attributes_of(batch).slice(start, end - start) for batch, start, end in slices])
 
 
 def _attributes_of(batch: Batch) -> pa.Array:
@@ -243,7 +243,7 @@ def _empty_maps(count: int) -> pa.Array:
         none = pa.array([], pa.string())
         return _maps(np.zeros(length + 1, INT32), [none, none])
 
-    return _lent((ATTRIBUTES_TYPE, ""), count, make)
+    return _cached((ATTRIBUTES_TYPE, ""), count, make)
 
 
 _COLUMNS: Final[dict[str, Column]] = {

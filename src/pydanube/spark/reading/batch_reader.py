@@ -18,16 +18,24 @@ from pydanube.spark.options import ReadOptions
 from . import pushdown
 from .bounds import Bound, Bounds
 from .broker_queries import BrokerQueries
-from .data_loss import judge
-from .direct_reads import located
+from .data_loss import fail_or_log
+from .direct_reads import locate_segments
+from .fetching import read_task
 from .offsets import Offsets, View
-from .planning import BATCH_SPLIT_ROWS, Question, between, check_named, placed, questions, tasks
-from .ranges import OffsetRange
-from .task import read
+from .planning import (
+    BATCH_SPLIT_ROWS,
+    OffsetRange,
+    TimeLookup,
+    check_named_partitions,
+    plan_tasks,
+    ranges_between,
+    resolve_bounds,
+    time_lookups,
+)
 
 
 def batch_reader(options: ReadOptions) -> DanubeReader:
-    return DanubePushingReader(options) if pushdown.asked_for() else DanubeReader(options)
+    return DanubePushingReader(options) if pushdown.is_pushdown_requested() else DanubeReader(options)
 
 
 class DanubeReader(DataSourceReader):
@@ -35,41 +43,41 @@ class DanubeReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._pushed = pushdown.Pushed()
+        self._pushed = pushdown.PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with BrokerQueries(options.servers, options.timeout_s) as cluster:
-            ranges = located(self._ranges(cluster), options, cluster.blocking)
-        return tasks(ranges, options.min_partitions, options.max_records or BATCH_SPLIT_ROWS)
+        with BrokerQueries(options.servers, options.timeout_s) as queries:
+            ranges = locate_segments(self._plan_ranges(queries), options, queries.blocking)
+        return plan_tasks(ranges, options.min_partitions, options.max_records or BATCH_SPLIT_ROWS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition, self._options, self._pushed.rows)
+        return read_task(partition, self._options, self._pushed.rows)
 
     # -- what lies between ---------------------------------------------------------------------------------------------
 
-    def _ranges(self, cluster: BrokerQueries) -> list[OffsetRange]:
+    def _plan_ranges(self, queries: BrokerQueries) -> list[OffsetRange]:
         options = self._options
-        topics = {*options.topics, *cluster.matching(options.patterns)}
+        topics = {*options.topics, *queries.list_matching(options.patterns)}
         if not topics:
             raise NotFound(f"no topic matches {options.topic}")
-        view = cluster.look(topics, set(topics) - set(options.topics))
+        view = queries.view_topics(topics, set(topics) - set(options.topics))
         now_us = SystemClock().now_us()
-        begin = _found(cluster, options.start or Bounds("startingOffsets", Bound("earliest")), view, now_us)
-        end = _found(cluster, options.end or Bounds("endingOffsets", Bound("latest")), view, now_us)
+        begin = _resolve(queries, options.start or Bounds("startingOffsets", Bound("earliest")), view, now_us)
+        end = _resolve(queries, options.end or Bounds("endingOffsets", Bound("latest")), view, now_us)
         _check_order(options, begin, end)
-        ranges, losses = between(begin, end, view)
+        ranges, losses = ranges_between(begin, end, view)
         if losses:
-            judge(losses, options.fail_on_data_loss, cluster.retention(one.topic for one in losses))
-        return self._narrowed(cluster, ranges)
+            fail_or_log(losses, options.fail_on_data_loss, queries.describe_retention(one.topic for one in losses))
+        return self._apply_filters(queries, ranges)
 
-    def _narrowed(self, cluster: BrokerQueries, ranges: list[OffsetRange]) -> list[OffsetRange]:
+    def _apply_filters(self, queries: BrokerQueries, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """What the filters leave of them."""
         wanted = self._pushed
         ranges = [one for one in ranges if wanted.admits(one.topic, one.partition)]
-        ranges = [_cut(one, wanted.offsets.low, wanted.offsets.high) for one in ranges]
-        if wanted.by_time:
-            ranges = _appended_within(wanted.append_times, cluster, ranges)
+        ranges = [_clip(one, wanted.offsets.low, wanted.offsets.high) for one in ranges]
+        if wanted.limits_append_time:
+            ranges = _limit_to_append_times(wanted.append_times, queries, ranges)
         return [one for one in ranges if one.size]
 
 
@@ -77,13 +85,13 @@ class DanubePushingReader(DanubeReader):
     """The same, where Spark has filters to push down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        self._pushed, left = pushdown.pushed(filters, self._pushed)
+        self._pushed, left = pushdown.push_filters(filters, self._pushed)
         return left
 
 
-def _found(cluster: BrokerQueries, bounds: Bounds, view: View, now_us: int) -> Offsets:
-    check_named(bounds, view)
-    return placed(bounds, view, now_us, cluster.answers(questions(bounds, view, now_us)))
+def _resolve(queries: BrokerQueries, bounds: Bounds, view: View, now_us: int) -> Offsets:
+    check_named_partitions(bounds, view)
+    return resolve_bounds(bounds, view, now_us, queries.find_offsets(time_lookups(bounds, view, now_us)))
 
 
 def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
@@ -91,7 +99,7 @@ def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
     starts, ends = options.start, options.end
     if starts is None or ends is None:
         return
-    for topic, partition, offset in end.places():
+    for topic, partition, offset in end.each_partition():
         both = (starts.of(topic, partition).kind, ends.of(topic, partition).kind)
         first = begin.topics[topic].offsets[partition]
         if both == ("offset", "offset") and first > offset:
@@ -101,19 +109,21 @@ def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
             )
 
 
-def _appended_within(span: pushdown.OffsetSpan, cluster: BrokerQueries, ranges: list[OffsetRange]) -> list[OffsetRange]:
+def _limit_to_append_times(
+    span: pushdown.IntSpan, queries: BrokerQueries, ranges: list[OffsetRange]
+) -> list[OffsetRange]:
     """What of them was appended in a span of time. An end of it that rules nothing out is not asked about."""
     if span.low >= span.high:
         return []
-    asked = [[Question(one.topic, one.partition, time_us) for time_us in (span.low, span.high)] for one in ranges]
+    asked = [[TimeLookup(one.topic, one.partition, time_us) for time_us in (span.low, span.high)] for one in ranges]
     limits = (pushdown.ANY_TIME.low, pushdown.ANY_TIME.high)
-    answers = cluster.answers([one for pair in asked for one in pair if one.time_us not in limits])
+    answers = queries.find_offsets([one for pair in asked for one in pair if one.time_us not in limits])
     return [
-        _cut(one, answers.get(first, one.start), answers.get(end, one.end))
+        _clip(one, answers.get(first, one.start), answers.get(end, one.end))
         for one, (first, end) in zip(ranges, asked, strict=True)
     ]
 
 
-def _cut(one: OffsetRange, low: int, high: int) -> OffsetRange:
+def _clip(one: OffsetRange, low: int, high: int) -> OffsetRange:
     start = min(max(one.start, low), one.end)
     return one.part(start, max(start, min(one.end, high)))

@@ -22,9 +22,9 @@ from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import run_together
 
 from .offsets import TopicIdentity, TopicView, View
-from .planning import Answers, Question
+from .planning import LookupResults, TimeLookup
 
-AT_ONCE: Final = 256
+QUERIES_AT_ONCE_MAX: Final = 256
 """Questions on their way; the rest wait here rather than in the broker."""
 
 _clock: Final = SystemClock()
@@ -67,24 +67,24 @@ class BrokerQueries:
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
-    def matching(self, patterns: Iterable[str]) -> list[str]:
+    def list_matching(self, patterns: Iterable[str]) -> list[str]:
         """The topics that match any of the patterns now."""
-        return self.call(self._matching(list(patterns)))
+        return self.call(self._list_matching(list(patterns)))
 
-    async def _matching(self, patterns: Sequence[str]) -> list[str]:
+    async def _list_matching(self, patterns: Sequence[str]) -> list[str]:
         if not patterns:
             return []
         listed = await self.client.list_topics()
         return sorted({name for name in listed if any(fnmatchcase(name, pattern) for pattern in patterns)})
 
-    def look(self, topics: Iterable[str], may_be_gone: Iterable[str] = ()) -> View:
+    def view_topics(self, topics: Iterable[str], may_be_gone: Iterable[str] = ()) -> View:
         """What can be read of these topics, in the order of their names. NotFound unless one `may_be_gone`."""
-        return self.call(self._look(sorted(set(topics)), frozenset(may_be_gone)))
+        return self.call(self._view_topics(sorted(set(topics)), frozenset(may_be_gone)))
 
-    async def _look(self, topics: Sequence[str], may_be_gone: frozenset[str]) -> View:
+    async def _view_topics(self, topics: Sequence[str], may_be_gone: frozenset[str]) -> View:
         async def one(name: str) -> TopicView | None:
             try:
-                return view_of(await self.client.describe_topic(name), cluster)
+                return topic_view(await self.client.describe_topic(name), cluster)
             except NotFound:
                 if name in may_be_gone:
                     return None
@@ -92,20 +92,20 @@ class BrokerQueries:
 
         while True:
             cluster = self.client.cluster
-            found = await _each(topics, one)
+            found = await _ask_all(topics, one)
             if cluster == self.client.cluster:  # else nobody can say which of the two answered
                 break
         return {name: view for name, view in zip(topics, found, strict=True) if view is not None}
 
-    def answers(self, questions: Sequence[Question]) -> Answers:
-        async def one(question: Question) -> int:
+    def find_offsets(self, time_lookups: Sequence[TimeLookup]) -> LookupResults:
+        async def one(question: TimeLookup) -> int:
             position = Position("time", question.time_us)
             return await self.client.find_offset(question.topic, question.partition, position)
 
-        found = self.call(_each(questions, one)) if questions else []
-        return dict(zip(questions, found, strict=True))
+        found = self.call(_ask_all(time_lookups, one)) if time_lookups else []
+        return dict(zip(time_lookups, found, strict=True))
 
-    def message_bytes(self, topics: Sequence[str]) -> dict[str, float]:
+    def average_message_bytes(self, topics: Sequence[str]) -> dict[str, float]:
         """What a message of each takes, stored, on average. 0.0 where nothing is known."""
 
         async def one(topic: str) -> float:
@@ -113,9 +113,9 @@ class BrokerQueries:
             messages = total.messages + total.waiting_messages
             return (total.uploaded_bytes + total.waiting_bytes) / messages if messages else 0.0
 
-        return dict(zip(topics, self.call(_each(topics, one)), strict=True))
+        return dict(zip(topics, self.call(_ask_all(topics, one)), strict=True))
 
-    def retention(self, topics: Iterable[str]) -> str:
+    def describe_retention(self, topics: Iterable[str]) -> str:
         """What removes messages of these topics, in a line each: for a report that must not fail for want of it."""
 
         async def one(topic: str) -> str:
@@ -129,21 +129,21 @@ class BrokerQueries:
                 f"ttl_s={policies.ttl_s}, subscriptions: {', '.join(holding) or 'none'}"
             )
 
-        return "\n".join(self.call(_each(sorted(set(topics))[:20], one)))
+        return "\n".join(self.call(_ask_all(sorted(set(topics))[:20], one)))
 
 
-async def _each(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list[U]:
+async def _ask_all(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list[U]:
     """Ask for all of them at once, more or less. The first failure ends the others."""
-    turns = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(QUERIES_AT_ONCE_MAX)
 
     async def answer(item: T) -> U:
-        async with turns:
+        async with slots:
             return await ask(item)
 
     return await run_together(answer(item) for item in items)
 
 
-def view_of(topic: TopicDescription, cluster: str) -> TopicView:
+def topic_view(topic: TopicDescription, cluster: str) -> TopicView:
     """Refused or Unavailable for one that cannot be read."""
     if not topic.config.reliable:
         raise Refused(f"topic {topic.name} is not reliable: it stores nothing that could be read; use a reliable one")

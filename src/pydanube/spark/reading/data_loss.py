@@ -27,7 +27,7 @@ REMEDY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRange:
     """Offsets [start, end) of a partition that cannot be read any more; end -1: everything from start on."""
 
     topic: str
@@ -45,40 +45,40 @@ class Lost:
         return f"{self.topic}[{self.partition}] offsets {offsets}: {self.why}"
 
 
-def trimmed(topic: str, partition: int, start: int, end: int, first: int) -> Lost | None:
+def lost_to_retention(topic: str, partition: int, start: int, end: int, first: int) -> LostRange | None:
     """What of [start, end) lies before `first`, where the partition begins now."""
     if start >= min(end, first):
         return None
-    return Lost(
+    return LostRange(
         topic, partition, start, min(end, first), f"retention removed them, the partition begins at {first} now"
     )
 
 
-def missing(topic: str, partition: int, start: int, end: int, view: TopicView) -> Iterable[Lost]:
+def lost_of_range(topic: str, partition: int, start: int, end: int, view: TopicView) -> Iterable[LostRange]:
     """What of [start, end) cannot be read of a partition that looks like this."""
     first, last = view.starts[partition], view.ends[partition]
-    if (lost := trimmed(topic, partition, start, end, first)) is not None:
+    if (lost := lost_to_retention(topic, partition, start, end, first)) is not None:
         yield lost
     if end > last:
         why = f"the partition ends at {last} now: its log came back shorter after a crash"
-        yield Lost(topic, partition, max(start, last), end, why)
+        yield LostRange(topic, partition, max(start, last), end, why)
 
 
-def vanished(start: Offsets, view: View) -> list[Lost]:
+def lost_of_topics(start: Offsets, view: View) -> list[LostRange]:
     """What a stream that has come to `start` can never read: of topics that are gone, or gone and made anew."""
-    found: list[Lost] = []
+    found: list[LostRange] = []
     for name, known in start.topics.items():
         now = view.get(name)
         if now is not None and now.identity == known.identity:
             continue
         why = "the topic was deleted, or the option topic does not name it any more"
         if now is not None:
-            why = replaced(known.identity, now.identity)
-        found.extend(Lost(name, partition, offset, -1, why) for partition, offset in enumerate(known.offsets))
+            why = replacement_reason(known.identity, now.identity)
+        found.extend(LostRange(name, partition, offset, -1, why) for partition, offset in enumerate(known.offsets))
     return found
 
 
-def replaced(then: TopicIdentity, now: TopicIdentity) -> str:
+def replacement_reason(then: TopicIdentity, now: TopicIdentity) -> str:
     """Why what was there then is not there now."""
     if then.cluster != now.cluster:
         return (
@@ -88,7 +88,7 @@ def replaced(then: TopicIdentity, now: TopicIdentity) -> str:
     return f"the topic was deleted, and another was made under its name (id {then.topic_id} then, {now.topic_id} now)"
 
 
-def report(losses: Sequence[Lost], details: str = "") -> str:
+def format_report(losses: Sequence[LostRange], details: str = "") -> str:
     """For people: how much, what exactly, why, and what to do."""
     known = sum(one.count for one in losses)
     open_ended = any(one.end < 0 for one in losses)
@@ -103,12 +103,12 @@ def report(losses: Sequence[Lost], details: str = "") -> str:
     )
 
 
-def judge(losses: Sequence[Lost], fail: bool, details: str = "") -> None:
+def fail_or_log(losses: Sequence[LostRange], fail: bool, details: str = "") -> None:
     """Raises Refused with the report, or logs it; nothing where nothing is lost."""
     if not losses:
         return
     if fail:
-        raise Refused(report(losses, details))
+        raise Refused(format_report(losses, details))
     for one in losses[:LISTED_MAX]:
         log.warning(
             "spark.messages_lost", topic=one.topic, partition=one.partition, start=one.start, end=one.end, why=one.why

@@ -30,7 +30,7 @@ from pydanube.spark import connections
 from pydanube.spark.options import ReadOptions
 
 from .arrow_rows import RowSlice
-from .ranges import OffsetRange
+from .planning import OffsetRange
 
 log = get_logger(__name__)
 
@@ -52,7 +52,7 @@ _avoided: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 # -- the driver --------------------------------------------------------------------------------------------------------
 
 
-def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: BlockingClient) -> list[OffsetRange]:
+def locate_segments(ranges: Sequence[OffsetRange], options: ReadOptions, client: BlockingClient) -> list[OffsetRange]:
     """The same ranges, with the segments that hold some of them. Refused when `always` cannot be had."""
     if options.direct_read == "never":
         return list(ranges)
@@ -61,7 +61,7 @@ def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: Blockin
     if not wanted:
         return list(ranges)
     try:
-        histories = client.storage_histories([_place(ranges[number]) for number in wanted])
+        histories = client.storage_histories([_query_of(ranges[number]) for number in wanted])
     except (Refused, Unavailable) as error:  # no object storage, or nobody who may ask about it
         if options.direct_read == "always":
             told = f"directRead=always: the broker does not say what is in object storage: {error.message}"
@@ -75,40 +75,40 @@ def located(ranges: Sequence[OffsetRange], options: ReadOptions, client: Blockin
     return found
 
 
-def located_again(wanted: OffsetRange, options: ReadOptions) -> OffsetRange:
+def locate_segments_again(wanted: OffsetRange, options: ReadOptions) -> OffsetRange:
     """A range whose segments were deleted or merged after it was planned, as it lies now."""
     with connections.client(options.servers, options.timeout_s) as client:
-        (now,) = client.storage_histories([_place(wanted)])
+        (now,) = client.storage_histories([_query_of(wanted)])
     same = now.topic_id in (0, wanted.topic_id)
     return replace(wanted, segments=tuple(now.segments) if same else (), store=now.store)
 
 
-def _place(wanted: OffsetRange) -> tuple[str, int, int, int]:
+def _query_of(wanted: OffsetRange) -> tuple[str, int, int, int]:
     return wanted.topic, wanted.partition, wanted.start, wanted.end
 
 
 # -- a task ------------------------------------------------------------------------------------------------------------
 
 
-def stretches(wanted: OffsetRange) -> Iterator[tuple[int, int, list[SegmentInfo]]]:
+def split_by_storage(wanted: OffsetRange) -> Iterator[tuple[int, int, list[SegmentInfo]]]:
     """A range as stretches [start, end) that lie in segments, without a gap, and stretches that do not."""
-    place = wanted.start
-    together: list[SegmentInfo] = []
-    begin = place
+    reached = wanted.start
+    covering: list[SegmentInfo] = []
+    covered_from = reached
     for segment in wanted.segments:
-        if segment.end_offset <= place or segment.first_offset >= wanted.end:
+        if segment.end_offset <= reached or segment.first_offset >= wanted.end:
             continue
-        if segment.first_offset > place:
-            if together:
-                yield begin, place, together
-            yield place, segment.first_offset, []
-            together, begin = [], segment.first_offset
-        together.append(segment)
-        place = min(segment.end_offset, wanted.end)
-    if together:
-        yield begin, place, together
-    if place < wanted.end:
-        yield place, wanted.end, []
+        if segment.first_offset > reached:
+            if covering:
+                yield covered_from, reached, covering
+            yield reached, segment.first_offset, []
+            covering, covered_from = [], segment.first_offset
+        covering.append(segment)
+        reached = min(segment.end_offset, wanted.end)
+    if covering:
+        yield covered_from, reached, covering
+    if reached < wanted.end:
+        yield reached, wanted.end, []
 
 
 class SegmentStore:
@@ -118,29 +118,29 @@ class SegmentStore:
         self._always = options.direct_read == "always"
         self._url = options.store or url
         self._settings = dict(options.store_settings)
-        self._name = (self._url, options.store_settings)
+        self._avoidance_key = (self._url, options.store_settings)
 
     @property
-    def is_open_to_us(self) -> bool:
+    def is_available(self) -> bool:
         """False while it is known that it cannot be reached, and nobody insists."""
-        return self._always or _clock.monotonic() >= _avoided.get(self._name, 0.0)
+        return self._always or _clock.monotonic() >= _avoided.get(self._avoidance_key, 0.0)
 
-    def pieces(self, segments: Sequence[SegmentInfo], start: int, end: int) -> Iterator[RowSlice]:
+    def read_rows(self, segments: Sequence[SegmentInfo], start: int, end: int) -> Iterator[RowSlice]:
         """Offsets [start, end), which these segments hold."""
-        with connections.segments(self._url, self._settings, self._reader) as reader:
+        with connections.segments(self._url, self._settings, self._make_reader) as reader:
             for rows in reader.rows(segments, start=start, end=end):
                 yield RowSlice(*rows)
 
-    def failed(self, what: OffsetRange, error: DanubeError) -> None:
+    def handle_failure(self, what: OffsetRange, error: DanubeError) -> None:
         """It could not be read. Raises where somebody insists; otherwise that is told, and it is left alone."""
         if self._always:
             raise type(error)(f"directRead=always: {what} cannot be read from {self._url}: {error.message}") from error
-        _avoided[self._name] = _clock.monotonic() + AVOIDED_SECONDS
+        _avoided[self._avoidance_key] = _clock.monotonic() + AVOIDED_SECONDS
         log.warning(
             "spark.store_avoided", store=self._url, reading=str(what), error=error.message, seconds=AVOIDED_SECONDS
         )
 
-    def _reader(self) -> BlockingSegments:
+    def _make_reader(self) -> BlockingSegments:
         """A directory is only looked at: an executor has no business making one, or locking it."""
         given: LocalStore | str = self._url
         address = StoreAddress.parse(self._url)

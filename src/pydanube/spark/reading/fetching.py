@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
 
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.history.reader import split_batches
@@ -30,11 +32,27 @@ from pydanube.spark.schema import arrow_schema
 
 from . import direct_reads as direct
 from .arrow_rows import RowForm, RowSlice
-from .data_loss import Lost, judge, trimmed
-from .ranges import OffsetRange
+from .data_loss import LostRange, fail_or_log, lost_to_retention
+from .planning import DanubePartition, OffsetRange
+from .pushdown import RowFilter
 
 
-def read(ranges: Iterable[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def read_task(partition: InputPartition, options: ReadOptions, wanted: RowFilter) -> Iterator[pa.RecordBatch]:
+    """Record batches of exactly the columns of `options`, in order."""
+    if not isinstance(partition, DanubePartition):
+        return  # Spark's own, where there is nothing to read
+    if not wanted:
+        yield from read_ranges(partition.ranges, options)
+        return
+    filter_columns = [name for name in wanted.columns if name not in options.columns]
+    with_filter_columns = replace(options, columns=(*options.columns, *filter_columns))
+    for rows in read_ranges(partition.ranges, with_filter_columns):
+        kept = wanted.of(rows)
+        if kept.num_rows:
+            yield kept.select(list(options.columns)) if filter_columns else kept
+
+
+def read_ranges(ranges: Iterable[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """All rows of some ranges, one range after the other."""
     for one in ranges:
         yield from read_range(one, options)
@@ -44,23 +62,23 @@ def read_range(wanted: OffsetRange, options: ReadOptions) -> Iterator[pa.RecordB
     """The rows of a range, in order, in the columns that were chosen; only those whose keys the `keyFilter` admits."""
     columns = options.columns
     if not options.key_filters:
-        return RowForm(arrow_schema(columns), wanted.topic, wanted.partition).batches(_pieces(wanted, options))
+        return RowForm(arrow_schema(columns), wanted.topic, wanted.partition).batches(_row_slices(wanted, options))
     keyed = columns if "key" in columns else (*columns, "key")
     form = RowForm(arrow_schema(keyed), wanted.topic, wanted.partition)
-    batches = (_admitted(batch, options.key_filters) for batch in form.batches(_pieces(wanted, options)))
+    batches = (_filter_by_key(batch, options.key_filters) for batch in form.batches(_row_slices(wanted, options)))
     return (batch.select(list(columns)) for batch in batches if batch.num_rows)
 
 
-def _admitted(batch: pa.RecordBatch, globs: Sequence[str]) -> pa.RecordBatch:
+def _filter_by_key(batch: pa.RecordBatch, globs: Sequence[str]) -> pa.RecordBatch:
     """The rows whose key matches one of the globs; a row without a key matches none."""
     keys = batch.column(batch.schema.get_field_index("key"))
-    found = pc.match_like(keys, _like(globs[0]))
+    found = pc.match_like(keys, _like_pattern(globs[0]))
     for glob in globs[1:]:
-        found = pc.or_(found, pc.match_like(keys, _like(glob)))
+        found = pc.or_(found, pc.match_like(keys, _like_pattern(glob)))
     return batch.filter(found)
 
 
-def _like(glob: str) -> str:
+def _like_pattern(glob: str) -> str:
     """The same pattern in the words of SQL, which Arrow matches in time that only grows with the key."""
     for plain, escaped in (("\\", "\\\\"), ("%", "\\%"), ("_", "\\_"), ("*", "%"), ("?", "_")):
         glob = glob.replace(plain, escaped)
@@ -70,53 +88,55 @@ def _like(glob: str) -> str:
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _pieces(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
-    for start, end, segments in direct.stretches(wanted):
+def _row_slices(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
+    for start, end, segments in direct.split_by_storage(wanted):
         part = wanted.part(start, end)
         if not part.size:
             continue  # a gap between two segments
-        yield from _from_store(part, options) if segments else _from_broker(part, options)
+        yield from _read_from_store(part, options) if segments else _read_from_broker(part, options)
 
 
-def _from_store(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
+def _read_from_store(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
     """A range that lies in segments. What cannot be had there is read from the broker."""
     store = direct.SegmentStore(options, wanted.store)
-    place = wanted.start
-    if store.is_open_to_us:
+    next_offset = wanted.start
+    if store.is_available:
         try:
-            for piece in store.pieces(wanted.segments, wanted.start, wanted.end):
-                place = piece.batch.offset_at(piece.end - 1) + 1
-                yield piece
+            for rows in store.read_rows(wanted.segments, wanted.start, wanted.end):
+                next_offset = rows.batch.offset_at(rows.end - 1) + 1
+                yield rows
             return
         except NotFound as error:
-            now = direct.located_again(wanted.part(place, wanted.end), options)
-            if now.segments != wanted.part(place, wanted.end).segments:
-                yield from _pieces(now, options)  # an object that is gone cannot be named twice: this comes to an end
+            now = direct.locate_segments_again(wanted.part(next_offset, wanted.end), options)
+            if now.segments != wanted.part(next_offset, wanted.end).segments:
+                yield from _row_slices(now, options)  # ends: an object that is gone is never listed again
                 return
-            store.failed(wanted, error)
+            store.handle_failure(wanted, error)
         except DanubeError as error:
-            store.failed(wanted, error)
-    yield from _from_broker(wanted.part(place, wanted.end), options)
+            store.handle_failure(wanted, error)
+    yield from _read_from_broker(wanted.part(next_offset, wanted.end), options)
 
 
-def _from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
+def _read_from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
     span = RangeFetch(wanted.topic, wanted.partition, wanted.start, wanted.end, wanted.topic_id)
-    place, behind = wanted.start, f"{wanted.topic}[{wanted.partition}] has no such offsets"
+    next_offset, loss_reason = wanted.start, f"{wanted.topic}[{wanted.partition}] has no such offsets"
     try:
         with connections.client(options.servers, options.timeout_s) as client, closing(client.fetches(span)) as answers:
             for answer in answers:
-                lost = trimmed(wanted.topic, wanted.partition, place, wanted.end, answer.start_offset)
-                judge([] if lost is None else [lost], options.fail_on_data_loss)
+                lost = lost_to_retention(wanted.topic, wanted.partition, next_offset, wanted.end, answer.start_offset)
+                fail_or_log([] if lost is None else [lost], options.fail_on_data_loss)
                 for batch in split_batches(answer.body):
-                    start, end = _rows_between(batch, place, wanted.end)
+                    start, end = _rows_between(batch, next_offset, wanted.end)
                     if start < end:
                         yield RowSlice(batch, start, end)
-                place = max(place, answer.next_offset)
-                behind = f"the partition ends at {answer.end_offset} now: its log came back shorter after a crash"
+                next_offset = max(next_offset, answer.next_offset)
+                loss_reason = f"the partition ends at {answer.end_offset} now: its log came back shorter after a crash"
     except (NotFound, Invalid) as error:  # the topic is gone, or its log ends before the range begins
-        behind = error.message
-    if place < wanted.end:
-        judge([Lost(wanted.topic, wanted.partition, place, wanted.end, behind)], options.fail_on_data_loss)
+        loss_reason = error.message
+    if next_offset < wanted.end:
+        fail_or_log(
+            [LostRange(wanted.topic, wanted.partition, next_offset, wanted.end, loss_reason)], options.fail_on_data_loss
+        )
 
 
 def _rows_between(batch: Batch, first_offset: int, end_offset: int) -> tuple[int, int]:

@@ -78,7 +78,7 @@ class Offsets:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Raises Invalid for what this release did not write, and cannot read."""
         try:
-            if _whole(value["version"]) != VERSION:
+            if _check_count(value["version"]) != VERSION:
                 raise Invalid(
                     f"the checkpoint has offsets of version {value['version']}, and this release reads version "
                     f"{VERSION}: use the release that wrote it, or a newer one"
@@ -88,7 +88,7 @@ class Offsets:
                     raise ValueError("initial is always true")
                 return cls(initial=True)
             since = value.get("since")
-            return cls(_topics(value["topics"]), None if since is None else _topics(since))
+            return cls(_parse_topics(value["topics"]), None if since is None else _parse_topics(since))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Invalid(
                 f"the checkpoint holds offsets that this source did not write ({error!r}): it belongs to another "
@@ -98,10 +98,10 @@ class Offsets:
     def to_json(self) -> dict[str, Any]:
         if self.initial:
             return {"version": VERSION, "initial": True}
-        told: dict[str, Any] = {"version": VERSION, "topics": _told(self.topics)}
+        document: dict[str, Any] = {"version": VERSION, "topics": _topics_json(self.topics)}
         if self.since is not None:
-            told["since"] = _told(self.since)
-        return told
+            document["since"] = _topics_json(self.since)
+        return document
 
     def of(self, topic: str, identity: TopicIdentity, partition: int) -> int:
         """Where this partition goes on. One that is not known yet begins at its first offset."""
@@ -110,13 +110,13 @@ class Offsets:
             return 0
         return known.offsets[partition]
 
-    def places(self) -> Iterator[tuple[str, int, int]]:
+    def each_partition(self) -> Iterator[tuple[str, int, int]]:
         """(topic, partition, offset) of all of them."""
         for name, one in self.topics.items():
             for partition, offset in enumerate(one.offsets):
                 yield name, partition, offset
 
-    def begun(self, end: Offsets) -> Offsets:
+    def batch_start(self, end: Offsets) -> Offsets:
         """Where the batch from here to `end` begins, whichever run of the query made it."""
         if end.since is not None:
             return Offsets(end.since)
@@ -124,26 +124,26 @@ class Offsets:
         return self
 
 
-def _topics(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+def _parse_topics(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
     found: dict[str, TopicOffsets] = {}
     for name in sorted(value.keys()):
         one = value[name]
         if not isinstance(one["cluster"], str) or not isinstance(one["offsets"], list):
             raise ValueError(f"{name} has no cluster, or no offsets")
-        identity = TopicIdentity(one["cluster"], _whole(one["id"]))
-        found[name] = TopicOffsets(identity, tuple(_whole(offset) for offset in one["offsets"]))
+        identity = TopicIdentity(one["cluster"], _check_count(one["id"]))
+        found[name] = TopicOffsets(identity, tuple(_check_count(offset) for offset in one["offsets"]))
     return found
 
 
-def _whole(value: object) -> int:
+def _check_count(value: object) -> int:
     if type(value) is not int or value < 0:  # true would be an int, too
         raise ValueError(f"{value!r} is no number of anything")
     return value
 
 
-def _told(topics: Mapping[str, TopicOffsets]) -> dict[str, Any]:
-    return {name: _told_one(topics[name]) for name in sorted(topics)}
+def _topics_json(topics: Mapping[str, TopicOffsets]) -> dict[str, Any]:
+    return {name: _topic_json(topics[name]) for name in sorted(topics)}
 
 
-def _told_one(topic: TopicOffsets) -> dict[str, Any]:
+def _topic_json(topic: TopicOffsets) -> dict[str, Any]:
     return {"cluster": topic.identity.cluster, "id": topic.identity.topic_id, "offsets": list(topic.offsets)}

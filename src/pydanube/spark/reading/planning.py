@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
+from pydanube.client.history.coverage import SegmentInfo
 from pydanube.model.errors import Invalid
 from pydanube.model.gaps import NO_GAPS, Gaps
 
 from .bounds import Bound, Bounds
-from .data_loss import Lost, missing, replaced
+from .data_loss import LostRange, lost_of_range, replacement_reason
 from .offsets import Offsets, TopicOffsets, TopicView, View
-from .ranges import OffsetRange
 
 TASKS_FEW: Final = 32
 """Up to so many partitions have a task each. Beyond, small ones share: starting a task costs more than reading them."""
@@ -34,6 +35,41 @@ to be read again when one fails."""
 BATCH_SPLIT_ROWS: Final = 4_000_000
 """A batch reads more than this of one partition in several tasks. A stream does not unless it is told to: people rely
 on the order of a partition there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets [start, end) of one partition."""
+
+    topic: str
+    topic_id: int
+    """Tells a topic from a later one of the same name."""
+    partition: int
+    start: int
+    end: int
+    segments: tuple[SegmentInfo, ...] = ()
+    store: str = ""
+    """The URL of the object store that has the segments, as the broker knows it."""
+    gaps: Gaps = NO_GAPS
+    """The offsets in it that hold no message, as far as the broker told."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.start <= self.end, f"{self.start}..{self.end} is no range of offsets"
+
+    @property
+    def size(self) -> int:
+        """The number of messages."""
+        return self.gaps.messages(self.start, self.end)
+
+    def part(self, start: int, end: int) -> OffsetRange:
+        """Some of it, with the segments that belong to that."""
+        assert self.start <= start <= end <= self.end
+        mine = tuple(one for one in self.segments if one.first_offset < end and start < one.end_offset)
+        gaps = Gaps(self.gaps.within(start, end)) if self.gaps else self.gaps
+        return replace(self, start=start, end=end, segments=mine, gaps=gaps)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offsets {self.start}..{self.end}"
 
 
 class DanubePartition(InputPartition):
@@ -51,7 +87,7 @@ class DanubePartition(InputPartition):
 # -- where it begins and ends ------------------------------------------------------------------------------------------
 
 
-class Question(NamedTuple):
+class TimeLookup(NamedTuple):
     """Which offset is the first of this partition at or after a time? Only its owner knows."""
 
     topic: str
@@ -59,10 +95,10 @@ class Question(NamedTuple):
     time_us: int
 
 
-Answers = Mapping[Question, int]
+LookupResults = Mapping[TimeLookup, int]
 
 
-def check_named(bounds: Bounds, view: View) -> None:
+def check_named_partitions(bounds: Bounds, view: View) -> None:
     """Raises Invalid for a topic or a partition that an option names and nobody reads."""
     for topic in bounds.topics:
         if topic not in view:
@@ -75,19 +111,19 @@ def check_named(bounds: Bounds, view: View) -> None:
                 )
 
 
-def questions(bounds: Bounds, view: View, now_us: int) -> list[Question]:
+def time_lookups(bounds: Bounds, view: View, now_us: int) -> list[TimeLookup]:
     """What has to be asked before these bounds can be placed."""
     if not bounds.topics and bounds.default.kind not in ("time", "ago"):
         return []
     return [
-        Question(name, partition, time_us)
+        TimeLookup(name, partition, time_us)
         for name, topic in view.items()
         for partition in range(len(topic.ends))
-        if (time_us := _time(bounds.of(name, partition), now_us)) is not None
+        if (time_us := _lookup_time(bounds.of(name, partition), now_us)) is not None
     ]
 
 
-def _time(bound: Bound, now_us: int) -> int | None:
+def _lookup_time(bound: Bound, now_us: int) -> int | None:
     """Not before 1970: nothing was appended then, and no broker can be asked about it."""
     match bound.kind:
         case "time":
@@ -97,20 +133,25 @@ def _time(bound: Bound, now_us: int) -> int | None:
     return None
 
 
-def placed(bounds: Bounds, view: View, now_us: int, answers: Answers) -> Offsets:
+def resolve_bounds(bounds: Bounds, view: View, now_us: int, results: LookupResults) -> Offsets:
     """These bounds as offsets. Those before a partition's start stay: they are a loss, and reported as one."""
     return Offsets(
         {
             name: TopicOffsets(
                 topic.identity,
-                tuple(_place(bounds, name, partition, topic, now_us, answers) for partition in range(len(topic.ends))),
+                tuple(
+                    _resolve_bound(bounds, name, partition, topic, now_us, results)
+                    for partition in range(len(topic.ends))
+                ),
             )
             for name, topic in view.items()
         }
     )
 
 
-def _place(bounds: Bounds, name: str, partition: int, topic: TopicView, now_us: int, answers: Answers) -> int:
+def _resolve_bound(
+    bounds: Bounds, name: str, partition: int, topic: TopicView, now_us: int, results: LookupResults
+) -> int:
     bound, start, end = bounds.of(name, partition), topic.starts[partition], topic.ends[partition]
     match bound.kind:
         case "earliest":
@@ -125,15 +166,15 @@ def _place(bounds: Bounds, name: str, partition: int, topic: TopicView, now_us: 
                     f"option {bounds.option} names offset {bound.value} of {name}[{partition}], which ends at {end}"
                 )
             return bound.value
-    time_us = _time(bound, now_us)
+    time_us = _lookup_time(bound, now_us)
     assert time_us is not None
-    return min(end, answers[Question(name, partition, time_us)])
+    return min(end, results[TimeLookup(name, partition, time_us)])
 
 
 # -- how much of it in one trigger -------------------------------------------------------------------------------------
 
 
-def limited(
+def limit_batch(
     start: Offsets,
     end: Offsets,
     rows_max: int = 0,
@@ -147,20 +188,20 @@ def limited(
     no message: a partition that has no others stays where it is, and none stops at the beginning of a gap that
     messages follow.
     """
-    waiting = _waiting(start, end, view)
-    rows = sum(one.messages for one in waiting)
+    unread = _unread_partitions(start, end, view)
+    rows = sum(one.messages for one in unread)
     total = min(rows, rows_max or rows)
-    size = sum(one.messages * sizes.get(one.topic, 0.0) for one in waiting) if bytes_max else 0.0
+    size = sum(one.messages * sizes.get(one.topic, 0.0) for one in unread) if bytes_max else 0.0
     if size > bytes_max:
         total = max(1, min(total, int(rows * bytes_max / size)))
-    shares = _shares([one.messages for one in waiting], total) if total else [0] * len(waiting)
+    shares = _share_out([one.messages for one in unread], total) if total else [0] * len(unread)
     moved: dict[str, list[int]] = {name: list(one.offsets) for name, one in end.topics.items()}
-    for one, share in zip(waiting, shares, strict=True):
-        moved[one.topic][one.partition] = one.moved_by(share)
+    for one, share in zip(unread, shares, strict=True):
+        moved[one.topic][one.partition] = one.offset_after(share)
     return Offsets({name: TopicOffsets(end.topics[name].identity, tuple(moved[name])) for name in moved}, end.since)
 
 
-class _Waiting(NamedTuple):
+class _UnreadPartition(NamedTuple):
     """The offsets [start, end) of a partition, which were not read yet."""
 
     topic: str
@@ -170,7 +211,7 @@ class _Waiting(NamedTuple):
     gaps: Gaps
     messages: int
 
-    def moved_by(self, messages: int) -> int:
+    def offset_after(self, messages: int) -> int:
         """Return where the partition stands when so many messages were read."""
         if not messages:
             return self.start
@@ -179,20 +220,20 @@ class _Waiting(NamedTuple):
         return self.gaps.skip(self.gaps.forward(self.start, messages))
 
 
-def _waiting(start: Offsets, end: Offsets, view: View) -> list[_Waiting]:
+def _unread_partitions(start: Offsets, end: Offsets, view: View) -> list[_UnreadPartition]:
     """Every partition that has offsets to read."""
-    found: list[_Waiting] = []
+    found: list[_UnreadPartition] = []
     for name, topic in end.topics.items():
         seen = view.get(name)
         for partition, offset in enumerate(topic.offsets):
             first = start.of(name, topic.identity, partition)
             if first < offset:
                 gaps = seen.gaps_of(partition) if seen is not None else NO_GAPS
-                found.append(_Waiting(name, partition, first, offset, gaps, gaps.messages(first, offset)))
+                found.append(_UnreadPartition(name, partition, first, offset, gaps, gaps.messages(first, offset)))
     return found
 
 
-def _shares(counts: Sequence[int], total: int) -> list[int]:
+def _share_out(counts: Sequence[int], total: int) -> list[int]:
     """`total` in parts that relate as the counts do; the largest fractions are rounded up."""
     everything = sum(counts)
     assert 0 < total <= everything
@@ -207,21 +248,21 @@ def _shares(counts: Sequence[int], total: int) -> list[int]:
 # -- ranges and tasks --------------------------------------------------------------------------------------------------
 
 
-def between(begin: Offsets, end: Offsets, view: View) -> tuple[list[OffsetRange], list[Lost]]:
+def ranges_between(begin: Offsets, end: Offsets, view: View) -> tuple[list[OffsetRange], list[LostRange]]:
     """The ranges of a batch that can be read, and what of it cannot any more."""
     ranges: list[OffsetRange] = []
-    losses: list[Lost] = []
+    losses: list[LostRange] = []
     for name, topic in end.topics.items():
         now = view.get(name)
         if now is None or now.identity != topic.identity or len(now.ends) < len(topic.offsets):
-            losses += _gone(begin, name, topic, now)
+            losses += _lost_with_topic(begin, name, topic, now)
             continue
         for partition, offset in enumerate(topic.offsets):
             first = begin.of(name, topic.identity, partition)
             if first >= offset:
                 continue
             if first < now.starts[partition] or offset > now.ends[partition]:
-                losses += missing(name, partition, first, offset, now)
+                losses += lost_of_range(name, partition, first, offset, now)
                 first, offset = max(first, now.starts[partition]), min(offset, now.ends[partition])
             gaps = now.gaps_of(partition)
             first, offset = gaps.skip(first), gaps.rewind(offset)
@@ -231,28 +272,28 @@ def between(begin: Offsets, end: Offsets, view: View) -> tuple[list[OffsetRange]
     return ranges, losses
 
 
-def _gone(begin: Offsets, name: str, topic: TopicOffsets, now: TopicView | None) -> Iterable[Lost]:
+def _lost_with_topic(begin: Offsets, name: str, topic: TopicOffsets, now: TopicView | None) -> Iterable[LostRange]:
     why = f"the topic was deleted (its id was {topic.identity.topic_id})"
     if now is not None and now.identity != topic.identity:
-        why = replaced(topic.identity, now.identity)
+        why = replacement_reason(topic.identity, now.identity)
     for partition, offset in enumerate(topic.offsets):
         first = begin.of(name, topic.identity, partition)
         if first < offset:
-            yield Lost(name, partition, first, offset, why)
+            yield LostRange(name, partition, first, offset, why)
 
 
-def tasks(ranges: Sequence[OffsetRange], at_least: int = 0, rows_max: int = 0) -> list[DanubePartition]:
+def plan_tasks(ranges: Sequence[OffsetRange], at_least: int = 0, rows_max: int = 0) -> list[DanubePartition]:
     """Who reads what: `at_least` so many tasks where there are as many rows, of at most `rows_max` rows (0: any)."""
-    pieces = _split([one for one in ranges if one.size], at_least, rows_max)
+    pieces = _split_ranges([one for one in ranges if one.size], at_least, rows_max)
     rows = sum(one.size for one in pieces)
     count = max(at_least, TASKS_FEW, -(-rows // ROWS_PER_TASK))
     largest_first = sorted(pieces, key=lambda one: one.size, reverse=True)
     if len(pieces) <= count:
         return [DanubePartition([one]) for one in largest_first]
-    return _packed(largest_first, count, rows_max or rows)
+    return _pack_into_tasks(largest_first, count, rows_max or rows)
 
 
-def _split(ranges: Sequence[OffsetRange], at_least: int, rows_max: int) -> list[OffsetRange]:
+def _split_ranges(ranges: Sequence[OffsetRange], at_least: int, rows_max: int) -> list[OffsetRange]:
     """Ranges in so many equal parts that both limits are kept."""
     parts = [-(-one.size // rows_max) if rows_max else 1 for one in ranges]
     largest = [(-one.size / parts[index], index) for index, one in enumerate(ranges)]
@@ -263,10 +304,10 @@ def _split(ranges: Sequence[OffsetRange], at_least: int, rows_max: int) -> list[
         _, index = largest[0]
         parts[index] += 1
         heapq.heapreplace(largest, (-ranges[index].size / parts[index], index))
-    return [piece for one, count in zip(ranges, parts, strict=True) for piece in _parts(one, count)]
+    return [piece for one, count in zip(ranges, parts, strict=True) for piece in _split_range(one, count)]
 
 
-def _parts(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
+def _split_range(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
     if count == 1:
         yield whole
         return
@@ -275,21 +316,21 @@ def _parts(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
         yield whole.part(start, end)
 
 
-def _packed(largest_first: Sequence[OffsetRange], count: int, rows_max: int) -> list[DanubePartition]:
+def _pack_into_tasks(largest_first: Sequence[OffsetRange], count: int, rows_max: int) -> list[DanubePartition]:
     """Each range to the task that has least so far; a further task where that would pass `rows_max`."""
     loads = [(0, number) for number in range(count)]
-    together: list[list[OffsetRange]] = [[] for _ in range(count)]
+    task_ranges: list[list[OffsetRange]] = [[] for _ in range(count)]
     for one in largest_first:
         load, number = loads[0]
         if load and load + one.size > rows_max:
-            heapq.heappush(loads, (one.size, len(together)))
-            together.append([one])
+            heapq.heappush(loads, (one.size, len(task_ranges)))
+            task_ranges.append([one])
             continue
-        together[number].append(one)
+        task_ranges[number].append(one)
         heapq.heapreplace(loads, (load + one.size, number))
-    packed = [DanubePartition(sorted(some, key=_place_of)) for some in together if some]
+    packed = [DanubePartition(sorted(of_task, key=_range_order)) for of_task in task_ranges if of_task]
     return sorted(packed, key=lambda one: one.size, reverse=True)
 
 
-def _place_of(one: OffsetRange) -> tuple[str, int, int]:
+def _range_order(one: OffsetRange) -> tuple[str, int, int]:
     return one.topic, one.partition, one.start

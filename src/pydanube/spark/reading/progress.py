@@ -33,21 +33,21 @@ from .offsets import Offsets, TopicOffsets, TopicView
 
 log = get_logger(__name__)
 
-SETTLE_SECONDS: Final = 5.0
+MOVE_WAIT_SECONDS: Final = 5.0
 
 
 class ProgressSubscription:
     """The subscription of one stream, on each of its topics."""
 
-    def __init__(self, cluster: BrokerQueries, subscription: str) -> None:
+    def __init__(self, queries: BrokerQueries, subscription: str) -> None:
         self.subscription = subscription
-        self._cluster = cluster
-        self._stands: dict[str, list[int]] = {}
+        self._queries = queries
+        self._positions: dict[str, list[int]] = {}
         """Where the subscription was last known to stand, by topic and partition."""
         self._goal: Offsets | None = None
         self._moving: asyncio.Task[None] | None = None
         self._failure: DanubeError | None = None
-        self._tasks = Tasks(on_crash=lambda _task, error: self._crashed(error))
+        self._tasks = Tasks(on_crash=lambda _task, error: self._record_crash(error))
         self._random = seeded()
         self._clock = SystemClock()
 
@@ -55,13 +55,13 @@ class ProgressSubscription:
 
     def pin(self, topic: str, view: TopicView, start: TopicOffsets) -> TopicOffsets:
         """Where the stream begins on a topic: at `start`, or where the subscription stands that is there already."""
-        stands = self._cluster.call(self._ensured(topic, start))
-        more = view.starts[len(stands) :]  # the topic grew in between: its new partitions are read from their start
-        return TopicOffsets(start.identity, tuple([*stands, *more][: len(view.starts)]))
+        positions = self._queries.call(self._ensure_subscription(topic, start))
+        more = view.starts[len(positions) :]  # the topic grew in between: its new partitions are read from their start
+        return TopicOffsets(start.identity, tuple([*positions, *more][: len(view.starts)]))
 
-    async def _ensured(self, topic: str, start: TopicOffsets) -> list[int]:
+    async def _ensure_subscription(self, topic: str, start: TopicOffsets) -> list[int]:
         """The subscription's positions. Creates it at `start` where it does not exist."""
-        client, name = self._cluster.client, self.subscription
+        client, name = self._queries.client, self.subscription
         while True:
             try:
                 described = await client.describe_subscription(topic, name)
@@ -76,38 +76,38 @@ class ProgressSubscription:
                     f"subscription {name!r} on {topic} has consumers attached ({', '.join(users)}): a stream needs one "
                     f"of its own, choose another name for the option subscription"
                 )
-            self._stands[topic] = [one.position for one in described.partitions]
-            return list(self._stands[topic])
+            self._positions[topic] = [one.position for one in described.partitions]
+            return list(self._positions[topic])
 
     # -- following Spark -----------------------------------------------------------------------------------------------
 
-    def reached(self, offsets: Offsets) -> None:
+    def move_to(self, offsets: Offsets) -> None:
         """Spark has finished all below `offsets`. Returns at once; raises what went wrong since the last time."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise copy(failure)
         if offsets != self._goal:
-            self._cluster.call(self._go_for(offsets))
+            self._queries.call(self._set_goal(offsets))
 
-    async def _go_for(self, offsets: Offsets) -> None:
+    async def _set_goal(self, offsets: Offsets) -> None:
         self._goal = offsets
         if self._moving is None or self._moving.done():
             self._moving = self._tasks.spawn(self._move(), f"progress of {self.subscription}")
 
-    def settle(self, seconds: float = SETTLE_SECONDS) -> None:
+    def wait_until_moved(self, seconds: float = MOVE_WAIT_SECONDS) -> None:
         """Wait until the position is where it was last told to be, but not for long: it is not worth that."""
-        self._cluster.call(self._settled(seconds))
+        self._queries.call(self._wait_until_moved(seconds))
 
-    async def _settled(self, seconds: float) -> None:
+    async def _wait_until_moved(self, seconds: float) -> None:
         if self._moving is not None:
             await asyncio.wait({self._moving}, timeout=seconds)
 
     def close(self) -> None:
         """What is under way is finished, or given up."""
-        self.settle()
-        self._cluster.call(self._tasks.close())
+        self.wait_until_moved()
+        self._queries.call(self._tasks.close())
 
-    def _crashed(self, error: BaseException) -> None:
+    def _record_crash(self, error: BaseException) -> None:
         self._failure = error if isinstance(error, DanubeError) else Refused(f"the progress is lost: {error!r}")
 
     async def _move(self) -> None:
@@ -130,27 +130,29 @@ class ProgressSubscription:
             try:
                 await self._move_topic(topic, wanted)
             except NotFound:
-                self._stands.pop(topic, None)  # deleted; whether that is a loss is decided elsewhere
+                self._positions.pop(topic, None)  # deleted; whether that is a loss is decided elsewhere
 
     async def _move_topic(self, topic: str, wanted: TopicOffsets) -> None:
-        stands = self._stands.get(topic)
-        if stands is None or len(stands) < len(wanted.offsets):
-            stands = self._stands[topic] = await self._ensured(topic, wanted)
+        positions = self._positions.get(topic)
+        if positions is None or len(positions) < len(wanted.offsets):
+            positions = self._positions[topic] = await self._ensure_subscription(topic, wanted)
         moves = [
-            (partition, offset, stands[partition])
+            (partition, offset, positions[partition])
             for partition, offset in enumerate(wanted.offsets)
-            if partition < len(stands) and stands[partition] < offset
+            if partition < len(positions) and positions[partition] < offset
         ]
         if moves:
-            self._moved(topic, stands, moves, await self._cluster.client.advance_many(topic, self.subscription, moves))
+            self._record_moves(
+                topic, positions, moves, await self._queries.client.advance_many(topic, self.subscription, moves)
+            )
 
-    def _moved(
-        self, topic: str, stands: list[int], moves: Sequence[tuple[int, int, int]], now: Mapping[int, int]
+    def _record_moves(
+        self, topic: str, positions: list[int], moves: Sequence[tuple[int, int, int]], now: Mapping[int, int]
     ) -> None:
         """What is where it was to be, or ahead of it, is done. What somebody else moved is tried again from there."""
         again = False
         for partition, offset, expected in moves:
-            place = stands[partition] = now[partition]
+            place = positions[partition] = now[partition]
             if place != offset:
                 again |= place < offset
                 log.warning(

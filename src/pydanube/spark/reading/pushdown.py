@@ -50,7 +50,7 @@ _COMPARISONS: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
 }
 
 
-def asked_for() -> bool:
+def is_pushdown_requested() -> bool:
     """Whether this process was started to push filters down.
 
     A reader that can push filters is refused where ``spark.sql.python.filterPushdown.enabled`` is off, and nobody tells
@@ -118,7 +118,7 @@ class RowFilter:
     def __bool__(self) -> bool:
         return bool(self.conditions)
 
-    def plus(self, condition: Condition) -> RowFilter:
+    def with_condition(self, condition: Condition) -> RowFilter:
         return RowFilter((*self.conditions, condition))
 
     @property
@@ -137,82 +137,82 @@ class RowFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetSpan:
+class IntSpan:
     """[low, high) of whole numbers."""
 
     low: int = 0
     high: int = OFFSET_END
 
-    def cut(self, one: Filter, number: int) -> OffsetSpan | None:
+    def narrow(self, one: Filter, number: int) -> IntSpan | None:
         """What of it a comparison with a number leaves; None: that cannot be said by two ends."""
         match one:
             case EqualTo() | EqualNullSafe():
-                return OffsetSpan(max(self.low, number), min(self.high, number + 1))
+                return IntSpan(max(self.low, number), min(self.high, number + 1))
             case GreaterThan():
-                return OffsetSpan(max(self.low, number + 1), self.high)
+                return IntSpan(max(self.low, number + 1), self.high)
             case GreaterThanOrEqual():
-                return OffsetSpan(max(self.low, number), self.high)
+                return IntSpan(max(self.low, number), self.high)
             case LessThan():
-                return OffsetSpan(self.low, min(self.high, number))
+                return IntSpan(self.low, min(self.high, number))
             case LessThanOrEqual():
-                return OffsetSpan(self.low, min(self.high, number + 1))
+                return IntSpan(self.low, min(self.high, number + 1))
         return None
 
 
-ANY_TIME: Final = OffsetSpan(0, micros_from_datetime(datetime.max.replace(tzinfo=UTC)) + 1)
+ANY_TIME: Final = IntSpan(0, micros_from_datetime(datetime.max.replace(tzinfo=UTC)) + 1)
 """From 1970 to the end of the year 9999: nothing was appended outside, and no broker can be asked about it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushedFilters:
     """What the filters of a query leave to be read."""
 
-    places: tuple[Filter, ...] = ()
+    partition_filters: tuple[Filter, ...] = ()
     """On topics and partitions."""
-    offsets: OffsetSpan = OffsetSpan()
-    append_times: OffsetSpan = ANY_TIME
+    offsets: IntSpan = IntSpan()
+    append_times: IntSpan = ANY_TIME
     """Microseconds since 1970."""
     rows: RowFilter = RowFilter()
 
     def admits(self, topic: str, partition: int) -> bool:
         values = {"topic": topic, "partition": partition}
-        return all(_holds(one, values) for one in self.places)
+        return all(_matches(one, values) for one in self.partition_filters)
 
     @property
-    def by_time(self) -> bool:
+    def limits_append_time(self) -> bool:
         return self.append_times != ANY_TIME
 
 
-def pushed(filters: Iterable[Filter], before: Pushed) -> tuple[Pushed, list[Filter]]:
+def push_filters(filters: Iterable[Filter], before: PushedFilters) -> tuple[PushedFilters, list[Filter]]:
     """What they leave, and those that Spark has to look at all the same."""
-    left: list[Filter] = []
-    now = before
+    remaining: list[Filter] = []
+    merged = before
     for one in filters:
-        now, taken = _taken(now, one)
-        if not taken:
-            left.append(one)
-    return now, left
+        merged, answered = _push_filter(merged, one)
+        if not answered:
+            remaining.append(one)
+    return merged, remaining
 
 
-def _taken(now: Pushed, one: Filter) -> tuple[Pushed, bool]:
+def _push_filter(merged: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
     """With this filter, and whether it is answered for good."""
     column = _column(one)
     value = getattr(one, "value", None)
     match column:
         case "topic" | "partition" if _decidable(one, str if column == "topic" else int):
-            return replace(now, places=(*now.places, one)), True
-        case "offset" if _whole(value) and (span := now.offsets.cut(one, value)) is not None:
-            return replace(now, offsets=span), True
-        case "offset" if isinstance(one, In) and one.value and all(map(_whole, one.value)):
-            low, high = max(now.offsets.low, min(one.value)), min(now.offsets.high, max(one.value) + 1)
-            return replace(now, offsets=OffsetSpan(low, high)), False
+            return replace(merged, partition_filters=(*merged.partition_filters, one)), True
+        case "offset" if _is_int(value) and (span := merged.offsets.narrow(one, value)) is not None:
+            return replace(merged, offsets=span), True
+        case "offset" if isinstance(one, In) and one.value and all(map(_is_int, one.value)):
+            low, high = max(merged.offsets.low, min(one.value)), min(merged.offsets.high, max(one.value) + 1)
+            return replace(merged, offsets=IntSpan(low, high)), False
         case "append_time" if isinstance(value, datetime):
-            span = now.append_times.cut(one, micros_from_datetime(value))
-            return (now if span is None else replace(now, append_times=span)), False
+            span = merged.append_times.narrow(one, micros_from_datetime(value))
+            return (merged if span is None else replace(merged, append_times=span)), False
         case "publish_time" | "key":
             condition = Condition.of(column, one)
-            return (now if condition is None else replace(now, rows=now.rows.plus(condition))), False
-    return now, False
+            return (merged if condition is None else replace(merged, rows=merged.rows.with_condition(condition))), False
+    return merged, False
 
 
 def _column(one: Filter) -> str:
@@ -220,7 +220,7 @@ def _column(one: Filter) -> str:
     return attribute[0] if len(attribute) == 1 else ""
 
 
-def _whole(value: object) -> TypeGuard[int]:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -238,10 +238,10 @@ def _decidable(one: Filter, kind: type) -> bool:
     return type(one) in _COMPARISONS and type(getattr(one, "value", None)) is kind
 
 
-def _holds(one: Filter, values: dict[str, Any]) -> bool:
+def _matches(one: Filter, values: dict[str, Any]) -> bool:
     match one:
         case Not():
-            return not _holds(one.child, values)
+            return not _matches(one.child, values)
         case IsNull():
             return False
         case IsNotNull():

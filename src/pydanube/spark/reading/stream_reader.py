@@ -21,10 +21,10 @@ from pyspark.sql.streaming.datasource import (
 
 from pydanube.spark.options import ReadOptions
 
+from .fetching import read_task
 from .offsets import Offsets
 from .pushdown import RowFilter
 from .stream_driver import StreamDriver
-from .task import read
 
 
 class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -54,21 +54,21 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        end = self._driver.latest(Offsets.from_json(start), limit)
+        end = self._driver.next_batch_end(Offsets.from_json(start), limit)
         return start if end is None else end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        seen = self._driver.seen()
+        seen = self._driver.newest_offsets()
         return None if seen is None else seen.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._driver.stop_at_what_is_there()
+        self._driver.fix_target()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._driver.plan(Offsets.from_json(start), Offsets.from_json(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._driver.finished(Offsets.from_json(end))
+        self._driver.batch_finished(Offsets.from_json(end))
 
     def stop(self) -> None:
         if self._made is not None:
@@ -76,4 +76,4 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._made = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition, self._options, RowFilter())
+        return read_task(partition, self._options, RowFilter())

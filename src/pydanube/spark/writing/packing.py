@@ -61,7 +61,7 @@ class Packed(NamedTuple):
     batch: bytearray
 
 
-class _PartitionBuffer(NamedTuple):
+class _TopicPartitions(NamedTuple):
     topic: str
     partitions: int
 
@@ -76,8 +76,8 @@ class Packer:
         self._partitions_of = partitions_of
         self._now_us = now_us
         self._first_turn = first_turn
-        self._places: dict[str, _PartitionBuffer] = {}
-        self._turns: dict[str, int] = {}
+        self._topics_seen: dict[str, _TopicPartitions] = {}
+        self._weights_sent: dict[str, int] = {}
         """For each topic, the weight of what took turns so far."""
         self._row_weight = -(-packing.batch_bytes // packing.batch_messages)
         """The least that a row weighs: so many of them as may be in a batch weigh as much as a batch may."""
@@ -88,19 +88,19 @@ class Packer:
         held_bytes = 0
         for rows in record_batches:
             if held and held_bytes + rows.nbytes > ROUND_BYTES:
-                yield from self._round(_together(held))
+                yield from self._pack_round(_combine(held))
                 held, held_bytes = [], 0
             if rows.num_rows:
                 held.append(rows)
                 held_bytes += rows.nbytes
         if held:
-            yield from self._round(_together(held))
+            yield from self._pack_round(_combine(held))
 
-    def _round(self, rows: pa.RecordBatch) -> Iterator[Packed]:
+    def _pack_round(self, rows: pa.RecordBatch) -> Iterator[Packed]:
         for name in ("payload", "topic"):
             _refuse_nulls(rows, name, self._packing.topic)
         weights = np.maximum(_sizes(rows), self._row_weight)
-        groups, names = self._dealt(rows, weights)
+        groups, names = self._assign_partitions(rows, weights)
         sizes = np.bincount(groups, minlength=len(names))
         if sizes[groups[0]] != rows.num_rows:
             order = np.argsort(groups, kind="stable")
@@ -116,37 +116,37 @@ class Packer:
 
     # -- which partition ----------------------------------------------------------------------------------------------
 
-    def _dealt(self, rows: pa.RecordBatch, weights: IntArray) -> tuple[IntArray, list[tuple[str, int]]]:
+    def _assign_partitions(self, rows: pa.RecordBatch, weights: IntArray) -> tuple[IntArray, list[tuple[str, int]]]:
         """The group of every row, and for each group its topic and partition."""
-        codes, places = self._topics(rows)
-        counts = np.array([place.partitions for place in places])
-        chosen = self._chosen(rows, codes, counts)
-        for code, place in enumerate(places):
+        codes, topics = self._topic_codes(rows)
+        counts = np.array([topic_of.partitions for topic_of in topics])
+        chosen = self._choose_partitions(rows, codes, counts)
+        for code, topic_of in enumerate(topics):
             mine = np.flatnonzero((chosen < 0) & (codes == code))
             if len(mine):
-                chosen[mine] = self._in_turn(place, weights[mine])
+                chosen[mine] = self._round_robin(topic_of, weights[mine])
         groups = (np.cumsum(counts) - counts)[codes] + chosen
-        names = [(place.topic, partition) for place in places for partition in range(place.partitions)]
+        names = [(topic_of.topic, partition) for topic_of in topics for partition in range(topic_of.partitions)]
         narrow = np.uint16 if len(names) < 2**16 else np.int64  # numpy sorts short numbers by their digits
         return groups.astype(narrow), names
 
-    def _topics(self, rows: pa.RecordBatch) -> tuple[IntArray, list[_PartitionBuffer]]:
+    def _topic_codes(self, rows: pa.RecordBatch) -> tuple[IntArray, list[_TopicPartitions]]:
         """Which of the topics each row is for."""
         if self._packing.topic:
-            return np.zeros(rows.num_rows, np.int64), [self._place(self._packing.topic)]
+            return np.zeros(rows.num_rows, np.int64), [self._topic(self._packing.topic)]
         encoded = rows.column("topic").dictionary_encode()
-        return encoded.indices.to_numpy(), [self._place(name) for name in encoded.dictionary.to_pylist()]
+        return encoded.indices.to_numpy(), [self._topic(name) for name in encoded.dictionary.to_pylist()]
 
-    def _place(self, name: str) -> _PartitionBuffer:
-        place = self._places.get(name)
-        if place is None:
-            if len(self._places) >= TOPICS_MAX:
+    def _topic(self, name: str) -> _TopicPartitions:
+        topic_of = self._topics_seen.get(name)
+        if topic_of is None:
+            if len(self._topics_seen) >= TOPICS_MAX:
                 raise Invalid(f"column topic names more than {TOPICS_MAX} topics in one task: is it the right column?")
             topic = _topic_name(name)
-            place = self._places[name] = _PartitionBuffer(topic, self._partitions_of(topic))
-        return place
+            topic_of = self._topics_seen[name] = _TopicPartitions(topic, self._partitions_of(topic))
+        return topic_of
 
-    def _chosen(self, rows: pa.RecordBatch, codes: IntArray, counts: IntArray) -> IntArray:
+    def _choose_partitions(self, rows: pa.RecordBatch, codes: IntArray, counts: IntArray) -> IntArray:
         """The partition of every row; -1: in turn."""
         by = self._packing.partition_by
         if isinstance(by, int):
@@ -165,13 +165,13 @@ class Packer:
             chosen[~_valid(keys)] = -1
         return chosen
 
-    def _in_turn(self, place: _PartitionBuffer, weights: IntArray) -> IntArray:
+    def _round_robin(self, topic_of: _TopicPartitions, weights: IntArray) -> IntArray:
         """A batch for one partition, the next one for the next."""
-        before = self._turns.get(place.topic, 0)
+        before = self._weights_sent.get(topic_of.topic, 0)
         behind = before + np.cumsum(weights)
-        self._turns[place.topic] = int(behind[-1])
+        self._weights_sent[topic_of.topic] = int(behind[-1])
         turns = (behind - weights) // self._packing.batch_bytes
-        partitions: IntArray = (self._first_turn + turns) % place.partitions
+        partitions: IntArray = (self._first_turn + turns) % topic_of.partitions
         return partitions
 
 
@@ -182,7 +182,7 @@ def _topic_name(name: str) -> str:
         raise Invalid(f"column topic: {error.message}") from None
 
 
-def _together(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _combine(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(held) == 1:
         return held[0]
     return pa.Table.from_batches(held).combine_chunks().to_batches()[0]

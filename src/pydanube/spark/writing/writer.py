@@ -54,20 +54,20 @@ class StagedShare(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeWriter:
-    parsed = _checked(options, schema, overwrite)
+    parsed = _parse_options(options, schema, overwrite)
     _check_topic(parsed)
     return DanubeWriter(parsed, parsed.query_id or identity(), identity(), max(0, parsed.batch_id))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeStreamWriter:
-    parsed = _checked(options, schema, overwrite)
+    parsed = _parse_options(options, schema, overwrite)
     if parsed.query_id:
         raise Invalid("options queryId and batchId are for batches: a stream has its own, in its checkpoint")
     _check_topic(parsed)
     return DanubeStreamWriter(parsed)
 
 
-def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
+def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
     parsed = WriteOptions.parse(options)
     if overwrite:
         raise Invalid("a topic is never overwritten: use mode('append'), and outputMode('append') or 'update'")
