@@ -11,11 +11,12 @@ import asyncio
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, Protocol, cast
 
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
-from pydanube.client.connection.routing import Brokers, worth_retrying
+from pydanube.client.connection.owner_session import OwnerHandle, OwnerSession
+from pydanube.client.connection.routing import Brokers
 from pydanube.client.settings import ProducerSettings
 from pydanube.codec.native import requests
 from pydanube.model.errors import DanubeError, NotOwner, StaleEpoch, Unavailable
@@ -39,16 +40,6 @@ class ProducerIdentity:
     """By which it is told from others of its name."""
     producer_id: int = 0
     producer_epoch: int = 0
-
-
-class LaneState(NamedTuple):
-    """A handle at a broker. Whoever holds one and needs it no longer gives it back: the broker counts it as live."""
-
-    connection: Connection
-    handle: int
-
-    def give_back(self) -> None:
-        self.connection.tell(requests.CloseProducer(handle=self.handle))
 
 
 class Host(Protocol):
@@ -87,17 +78,22 @@ class Lane:
         self.stopped = False
         """The producer is being closed: nothing is sent or opened any more."""
         self._brokers = brokers
-        self._tasks = tasks
         self._host = host
         self._topic = topic
         self._partition = partition
         self._identity = identity
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._backoff = RetryBackoff.within(settings.timeout, brokers.random)
-        self._hold: LaneState | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._fruitless = False
+        self.session = OwnerSession(
+            brokers,
+            tasks,
+            self,
+            requests.ProducerOpened,
+            "producer",
+            topic,
+            partition,
+            RetryBackoff.within(settings.timeout, brokers.random),
+        )
         self._troubled = False
         self._window = settings.in_flight_batches
         """Batches on the wire at most. After trouble it starts again at one and doubles with each answer, so that a
@@ -114,14 +110,13 @@ class Lane:
         """What was in the way last, if anything was."""
         return self.outbox.refusal or self._problem
 
-    # -- the handle --------------------------------------------------------------------------------------------------
+    # -- the session at the owner ------------------------------------------------------------------------------------
 
-    async def open(self, renew: bool = False) -> None:
-        """Get a handle, and an identity where there is none, or another. One try. Cancelled, no handle stays behind."""
+    def open_request(self, renew: bool = False) -> requests.OpenProducer:
+        """Return the request for a handle. It asks for a new identity if there is none yet, or with `renew`."""
         identity = self._identity
         known = identity.producer_id != 0 and not renew
-        connection = await self._brokers.owner(self._topic, self._partition)
-        request = requests.OpenProducer(
+        return requests.OpenProducer(
             topic=self._topic,
             partition=self._partition,
             name=identity.name,
@@ -130,79 +125,48 @@ class Lane:
             access=self._settings.access,
             opener=identity.opener,
         )
-        await connection.request(
-            request,
-            requests.ProducerOpened,
-            partial(self._opened, connection),
-            on_late=lambda opened: LaneState(connection, opened.handle).give_back(),
-        )
 
-    def _opened(self, connection: Connection, opened: requests.ProducerOpened) -> None:
-        former = self.let_go()
-        if former is not None:
-            former.give_back()
-        connection.on_lost(self, self._lost)
+    def close_request(self, handle: int) -> requests.CloseProducer:
+        return requests.CloseProducer(handle=handle)
+
+    def session_wanted(self) -> bool:
+        return self.outbox.has_work
+
+    def session_opened(self, connection: Connection, opened: requests.ProducerOpened) -> None:
         self._identity.producer_id, self._identity.producer_epoch = opened.producer_id, opened.producer_epoch
-        self._hold = LaneState(connection, opened.handle)
         self._problem = None
 
-    def let_go(self) -> LaneState | None:
-        """The handle, for the caller to give back. What was not answered will be sent again through the next one."""
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.connection.forget(self)
-            self.outbox.lost()
-        return hold
-
-    def detach(self) -> LaneState | None:
-        """As `let_go`, and nothing is under way to get another."""
-        self._cancel_timers()
-        if self._opening is not None:
-            self._opening.cancel()
-            self._opening = None
-        return self.let_go()
-
-    async def close(self) -> None:
-        """Give the handle back. A broker that cannot be asked forgets it with the connection."""
-        hold = self.detach()
-        if hold is not None and hold.connection.usable:
-            try:
-                closing = requests.CloseProducer(handle=hold.handle)
-                await hold.connection.request(closing, requests.Done, timeout=2.0)
-            except DanubeError as error:
-                log.debug("producer.close_failed", topic=self._topic, partition=self._partition, error=error.message)
-
-    def _lost(self, error: DanubeError) -> None:
+    def session_lost(self, error: DanubeError) -> None:
         self._in_trouble(error)
-        self._hold = None
         self._cancel_timers()
         self.outbox.lost()
         self._host.progressed()
         self.pump()
 
-    async def _reopen(self) -> None:
-        if self._fruitless:  # connections come and go without an answer: do not hurry
-            await self._brokers.clock.sleep(self._backoff.next())
-        self._fruitless = True
-        while self.outbox.has_work:
-            try:
-                await self.open()
-                break
-            except StaleEpoch as error:
-                self._host.fenced(error)
-                return
-            except DanubeError as error:
-                self._problem = error
-                self._brokers.moved(self._topic, self._partition, error.owner if isinstance(error, NotOwner) else "")
-                if not worth_retrying(error):
-                    self.outbox.fail_all(partial(copy, error))
-                    return
-            await self._brokers.clock.sleep(self._backoff.next())
+    def open_failed(self, error: DanubeError) -> None:
+        if not isinstance(error, StaleEpoch):
+            self._problem = error
 
-    def _reopened(self, task: asyncio.Task[None]) -> None:
-        if self._opening is task:
-            self._opening = None
-            self.pump()
+    def reopen_ended(self, error: DanubeError | None) -> None:
+        if isinstance(error, StaleEpoch):
+            self._host.fenced(error)
+        elif error is not None:
+            self.outbox.fail_all(partial(copy, error))
+        self.pump()
+
+    def detach(self) -> OwnerHandle | None:
+        """Leave the session and return its handle, which the caller gives back.
+
+        Batches that were not answered will be sent again through the next session.
+        """
+        self._cancel_timers()
+        handle = self.session.detach()
+        if handle is not None:
+            self.outbox.lost()
+        return handle
+
+    async def close(self) -> None:
+        await self.session.close(self.detach())
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -215,35 +179,34 @@ class Lane:
     def pump(self) -> None:
         """Send what may be sent now, and arrange for the rest."""
         self._planned = False
-        hold, outbox = self._hold, self.outbox
+        handle, outbox = self.session.handle, self.outbox
         if self.stopped:
             return
         if (outbox.broken or self._host.frozen) and outbox.renewable:
             if outbox.broken and outbox.has_work:
                 self._host.renew()  # otherwise: wait until the others have finished
-        elif hold is None:
-            if self._opening is None and outbox.has_work:
-                self._opening = self._tasks.spawn(self._reopen(), f"open producer {self._topic}[{self._partition}]")
-                self._opening.add_done_callback(self._reopened)
-        elif hold.connection.lost is not None:
+        elif handle is None:
+            if outbox.has_work:
+                self.session.reopen()
+        elif handle.connection.lost is not None:
             return  # about to be told
         elif outbox.refusal is not None:
             self._retry_later()
         else:
-            self._send(hold)
+            self._send(handle)
             if outbox.filling and outbox.flights and self._linger is None:
                 self._linger = self._loop.call_later(self._settings.linger_ms / 1_000, self._linger_over)
 
-    def _send(self, hold: LaneState) -> None:
-        outbox, window = self.outbox, hold.connection.window
+    def _send(self, handle: OwnerHandle) -> None:
+        outbox, window = self.outbox, handle.connection.window
         while outbox.on_wire < self._window:
             flight = outbox.unsent or self._next_flight()
             if flight is None:
                 return
             if not window.has_room(len(flight.data)):
-                window.when_room(self, len(flight.data), self.pump)
+                window.when_room(self.session, len(flight.data), self.pump)
                 return
-            hold.connection.publish(hold.handle, flight.data, self, outbox.sent())
+            handle.connection.publish(handle.number, flight.data, self, outbox.sent())
 
     def _next_flight(self) -> Flight | None:
         """A batch that is full, or is not filled any longer; None when there is none or none may take a sequence."""
@@ -266,8 +229,7 @@ class Lane:
         if self._troubled:
             self._window = min(self._window * 2, self._settings.in_flight_batches)
             self._troubled = self._window < self._settings.in_flight_batches
-            self._backoff.reset()
-            self._fruitless = False
+            self.session.retry.succeeded()
         self.outbox.published(cast(Flight, ticket), base_offset, duplicate)
         if self.outbox.has_work:
             self.pump()
@@ -292,15 +254,16 @@ class Lane:
 
     def _retry_later(self) -> None:
         if self._retrying is None and self.outbox.quiet:
-            self._retrying = self._loop.call_later(self._backoff.next(), self._retry)
+            self._retrying = self._loop.call_later(self.session.retry.next_wait(), self._retry)
 
     def _retry(self) -> None:
         self._retrying = None
-        if self._misrouted or (self._hold is not None and self._hold.connection.going_away):
+        handle = self.session.handle
+        if self._misrouted or (handle is not None and handle.connection.going_away):
             self._misrouted = False
-            hold = self.detach()
-            if hold is not None:
-                hold.give_back()
+            handle = self.detach()
+            if handle is not None:
+                handle.give_back()
         elif self.outbox.refusal is not None:
             self.outbox.resend_refused()
         self.pump()

@@ -19,12 +19,14 @@ from functools import partial
 from typing import Any, Final
 
 from pydanube.client.connection.backoff import RetryBackoff
-from pydanube.client.connection.routing import Brokers, worth_retrying
+from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.owner_session import OwnerHandle, OwnerRetry
+from pydanube.client.connection.routing import Brokers
 from pydanube.client.settings import ProducerSettings
 from pydanube.model.errors import DanubeError, Refused, StaleEpoch
 from pydanube.runtime.tasks import Tasks, run_together
 
-from .lane import Lane, LaneState, ProducerIdentity
+from .lane import Lane, ProducerIdentity
 from .outbox import Outbox
 from .producer_buffer import ProducerBuffer
 from .receipts import Placed
@@ -83,7 +85,7 @@ class Publisher:
         return Lane(self._brokers, self._tasks, self, self._topic, partition, self._identity, outbox, settings)
 
     async def _open_lane(self, partition: int) -> None:
-        await self._brokers.retrying(self.lanes[partition].open, self._topic, partition)
+        await self._brokers.retrying(self.lanes[partition].session.open, self._topic, partition)
 
     def grow(self, partitions: int) -> None:
         """The topic has more of them. Their lanes open when there is something to send."""
@@ -194,7 +196,7 @@ class Publisher:
         for lane in self.lanes:
             lane.pump()
 
-    def _detached(self) -> list[LaneState]:
+    def _detached(self) -> list[OwnerHandle]:
         return [hold for lane in self.lanes if (hold := lane.detach()) is not None]
 
     async def _take_identity(self) -> None:
@@ -210,24 +212,23 @@ class Publisher:
                 _give_back(former)
 
     async def _ask_for_identity(self, claimed: bool) -> None:
+        """Open the first partition's producer under a new identity, while there is something to send."""
+        first = self.lanes[self._first]
         backoff = RetryBackoff.within(self._settings.timeout, self._brokers.random)
-        while any(lane.outbox.has_work for lane in self.lanes):
-            try:
-                if claimed:
-                    await self.lanes[self._first].open()  # whoever was fenced meanwhile must not fence in turn
-                await self.lanes[self._first].open(renew=True)
-            except StaleEpoch as error:
-                self.fenced(error)
-                return
-            except DanubeError as error:
-                if not worth_retrying(error):
-                    self._fail_all(error)
-                    return
-                self._brokers.moved(self._topic)
-                await self._brokers.clock.sleep(backoff.next())
-            else:
-                self._begin_sequences()
-                return
+
+        async def attempt(connection: Connection) -> None:
+            if claimed:
+                await first.session.open_at(connection)  # a producer that was fenced meanwhile must not fence in turn
+            await first.session.open_at(connection, first.open_request(renew=True))
+            self._begin_sequences()
+
+        try:
+            retry = OwnerRetry(self._brokers, self._topic, self._first, backoff)
+            await retry.run(attempt, wanted=lambda: any(lane.outbox.has_work for lane in self.lanes))
+        except StaleEpoch as error:
+            self.fenced(error)
+        except DanubeError as error:
+            self._fail_all(error)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -248,6 +249,6 @@ class Publisher:
             self.watch()
 
 
-def _give_back(holds: list[LaneState]) -> None:
+def _give_back(holds: list[OwnerHandle]) -> None:
     for hold in holds:
         hold.give_back()
