@@ -89,9 +89,9 @@ async def test_one_that_goes_on_under_a_new_epoch_is_not_fenced_by_it(url: str, 
         clock.advance(3.1)
         with pytest.raises(Unavailable, match=r"3 s.*publish_messages_per_s"):
             await given_up
-        epoch = producer._publisher._identity.producer_epoch
+        epoch = producer._identity.producer_epoch
         under_the_next = asyncio.create_task(producer.send(b"has to wait, too"))
-        await until(lambda: under_the_next.done() or producer._publisher._identity.producer_epoch > epoch)
+        await until(lambda: under_the_next.done() or producer._identity.producer_epoch > epoch)
         await client.set_policies(TOPIC, publish_messages_per_s=None)
         assert (await under_the_next).offset == 100
         assert (await producer.send(b"need not wait")).offset == 101

@@ -17,11 +17,11 @@ from pydanube.client.connection.address import BrokerAddress, parse_addresses
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
 from pydanube.client.positions import wire_start
-from pydanube.client.producing.bulk_intake import ANY_PARTITION, cut
+from pydanube.client.producing.message_intake import ANY_PARTITION, split_bulk
 from pydanube.client.producing.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
+from pydanube.client.producing.pending_batches import MessageRows
 from pydanube.client.producing.producer_buffer import ProducerBuffer
 from pydanube.client.producing.receipts import Placed, Receipt, Receipts
-from pydanube.client.producing.rows import MessageRows
 from pydanube.client.settings import ConsumerSettings, ProducerSettings
 from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.model.errors import Invalid
@@ -171,8 +171,10 @@ class TestRoom:
 
 
 class TestBulk:
-    def cut(self, payloads: object, keys: object = None, attributes: object = None, partitions: int = 1, **limits: int):  # type: ignore[no-untyped-def]
-        found = cut(
+    def split(
+        self, payloads: object, keys: object = None, attributes: object = None, partitions: int = 1, **limits: int
+    ):  # type: ignore[no-untyped-def]
+        found = split_bulk(
             payloads,  # type: ignore[arg-type]
             keys,  # type: ignore[arg-type]
             attributes,  # type: ignore[arg-type]
@@ -194,7 +196,7 @@ class TestBulk:
     ) -> None:
         payloads = [payload for payload, _ in rows]
         keys = [key for _, key in rows] if keyed else None
-        pieces = self.cut(payloads, keys, partitions=partitions, messages_max=messages_max, bytes_max=bytes_max)
+        pieces = self.split(payloads, keys, partitions=partitions, messages_max=messages_max, bytes_max=bytes_max)
         indices = [index for piece in pieces for index in piece.indices]
         assert sorted(indices) == list(range(len(rows)))
         for piece in pieces:
@@ -219,11 +221,11 @@ class TestBulk:
     ) -> None:
         payloads, keys = [payload for payload, _ in rows], [key for _, key in rows]
         partitioner = Partitioner(partitions)
-        first, again = (list(cut(payloads, keys, None, partitioner, messages_max, bytes_max)) for _ in range(2))
+        first, again = (list(split_bulk(payloads, keys, None, partitioner, messages_max, bytes_max)) for _ in range(2))
         assert first == again
 
     def test_sends_one_key_to_one_partition(self) -> None:
-        pieces = self.cut([b"x"] * 6, ["a", "b", None, "a", "b", None], partitions=5)
+        pieces = self.split([b"x"] * 6, ["a", "b", None, "a", "b", None], partitions=5)
         where = {piece.keys[0]: piece.partition for piece in pieces}
         assert where["a"] == Partitioner(5).of_key("a")
         assert where["b"] == Partitioner(5).of_key("b")
@@ -247,13 +249,13 @@ class TestBulk:
     )
     def test_is_refused_whole_before_anything_is_queued(self, arguments: tuple[object, ...]) -> None:
         with pytest.raises(Invalid):
-            self.cut(*arguments)
+            self.split(*arguments)
 
     def test_of_nothing_is_nothing(self) -> None:
-        assert self.cut([]) == []
+        assert self.split([]) == []
 
     def test_takes_anything_that_holds_bytes(self) -> None:
-        (piece,) = self.cut((bytearray(b"a"), memoryview(b"b"), b"c"))
+        (piece,) = self.split((bytearray(b"a"), memoryview(b"b"), b"c"))
         assert list(piece.payloads) == [b"a", b"b", b"c"]
 
 

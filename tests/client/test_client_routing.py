@@ -12,7 +12,7 @@ from flaky_wire import until
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Refused, StaleEpoch
-from pydanube.client.producing.delays import delivery_time_us
+from pydanube.client.producing.message_intake import delivery_time_us
 from pydanube.client.producing.partitioning import ANY_PARTITION, Partitioner
 from pydanube.codec.batch import Batch
 from pydanube.runtime.clock import ManualClock
@@ -89,7 +89,7 @@ async def test_a_function_chooses(client: Client) -> None:
             await producer.send(b"7")
         with pytest.raises(ValueError, match="nonsense"):
             await producer.send(b"nonsense")
-        assert producer._room.messages == 0  # what was refused holds no room
+        assert producer._buffer.messages == 0  # what was refused holds no room
 
 
 @pytest.mark.parametrize("wrong", ["random", -1, True, 1.5, None])
@@ -130,7 +130,7 @@ async def test_a_flush_hurries_only_the_partitions_that_were_there_when_it_began
         assert not flushing.done()
         await client.clear_backlog(TOPIC, "billing")
         await flushing
-        assert [lane.hurried for lane in producer._publisher.lanes] == [0, 0], "messages linger in both, as usual"
+        assert [one.flushing for one in producer._partitions] == [0, 0], "messages linger in both, as usual"
 
 
 async def test_more_partitions_under_a_pattern_are_noticed_too(client: Client) -> None:

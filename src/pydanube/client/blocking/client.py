@@ -30,8 +30,8 @@ from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.lifecycle import Openable
+from pydanube.client.producing.message_intake import Attributes, checked_payload
 from pydanube.client.producing.producer import Producer
-from pydanube.client.producing.rows import Attributes, checked_payload
 from pydanube.client.producing.staged_writes import Stager
 from pydanube.model.errors import DanubeError, Full
 from pydanube.runtime.telemetry import get_logger
@@ -99,7 +99,7 @@ class BlockingProducer(Blocking[Producer]):
 
     def _has_room(self, size: int) -> bool:
         """Both queues count; the other one is read from this thread, which is good enough for a limit."""
-        held, settings = self._inner._room, self._inner._settings
+        held, settings = self._inner._buffer, self._inner._settings
         return (
             held.messages + len(self._queued) < settings.queue_messages
             and held.bytes + self._queued_bytes + size <= settings.queue_bytes

@@ -1,17 +1,26 @@
-"""The producer: takes messages, gives back receipts, and never stores one twice.
+"""The producer: takes messages, returns receipts, and never stores a message twice.
 
-Messages for one partition share batches. A send when nothing is on its way goes out at once; what arrives meanwhile
-goes together in the next batch, which leaves when it is full, when all before it are answered, or after `linger_ms`.
+Messages for one partition share batches. A send when nothing is in flight goes out at once; messages that arrive
+meanwhile go together in the next batch, which leaves when it is full, when all before it are answered, or after
+`linger_ms`.
 
 Every producer has an identity at the brokers and numbers its messages per partition, so a batch that is sent again
 after a lost answer is recognised: its receipt says `duplicate`. A batch that is refused for good (or given up after
-`timeout`) leaves a hole in that numbering; the producer then finishes what is on its way, takes a new identity, and
-goes on.
+`timeout`) leaves a gap in that numbering. The producer has one identity for all partitions: after a gap, all of them
+finish what is in flight under the old identity before any of them starts under the new one, because the new epoch of a
+name fences the older one at every partition at once.
+
+```
+ Producer ──► PartitionProducer, one per partition ──► PendingBatches decides what is sent, in which sequence
+ checks, limits,   session at the owner,                 (sans I/O)
+ receipts, flush   sending, retries
+```
 
 Invariants
     queued messages and bytes stay within the limits, except for one message larger than the limit, alone
     the messages of one partition are stored in the order in which they were sent
-    an awaited send raises its own failure; a queued one's failure is raised by the next flush
+    an awaited send raises its own failure; the failure of a queued message is raised by the next flush
+    after another producer took this one's name nothing is sent any more
 """
 
 from __future__ import annotations
@@ -20,26 +29,42 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
+from pydanube.client.connection.backoff import RetryBackoff
+from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.owner_session import OwnerHandle, OwnerRetry
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.lifecycle import Openable
 from pydanube.client.settings import ProducerSettings
-from pydanube.model.errors import DanubeError, Full, NotFound, Refused
+from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpoch
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
+from pydanube.runtime.tasks import Tasks, run_together
 
-from .bulk_intake import BulkPiece, cut
-from .delays import delivery_time_us
-from .lane import Lane
+from .message_intake import (
+    ROW_BYTES,
+    Attributes,
+    BulkPiece,
+    attributes_size,
+    checked_payload,
+    delivery_time_us,
+    split_bulk,
+)
+from .partition_producer import PartitionProducer, ProducerCallbacks, ProducerIdentity
 from .partitioning import ANY_PARTITION, PartitionBy, Partitioner, check_partition_by
-from .publisher import Publisher
+from .pending_batches import MessageRows
+from .producer_buffer import ProducerBuffer
 from .receipts import Placed, Receipt, Receipts
-from .rows import ROW_BYTES, Attributes, attributes_size, checked_payload
 
 PAUSE_SECONDS: Final = 0.0005
-"""So long a loop over `queue_many` may keep the event loop to itself; what it queued meanwhile is sent together."""
+"""A loop over `queue_many` may keep the event loop for so long; what it queued meanwhile is sent together."""
+
+TICKS_PER_TIMEOUT: Final = 30
+TICK_SECONDS_MAX: Final = 1.0
+"""How often a producer with unsettled messages looks for those that have timed out. An idle one does not look."""
 
 
 class Producer(Openable):
@@ -63,21 +88,40 @@ class Producer(Openable):
         self._clock = brokers.clock
         self._settings = settings
         self._create_topic = create_topic
-        self._publisher = Publisher(brokers, self.topic, settings)
-        self._room = self._publisher.room
-        self._lanes: list[Lane] = []
+        self._ready = False
+        """Messages can be added: this is open and was not fenced."""
+        self._final: DanubeError | None = None
+        """Why nothing can be published any more."""
+        self._reliable = True
+        self._tasks = Tasks()
+        self._buffer = ProducerBuffer(settings.queue_messages, settings.queue_bytes)
+        self._identity = ProducerIdentity(settings.name, brokers.random.getrandbits(63) | 1)
+        self._renewing: asyncio.Task[None] | None = None
+        self._partitions: list[PartitionProducer] = []
+        self._first = 0
+        """The partition where identities are asked for."""
         self._partition_by = partition_by
         self._partitioner = Partitioner(1)
-        self._sticky = False
+        self._takes_turns = isinstance(partition_by, str)
+        """Messages without a key go to the partitions in turn."""
+        self._unkeyed: PartitionProducer | None = None
+        """The partition that gets messages without a key until its batch is closed."""
+        self._progress = asyncio.Event()
+        self._failed_messages = 0
+        self._failure: DanubeError | None = None
+        """The first failure that no caller has heard of, for the next flush."""
+        self._tick_timer: asyncio.TimerHandle | None = None
+        """None while there is no unsettled message."""
         self._pause_at = 0.0
-        """When whoever queues without end lets others run."""
-        self._reliable = True
+        """When a loop over `queue_many` lets other tasks run."""
 
     @property
     def obstacle(self) -> DanubeError | None:
-        """What was in the way last of messages that wait, if anything was: Full, say. They are sent again by themselves
-        until they get through or their time is up."""
-        return next((lane.obstacle for lane in self._lanes if lane.obstacle is not None), None)
+        """The latest reason why messages that wait could not be published, such as Full, or None.
+
+        The producer sends these messages again by itself until they are stored or their timeout has passed.
+        """
+        return next((one.obstacle for one in self._partitions if one.obstacle is not None), None)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -93,18 +137,16 @@ class Producer(Openable):
     ) -> Receipt:
         """Publish one message and wait until the broker has it, at the topic's ack level.
 
-        deliver_at, deliver_after   not before that time, or for so many seconds: it is stored at once and waits at the
-                                    broker. On shared and key-shared subscriptions; others keep their order and
-                                    deliver it when its turn comes
+        deliver_at, deliver_after   the message is stored at once, but delivered not before that time, or not within so
+                                    many seconds. This holds on shared and key-shared subscriptions; the others keep
+                                    their order and deliver it when its turn comes
 
         Waits for room in the queue first. Raises Unavailable after `timeout`. Cancelled, it may still be stored.
         """
         payload, size, partition = self._checked(payload, key, attributes)
-        deliver_us = 0
-        if deliver_at is not None or deliver_after is not None:
-            deliver_us = self._delivery_time(deliver_at, deliver_after)
-        if not self._room.take_nowait(1, size):
-            await self._wait_for_room(1, size)
+        deliver_us = self._delivery_time(deliver_at, deliver_after)
+        if not self._buffer.take_nowait(1, size):
+            await self._wait_for_buffer(1, size)
         waiter: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
         self._add(partition, payload, key, attributes, publish_time, deliver_us, size, waiter)
         placed = await waiter
@@ -120,16 +162,31 @@ class Producer(Openable):
         deliver_at: datetime | None = None,
         deliver_after: float | timedelta | None = None,
     ) -> None:
-        """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
+        """Queue one message. Raises Full when the queue is full; a failure of the message is raised by `flush`."""
+        if (
+            type(payload) is bytes
+            and key is None
+            and attributes is None
+            and publish_time is None
+            and deliver_at is None
+            and deliver_after is None
+            and self._takes_turns
+            and self._ready
+            and len(payload) <= MESSAGE_BYTES_MAX
+        ):  # the common case, without the calls that the others need
+            size = len(payload) + ROW_BYTES
+            if not self._buffer.take_nowait(1, size):
+                raise self._buffer_full()
+            target = self._unkeyed
+            if target is None or target.batches.filling is None:
+                target = self._next_unkeyed()
+            if target.batches.add(payload, None, None, self._clock.now_us(), size, self._clock.monotonic()):
+                target.send_due()
+            return
         payload, size, partition = self._checked(payload, key, attributes)
-        deliver_us = 0
-        if deliver_at is not None or deliver_after is not None:
-            deliver_us = self._delivery_time(deliver_at, deliver_after)
-        if not self._room.take_nowait(1, size):
-            raise Full(
-                f"the producer's queue holds {self._room.messages} messages of {self._room.bytes} bytes: "
-                f"wait with flush(), use send(), or raise queue_messages or queue_bytes"
-            )
+        deliver_us = self._delivery_time(deliver_at, deliver_after)
+        if not self._buffer.take_nowait(1, size):
+            raise self._buffer_full()
         self._add(partition, payload, key, attributes, publish_time, deliver_us, size, None)
 
     async def send_many(
@@ -149,11 +206,11 @@ class Producer(Openable):
         """
         waiters: list[asyncio.Future[Placed]] = []
         deliver_us = self._delivery_time(deliver_at, deliver_after)
-        pieces = self._cut(payloads, keys, attributes)
+        pieces = self._split(payloads, keys, attributes)
         placements: list[Sequence[int]] | None = None
         if not self._partitioner.in_turn or (keys is not None and self._partitioner.count > 1):
             placements = []
-            pieces = _noting(pieces, placements)
+            pieces = _with_indices_noted(pieces, placements)
         try:
             await self._add_many(pieces, publish_time, deliver_us, waiters)
             if len(waiters) > 1:
@@ -161,7 +218,7 @@ class Producer(Openable):
             placed = [await waiter for waiter in waiters]
         finally:
             for waiter in waiters:
-                waiter.cancel()  # those done stay as they are
+                waiter.cancel()  # does nothing to those that are done
                 if not waiter.cancelled():
                     waiter.exception()
         return Receipts(self.topic, placed, placements)
@@ -176,24 +233,42 @@ class Producer(Openable):
         deliver_at: datetime | None = None,
         deliver_after: float | timedelta | None = None,
     ) -> None:
-        """Queue many messages; waits for room, not for the broker. What becomes of them is told by `flush`.
+        """Queue many messages; waits for room in the queue, not for the broker. Failures are raised by `flush`.
 
-        The way to the highest throughput: nothing is waited for while the queue has room. Cancelled, those queued so
-        far are published.
+        This gives the highest throughput: it waits for nothing while the queue has room. Cancelled, the messages
+        queued so far are published.
         """
         deliver_us = self._delivery_time(deliver_at, deliver_after)
-        await self._add_many(self._cut(payloads, keys, attributes), publish_time, deliver_us, None)
+        await self._add_many(self._split(payloads, keys, attributes), publish_time, deliver_us, None)
         if self._clock.monotonic() >= self._pause_at:
             await asyncio.sleep(0)
             self._pause_at = self._clock.monotonic() + PAUSE_SECONDS
 
     async def flush(self) -> None:
-        """Wait until everything queued so far is stored or has failed.
+        """Wait until every message queued so far is stored or has failed.
 
         Raises if a message queued by `send_nowait` or `queue_many` failed since the last flush. Cancelled, nothing is
         undone.
         """
-        await self._publisher.flush()
+        partitions = list(self._partitions)  # there may be more of them before this ends
+        targets = [(one.batches, one.batches.added) for one in partitions]
+        for partition in partitions:
+            partition.flushing += 1
+            partition.send_due()
+        try:
+            while any(batches.settled < target for batches, target in targets):
+                self._progress.clear()
+                await self._progress.wait()
+        finally:
+            for partition in partitions:
+                partition.flushing -= 1
+        failed, failure = self._failed_messages, self._failure
+        self._failed_messages, self._failure = 0, None
+        if failure is not None:
+            raised = copy(failure)
+            raised.message = f"{failed} queued messages were not published; the first: {failure.message}"
+            raised.args = (raised.message,)
+            raise raised from failure
 
     # -- adding ------------------------------------------------------------------------------------------------------
 
@@ -208,14 +283,12 @@ class Producer(Openable):
         size: int,
         waiter: asyncio.Future[Placed] | None,
     ) -> None:
-        lane = self._unkeyed_lane() if partition == ANY_PARTITION else self._lanes[partition]
+        """Add one message that was checked and counted in the buffer."""
+        target = self._target(partition)
         time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
-        if self._publisher.idle:
-            self._publisher.watch()
-        if lane.outbox.add(payload, key, attributes, time_us, size, self._clock.monotonic(), waiter, deliver_us):
-            lane.pump()
-        else:
-            lane.plan()
+        now = self._clock.monotonic()
+        if target.batches.add(payload, key, attributes, time_us, size, now, waiter, deliver_us):
+            target.send_due()
 
     async def _add_many(
         self,
@@ -224,37 +297,32 @@ class Producer(Openable):
         deliver_us: int,
         waiters: list[asyncio.Future[Placed]] | None,
     ) -> None:
-        """Add each piece once there is room for it."""
+        """Add each piece once the buffer has room for it; append a future per piece to `waiters`, if given."""
         loop = asyncio.get_running_loop()
         time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
         for piece in pieces:
-            if not self._room.take_nowait(len(piece.payloads), piece.size):
+            if not self._buffer.take_nowait(len(piece.payloads), piece.size):
                 piece = piece.own()
-                await self._wait_for_room(len(piece.payloads), piece.size)
+                await self._wait_for_buffer(len(piece.payloads), piece.size)
             waiter: asyncio.Future[Placed] | None = None
             if waiters is not None:
                 waiter = loop.create_future()
                 waiters.append(waiter)
-            lane = self._unkeyed_lane() if piece.partition == ANY_PARTITION else self._lanes[piece.partition]
-            if self._publisher.idle:
-                self._publisher.watch()
-            now = self._clock.monotonic()
-            if lane.outbox.add_many(
+            target = self._target(piece.partition)
+            if target.batches.add_many(
                 piece.payloads,
                 piece.lengths,
                 piece.keys,
                 piece.attributes,
                 time_us,
                 piece.size,
-                now,
+                self._clock.monotonic(),
                 waiter,
                 deliver_us,
             ):
-                lane.pump()
-            else:
-                lane.plan()
+                target.send_due()
 
-    def _cut(
+    def _split(
         self,
         payloads: Sequence[bytes],
         keys: Sequence[str | None] | None,
@@ -262,26 +330,29 @@ class Producer(Openable):
     ) -> Iterator[BulkPiece]:
         self._check_ready()
         settings = self._settings
-        return cut(payloads, keys, attributes, self._partitioner, settings.batch_messages, settings.batch_bytes)
+        return split_bulk(payloads, keys, attributes, self._partitioner, settings.batch_messages, settings.batch_bytes)
 
-    def _unkeyed_lane(self) -> Lane:
-        """The partition whose turn it is; the next one's turn comes when its batch is closed."""
-        lane = self._lanes[self._partitioner.current]
-        if self._sticky and not lane.outbox.filling:
+    def _target(self, partition: int) -> PartitionProducer:
+        """Return the partition; for ANY_PARTITION the one that gets messages without a key now."""
+        if partition != ANY_PARTITION:
+            return self._partitions[partition]
+        unkeyed = self._unkeyed
+        return self._next_unkeyed() if unkeyed is None or unkeyed.batches.filling is None else unkeyed
+
+    def _next_unkeyed(self) -> PartitionProducer:
+        """Choose and return the partition that gets messages without a key: the next one, as a batch was closed."""
+        if self._unkeyed is not None:
             self._partitioner.rotate()
-            lane = self._lanes[self._partitioner.current]
-        self._sticky = True
-        return lane
+        self._unkeyed = self._partitions[self._partitioner.current]
+        return self._unkeyed
 
     def _checked(self, payload: bytes, key: str | None, attributes: Attributes | None) -> tuple[bytes, int, int]:
-        """The payload, what it takes, and its partition (or ANY_PARTITION); or Invalid."""
-        if self._closed or not self._lanes or self._publisher.final is not None:
-            self._check_ready()
-        if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
-            payload = checked_payload(payload)
+        """Return the payload, the size of the message, and its partition or ANY_PARTITION. Raises Invalid."""
+        self._check_ready()
+        payload = checked_payload(payload)
         size = len(payload) + ROW_BYTES
         partition = ANY_PARTITION
-        if key is not None or not self._partitioner.in_turn:
+        if key is not None or not self._takes_turns:
             partition = self._partitioner.of(key, payload)
             size += len(key or "")
         if attributes:
@@ -296,18 +367,24 @@ class Producer(Openable):
         return delivery_time_us(deliver_at, deliver_after, self._clock)
 
     def _check_ready(self) -> None:
-        if self._closed or not self._opened:
-            self._check_open()
-        if self._publisher.final is not None:
-            raise copy(self._publisher.final)
+        if self._ready:
+            return
+        self._check_open()
+        if self._final is not None:
+            raise copy(self._final)
+        raise Refused("this producer is not open yet: use `async with`, or await it")
 
-    async def _wait_for_room(self, count: int, size: int) -> None:
-        await self._room.take(count, size)
-        try:
+    def _buffer_full(self) -> Full:
+        return Full(
+            f"the producer's queue holds {self._buffer.messages} messages of {self._buffer.bytes} bytes: "
+            f"wait with flush(), use send(), or raise queue_messages or queue_bytes"
+        )
+
+    async def _wait_for_buffer(self, count: int, size: int) -> None:
+        await self._buffer.take(count, size)
+        if not self._ready:
+            self._buffer.release(count, size)
             self._check_ready()
-        except DanubeError:
-            self._room.release(count, size)
-            raise
 
     def _send_admitted(
         self,
@@ -317,14 +394,128 @@ class Producer(Openable):
         publish_time: datetime | None,
         deliver_us: int,
     ) -> None:
-        """Queue one message that the blocking form has made room for. What is wrong with it is told by `flush`."""
+        """Queue one message for which the blocking producer has checked the limits. Failures are raised by `flush`."""
         try:
             payload, size, partition = self._checked(payload, key, attributes)
         except DanubeError as error:
-            self._publisher.note_failure(error, 1)
+            self._note_failure(error, 1)
             return
-        self._room.force(1, size)
+        self._buffer.force(1, size)
         self._add(partition, payload, key, attributes, publish_time, deliver_us, size, None)
+
+    # -- settling ----------------------------------------------------------------------------------------------------
+
+    def _settled(
+        self, partition: int, rows: MessageRows, base_offset: int, duplicate: bool, error: DanubeError | None
+    ) -> None:
+        awaited = 0
+        for waiter, start, count in rows.waiters:
+            awaited += count
+            assert isinstance(waiter, asyncio.Future)
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(Placed(partition, base_offset + start, count, duplicate))
+            else:
+                waiter.set_exception(copy(error))
+        if error is not None and awaited < len(rows):
+            self._note_failure(error, len(rows) - awaited)
+        self._buffer.release(len(rows), rows.size)
+        self._progress.set()
+
+    def _note_failure(self, error: DanubeError, messages: int) -> None:
+        """Keep the failure of messages that no caller awaits, for the next flush to raise."""
+        self._failed_messages += messages
+        self._failure = self._failure or error
+
+    def _fail_all(self, error: DanubeError) -> None:
+        for partition in self._partitions:
+            partition.batches.fail_all(partial(copy, error))
+
+    # -- timeouts ----------------------------------------------------------------------------------------------------
+
+    def _watch_timeouts(self) -> None:
+        if self._tick_timer is None:
+            period = min(TICK_SECONDS_MAX, self._settings.timeout / TICKS_PER_TIMEOUT)
+            self._tick_timer = asyncio.get_running_loop().call_later(period, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        now = self._clock.monotonic()
+        for partition in self._partitions:
+            if partition.batches.has_work:
+                partition.tick(now)
+                self._watch_timeouts()
+
+    # -- identity ----------------------------------------------------------------------------------------------------
+
+    def _fenced(self, error: DanubeError) -> None:
+        """Another producer of this name took over: fail every message without an answer, and all that come."""
+        if self._final is None:
+            self._final = error
+            self._ready = False
+            _give_back(self._detach_all())
+            self._fail_all(error)
+
+    def _renew(self) -> None:
+        """Take a new identity, because a sequence has a gap."""
+        if self._renewing is None and self._final is None:
+            self._renewing = self._tasks.spawn(self._change_identity(), f"renew producer {self.topic}")
+
+    async def _change_identity(self) -> None:
+        """Wait until nothing of the old identity is in flight, then take a new one.
+
+        Cancelled, the producer is being closed.
+        """
+        self._identity.changing = True
+        try:
+            while not all(one.batches.renewable for one in self._partitions):
+                self._progress.clear()
+                await self._progress.wait()
+            await self._take_identity()
+        finally:
+            self._identity.changing = False
+            self._renewing = None
+        for partition in self._partitions:
+            partition.send_due()
+
+    async def _take_identity(self) -> None:
+        """Replace all handles by one under a new identity. Cancelled, no handle of the old one stays behind."""
+        former = self._detach_all()
+        claimed = bool(self._settings.name) or self._settings.access == "exclusive"
+        try:
+            if not claimed:  # the old one counts as a producer of its own: the new one needs its place
+                _give_back(former)
+            await self._ask_for_identity(claimed)
+        finally:
+            if claimed:  # not earlier: no other producer may take the name or the topic in between
+                _give_back(former)
+
+    async def _ask_for_identity(self, claimed: bool) -> None:
+        """Open the first partition under a new identity, for as long as there is something to send."""
+        session = self._partitions[self._first].session
+
+        async def attempt(connection: Connection) -> None:
+            if claimed:
+                await session.open_at(connection)  # a producer that was fenced meanwhile must not fence in turn
+            await session.open_at(connection, self._partitions[self._first].open_request(renew=True))
+            self._begin_sequences()
+
+        backoff = RetryBackoff.within(self._settings.timeout, self._brokers.random)
+        retry = OwnerRetry(self._brokers, self.topic, self._first, backoff)
+        try:
+            await retry.run(attempt, wanted=lambda: any(one.batches.has_work for one in self._partitions))
+        except StaleEpoch as error:
+            self._fenced(error)
+        except DanubeError as error:
+            self._fail_all(error)
+
+    def _detach_all(self) -> list[OwnerHandle]:
+        return [handle for partition in self._partitions if (handle := partition.detach()) is not None]
+
+    def _begin_sequences(self) -> None:
+        for partition in self._partitions:
+            partition.batches.renew(self._identity.producer_id, self._identity.producer_epoch)
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
@@ -335,33 +526,75 @@ class Producer(Openable):
             raise NotFound(f"{self.topic} has no partition {only}: it has {len(route.partitions)}, counted from 0")
         count, self._reliable = len(route.partitions), route.reliable
         self._partitioner = Partitioner(count, self._brokers.random.randrange(count), self._partition_by)
-        await self._publisher.open(count, only)
-        self._lanes = self._publisher.lanes
+        self._add_partitions(count)
+        self._first = only or 0
+        await self._open_partition(self._first)
+        if only is None:
+            await run_together(self._open_partition(partition) for partition in range(1, count))
+        self._begin_sequences()
+        self._ready = not self._closed
         if route.partitioned and only is None:
-            self._publisher.follow(self._notice_growth())
+            self._tasks.spawn(self._follow_growth(), f"follow {self.topic}")
 
-    async def _notice_growth(self) -> None:
-        """Publish to new partitions too, once they are seen. Cancelled, the producer is being closed."""
+    async def _open_partition(self, partition: int) -> None:
+        await self._brokers.retrying(self._partitions[partition].session.open, self.topic, partition)
+
+    def _add_partitions(self, count: int) -> None:
+        callbacks = ProducerCallbacks(
+            began=self._watch_timeouts,
+            settled=self._settled,
+            progressed=self._progress.set,
+            renew=self._renew,
+            fenced=self._fenced,
+        )
+        for partition in range(len(self._partitions), count):
+            self._partitions.append(
+                PartitionProducer(
+                    self._brokers, self._tasks, callbacks, self.topic, partition, self._identity, self._settings
+                )
+            )
+
+    async def _follow_growth(self) -> None:
+        """Publish to new partitions of the topic too, once they are seen. Cancelled, the producer is being closed."""
         refresh = self._settings.refresh_seconds
         while True:
             await self._clock.sleep(refresh)
             try:
                 count = len((await self._brokers.route(self.topic, age_max=refresh / 2)).partitions)
             except DanubeError:
-                continue  # publishing tells what is wrong
-            if count > self._partitioner.count:
-                self._publisher.grow(count)
+                continue  # publishing raises what is wrong
+            known = len(self._partitions)
+            if count > known:
+                self._add_partitions(count)  # their sessions open when there is something to send
+                for partition in self._partitions[known:]:
+                    partition.batches.renew(self._identity.producer_id, self._identity.producer_epoch)
                 self._partitioner = self._partitioner.grown(count)
 
     async def _finish(self) -> None:
-        await self._publisher.flush()
+        self._ready = False
+        await self.flush()
 
     async def _end(self) -> None:
-        await self._publisher.close()
+        """Give up what is not settled; nothing runs afterwards."""
+        self._ready = False
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        for partition in self._partitions:
+            partition.stopped = True
+        try:
+            await self._tasks.close()
+            await asyncio.gather(*(partition.close() for partition in self._partitions))
+        finally:
+            self._fail_all(Refused("the producer was closed before this message was published"))
 
 
-def _noting(pieces: Iterator[BulkPiece], placements: list[Sequence[int]]) -> Iterator[BulkPiece]:
-    """The same pieces; which payloads they hold is noted as they pass."""
+def _give_back(handles: list[OwnerHandle]) -> None:
+    for handle in handles:
+        handle.give_back()
+
+
+def _with_indices_noted(pieces: Iterator[BulkPiece], placements: list[Sequence[int]]) -> Iterator[BulkPiece]:
+    """Yield the pieces, and append the indices of each to `placements`."""
     for piece in pieces:
         placements.append(piece.indices)
         yield piece

@@ -1,4 +1,4 @@
-"""The outbox against a broker that forgets, refuses and disappears: each message at most once, in order, answered."""
+"""Pending batches against a broker that forgets, refuses and disappears: each message at most once, in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from random import Random
 
 import pytest
 
-from pydanube.client.producing.outbox import Flight, Outbox
-from pydanube.client.producing.rows import MessageRows
+from pydanube.client.producing.pending_batches import InFlightBatch, MessageRows, PendingBatches
 from pydanube.codec.batch import Batch, Codec
 from pydanube.model.errors import DanubeError, Full, Invalid, Refused, Unavailable
 
 POISON = b"poison"
+
+
+def ignore() -> None:
+    """These tests send batches when they want to."""
 
 
 @dataclass
@@ -53,10 +56,10 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.broker = Partition()
-        self.outbox = Outbox(self.random.randint(1, 4), 10_000, "", Codec.NONE, self.on_settled)
+        self.batches = PendingBatches(self.random.randint(1, 4), 10_000, "", Codec.NONE, ignore, self.on_settled)
         self.identities = 0
-        self.wire: deque[Flight] = deque()
-        self.answers: deque[tuple[Flight, tuple[int, bool] | DanubeError]] = deque()
+        self.wire: deque[InFlightBatch] = deque()
+        self.answers: deque[tuple[InFlightBatch, tuple[int, bool] | DanubeError]] = deque()
         self.number = 0
         self.now = 0.0
         self.placed: dict[bytes, int] = {}
@@ -75,17 +78,17 @@ class Simulation:
 
     def new_identity(self) -> None:
         self.identities += 1
-        self.outbox.renew(self.identities, 1)
+        self.batches.renew(self.identities, 1)
 
     def pump(self) -> None:
-        outbox = self.outbox
-        if outbox.refusal is not None and outbox.quiet:
-            outbox.resend_refused()
-        while outbox.refusal is None:
-            if outbox.unsent is None and (len(outbox.flights) >= 5 or not outbox.take()):
+        batches = self.batches
+        if batches.refusal is not None and batches.sent_count == 0:
+            batches.resend_refused()
+        while batches.refusal is None:
+            if batches.unsent is None and (len(batches.in_flight) >= 5 or not batches.take()):
                 break
-            self.wire.append(outbox.sent())
-        if outbox.broken and outbox.renewable:
+            self.wire.append(batches.mark_sent())
+        if batches.broken and batches.renewable:
             self.new_identity()
 
     # -- what can happen ---------------------------------------------------------------------------------------------
@@ -95,27 +98,27 @@ class Simulation:
         for _ in range(self.random.randint(1, 3)):
             self.number += 1
             payload = b"%b%d" % (POISON if self.random.random() < 0.05 else b"m", self.number)
-            self.outbox.add(payload, None, None, 1, 10, self.now)
+            self.batches.add(payload, None, None, 1, 10, self.now)
 
     def send(self) -> None:
-        self.outbox.close_filling()
+        self.batches.close_filling()
         self.pump()
 
     def arrive(self, trouble: DanubeError | None = None) -> None:
         if self.wire:
-            flight = self.wire.popleft()
-            self.answers.append((flight, self.broker.publish(flight.data, trouble)))
+            batch = self.wire.popleft()
+            self.answers.append((batch, self.broker.publish(batch.data, trouble)))
 
     def arrive_in_trouble(self) -> None:
         self.arrive(self.random.choice([Unavailable("disk"), Full("full")]))
 
     def answer(self) -> None:
         if self.answers:
-            flight, result = self.answers.popleft()
+            batch, result = self.answers.popleft()
             if isinstance(result, DanubeError):
-                self.outbox.refused(flight, result)
+                self.batches.refused(batch, result)
             else:
-                self.outbox.published(flight, *result)
+                self.batches.published(batch, *result)
             self.pump()
 
     def lose_connection(self) -> None:
@@ -123,16 +126,16 @@ class Simulation:
             self.broker.publish(self.wire.popleft().data, None)
         self.wire.clear()
         self.answers.clear()
-        self.outbox.lost()
+        self.batches.connection_lost()
         self.pump()
 
     def forget(self) -> None:
         """The broker's table is bounded: a producer with nothing on its way may be forgotten."""
-        if not self.outbox.flights and not self.wire:
+        if not self.batches.in_flight and not self.wire:
             self.broker.producers.clear()
 
     def time_out(self) -> None:
-        self.outbox.expire(self.now - self.random.randint(0, 4), lambda: Unavailable("timed out"))
+        self.batches.expire(self.now - self.random.randint(0, 4), lambda: Unavailable("timed out"))
         self.pump()
 
     # -- what must hold ----------------------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ class Simulation:
         assert numbers == sorted(set(numbers)), "stored twice, or out of order"
         for payload, offset in self.placed.items():
             assert self.broker.log[offset] == payload
-        assert self.outbox.settled == len(self.placed) + len(self.failed)
+        assert self.batches.settled == len(self.placed) + len(self.failed)
 
     def run(self, steps: int) -> None:
         usual = [self.add, self.send, self.arrive, self.arrive, self.answer, self.answer] * 3
@@ -155,12 +158,12 @@ class Simulation:
         """With a broker that behaves, everything is answered, and nothing but poison is refused."""
         before = set(self.failed)
         for _ in range(500):
-            if not self.outbox.has_work:
+            if not self.batches.has_work:
                 break
             self.send()
             self.arrive()
             self.answer()
-        assert self.outbox.settled == self.outbox.added == self.number
+        assert self.batches.settled == self.batches.added == self.number
         self.check()
         for payload in set(self.failed) - before:
             assert payload.startswith(POISON) or self.excused(payload)
@@ -187,23 +190,23 @@ def test_whatever_happens_a_message_is_stored_at_most_once_in_order_and_answered
 
 
 class Bench:
-    """An outbox with one message per batch, and what became of each."""
+    """Pending batches of one message each, and what became of each message."""
 
     def __init__(self) -> None:
         self.settled: list[tuple[bytes, int, bool, DanubeError | None]] = []
-        self.outbox = Outbox(1, 1_000, "", Codec.NONE, self._settled)
-        self.outbox.renew(7, 1)
+        self.batches = PendingBatches(1, 1_000, "", Codec.NONE, ignore, self._settled)
+        self.batches.renew(7, 1)
 
     def _settled(self, rows: MessageRows, base: int, duplicate: bool, error: DanubeError | None) -> None:
         self.settled += [(payload, base + row, duplicate, error) for row, payload in enumerate(rows.payloads)]
 
-    def sent(self, *payloads: bytes) -> list[Flight]:
+    def sent(self, *payloads: bytes) -> list[InFlightBatch]:
         for payload in payloads:
-            self.outbox.add(payload, None, None, 1, 10, 0.0)
-        flights = []
-        while self.outbox.take():
-            flights.append(self.outbox.sent())
-        return flights
+            self.batches.add(payload, None, None, 1, 10, 0.0)
+        batches = []
+        while self.batches.take():
+            batches.append(self.batches.mark_sent())
+        return batches
 
 
 @pytest.fixture
@@ -211,107 +214,107 @@ def bench() -> Bench:
     return Bench()
 
 
-def sequence(flight: Flight) -> tuple[int, int]:
-    header = Batch.open(bytes(flight.data)).header
+def sequence(batch: InFlightBatch) -> tuple[int, int]:
+    header = Batch.open(bytes(batch.data)).header
     return header.producer_id, header.first_sequence
 
 
 def test_a_lost_connection_sends_the_same_bytes_again_in_order(bench: Bench) -> None:
-    flights = bench.sent(b"a", b"b", b"c")
-    before = [bytes(flight.data) for flight in flights]
-    bench.outbox.published(flights[0], 0, False)
-    bench.outbox.lost()
-    again = [bench.outbox.sent(), bench.outbox.sent()]
-    assert [bytes(flight.data) for flight in again] == before[1:]
-    assert bench.outbox.unsent is None
+    batches = bench.sent(b"a", b"b", b"c")
+    before = [bytes(batch.data) for batch in batches]
+    bench.batches.published(batches[0], 0, False)
+    bench.batches.connection_lost()
+    again = [bench.batches.mark_sent(), bench.batches.mark_sent()]
+    assert [bytes(batch.data) for batch in again] == before[1:]
+    assert bench.batches.unsent is None
 
 
 def test_a_refusal_for_the_moment_holds_everything_until_all_answers_are_in(bench: Bench) -> None:
     one, two = bench.sent(b"a", b"b")
-    bench.outbox.refused(one, Unavailable("disk"))
-    bench.outbox.add(b"c", None, None, 1, 10, 0.0)
-    assert not bench.outbox.take()
-    assert not bench.outbox.quiet
-    bench.outbox.refused(two, Unavailable("gap"))
-    bench.outbox.resend_refused()
-    assert [bench.outbox.sent(), bench.outbox.sent()] == [one, two]
-    assert bench.outbox.take()
+    bench.batches.refused(one, Unavailable("disk"))
+    bench.batches.add(b"c", None, None, 1, 10, 0.0)
+    assert not bench.batches.take()
+    assert bench.batches.sent_count != 0
+    bench.batches.refused(two, Unavailable("gap"))
+    bench.batches.resend_refused()
+    assert [bench.batches.mark_sent(), bench.batches.mark_sent()] == [one, two]
+    assert bench.batches.take()
 
 
 def test_a_refusal_for_good_fails_its_batch_alone_and_the_rest_gets_a_new_identity(bench: Bench) -> None:
     one, two, three = bench.sent(b"a", b"b", b"c")
-    bench.outbox.published(one, 0, False)
-    bench.outbox.refused(two, Invalid("bad"))
+    bench.batches.published(one, 0, False)
+    bench.batches.refused(two, Invalid("bad"))
     assert [(payload, type(error)) for payload, _, _, error in bench.settled] == [(b"a", type(None)), (b"b", Invalid)]
-    assert not bench.outbox.renewable  # c has no answer yet
-    bench.outbox.refused(three, Unavailable("gap"))
-    assert bench.outbox.renewable
-    bench.outbox.renew(8, 1)
-    assert bench.outbox.take()
-    flight = bench.outbox.sent()
-    assert (flight.rows.payloads, sequence(flight)) == ([b"c"], (8, 0))
+    assert not bench.batches.renewable  # c has no answer yet
+    bench.batches.refused(three, Unavailable("gap"))
+    assert bench.batches.renewable
+    bench.batches.renew(8, 1)
+    assert bench.batches.take()
+    batch = bench.batches.mark_sent()
+    assert (batch.rows.payloads, sequence(batch)) == ([b"c"], (8, 0))
 
 
 def test_a_batch_that_may_be_stored_is_never_encoded_again(bench: Bench) -> None:
     bench.sent(b"a", b"b")
-    bench.outbox.lost()
-    bench.outbox.expire(float("inf"), lambda: Unavailable("timed out"))
-    assert bench.outbox.renewable and bench.outbox.broken
+    bench.batches.connection_lost()
+    bench.batches.expire(float("inf"), lambda: Unavailable("timed out"))
+    assert bench.batches.renewable and bench.batches.broken
     other = Bench()
     one, two = other.sent(b"c", b"d")
-    other.outbox.lost()  # both may be stored
-    other.outbox.sent()
-    other.outbox.sent()
-    other.outbox.refused(one, Invalid("bad"))
-    other.outbox.refused(two, Unavailable("gap, or anything else"))
-    other.outbox.renew(8, 1)
-    assert not other.outbox.take()
+    other.batches.connection_lost()  # both may be stored
+    other.batches.mark_sent()
+    other.batches.mark_sent()
+    other.batches.refused(one, Invalid("bad"))
+    other.batches.refused(two, Unavailable("gap, or anything else"))
+    other.batches.renew(8, 1)
+    assert not other.batches.take()
     assert [type(error) for _, _, _, error in other.settled] == [Invalid, Unavailable]
 
 
 def test_a_producer_that_was_forgotten_starts_again_under_a_new_identity(bench: Bench) -> None:
     (one,) = bench.sent(b"a")
-    bench.outbox.published(one, 0, False)
+    bench.batches.published(one, 0, False)
     (two,) = bench.sent(b"b")
-    bench.outbox.refused(two, Refused("not remembered here"))
-    assert bench.outbox.renewable and bench.outbox.broken
-    bench.outbox.renew(8, 1)
-    assert bench.outbox.take()
-    assert sequence(bench.outbox.sent()) == (8, 0)
+    bench.batches.refused(two, Refused("not remembered here"))
+    assert bench.batches.renewable and bench.batches.broken
+    bench.batches.renew(8, 1)
+    assert bench.batches.take()
+    assert sequence(bench.batches.mark_sent()) == (8, 0)
 
 
 def test_being_refused_at_the_first_sequence_is_final(bench: Bench) -> None:
     (one,) = bench.sent(b"a")
-    bench.outbox.refused(one, Refused("closed for today"))
+    bench.batches.refused(one, Refused("closed for today"))
     assert [type(error) for _, _, _, error in bench.settled] == [Refused]
 
 
 def test_a_full_broker_is_waited_for_and_named_when_time_is_up(bench: Bench) -> None:
     (one,) = bench.sent(b"a")
-    bench.outbox.refused(one, Full("disk"))
+    bench.batches.refused(one, Full("disk"))
     assert bench.settled == []
-    bench.outbox.expire(1.0, lambda: Unavailable("timed out"))
+    bench.batches.expire(1.0, lambda: Unavailable("timed out"))
     assert [type(error) for _, _, _, error in bench.settled] == [Full]
 
 
 def test_an_answer_to_what_was_given_up_changes_nothing(bench: Bench) -> None:
     (one,) = bench.sent(b"a")
-    bench.outbox.expire(1.0, lambda: Unavailable("timed out"))
-    bench.outbox.published(one, 5, False)
-    bench.outbox.refused(one, Invalid("late"))
+    bench.batches.expire(1.0, lambda: Unavailable("timed out"))
+    bench.batches.published(one, 5, False)
+    bench.batches.refused(one, Invalid("late"))
     assert len(bench.settled) == 1
 
 
 def test_columns_appear_when_the_first_message_needs_them() -> None:
     done: list[MessageRows] = []
-    outbox = Outbox(10, 10_000, "me", Codec.NONE, lambda rows, *_: done.append(rows))
-    outbox.renew(1, 1)
-    outbox.add(b"a", None, None, 5, 1, 0.0)
-    outbox.add_many([b"b", b"c"], [1, 1], ["k", None], None, 6, 2, 0.0)
-    outbox.add(b"d", None, {"x": "y"}, 6, 1, 0.0)
-    outbox.close_filling()
-    assert outbox.take()
-    batch = Batch.open(bytes(outbox.sent().data))
+    batches = PendingBatches(10, 10_000, "me", Codec.NONE, ignore, lambda rows, *_: done.append(rows))
+    batches.renew(1, 1)
+    batches.add(b"a", None, None, 5, 1, 0.0)
+    batches.add_many([b"b", b"c"], [1, 1], ["k", None], None, 6, 2, 0.0)
+    batches.add(b"d", None, {"x": "y"}, 6, 1, 0.0)
+    batches.close_filling()
+    assert batches.take()
+    batch = Batch.open(bytes(batches.mark_sent().data))
     assert batch.payloads == [b"a", b"b", b"c", b"d"]
     assert batch.keys == [None, "k", None, None]
     assert batch.attributes == [{}, {}, {}, {"x": "y"}]
