@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid
-from pydanube.client.consuming.ack_timeouts import AckTimeouts
-from pydanube.client.consuming.acks import Acks
+from pydanube.client.consuming.acks import Acks, AckTimeouts
 
 TOPIC = "/default/orders"
 SOON = FailurePolicy(ack_timeout_ms=150, delay_ms=0, delay_max_ms=0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.client.consuming.acks import Acks, merged
-from pydanube.client.consuming.flow_control import FlowControl
+from pydanube.client.consuming.partition_source import FlowControl
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])))
 

@@ -11,8 +11,8 @@ import pytest
 
 import pydanube
 from pydanube import Client, DeadLetter, Full, Invalid, NotFound, Receipt, Redriven
-from pydanube.client.consuming import dead_letters as module
-from pydanube.client.consuming.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _RedriveRun, parse_place
+from pydanube.client.admin import dead_letters as module
+from pydanube.client.admin.dead_letters import LETTER_ATTRIBUTES, REDRIVE, _RedriveRun, parse_place
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings
 from pydanube.runtime.clock import ManualClock

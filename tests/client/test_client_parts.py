@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube import testing
-from pydanube.client.admin.conversions import wire_start
 from pydanube.client.connection.address import BrokerAddress, parse_addresses
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.consuming.messages import ReceivedBatch, rows_of
+from pydanube.client.positions import wire_start
 from pydanube.client.producing.bulk_intake import ANY_PARTITION, cut
 from pydanube.client.producing.partitioning import Partitioner, fnv1a_64, fnv1a_64_each
 from pydanube.client.producing.producer_buffer import ProducerBuffer

@@ -85,7 +85,7 @@ async def whole_file(path: Path, count: int | None) -> AsyncIterator[list[bytes]
 
 async def at_rate(source: AsyncIterator[list[bytes]], rate: float) -> AsyncIterator[list[bytes]]:
     """The same messages, no faster than `rate` a second."""
-    from pydanube.client.consuming.throttle import Throttle
+    from pydanube.runtime.throttle import Throttle
 
     loop, throttle = asyncio.get_running_loop(), Throttle(rate)
     step = max(1, int(rate / STEPS_PER_SECOND))

@@ -8,6 +8,7 @@ Never           broker, storage or gateway code; a task or a thread that outlive
 
 from __future__ import annotations
 
+from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
 from pydanube.client.blocking.client import (
     BlockingClient,
     BlockingDeadLetters,
@@ -17,7 +18,6 @@ from pydanube.client.blocking.client import (
 )
 from pydanube.client.blocking.streams import BlockingConsumer, BlockingReader
 from pydanube.client.consuming.consumer import Consumer
-from pydanube.client.consuming.dead_letters import DeadLetter, DeadLetters, Redriven
 from pydanube.client.consuming.messages import Message, PeekedMessage, ReceivedBatch
 from pydanube.client.history.reader import Reader
 from pydanube.client.producing.producer import Producer

@@ -17,15 +17,15 @@ from typing import Final, Literal, TypeVar
 from weakref import WeakSet
 
 from pydanube.client.admin.admin import Admin
-from pydanube.client.admin.conversions import AnyPosition
+from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.connection.address import parse_addresses
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
-from pydanube.client.consuming.consumer import Consumer, WantedTopics
-from pydanube.client.consuming.dead_letters import DeadLetters
+from pydanube.client.consuming.consumer import Consumer, ConsumerOptions
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch, fetches
 from pydanube.client.history.reader import FETCH_BYTES, Reader
+from pydanube.client.positions import AnyPosition
 from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.staged_writes import StagedWrites, StageOrigin, Stager
@@ -161,7 +161,7 @@ class Client(Admin, StagedWrites):
             refresh_seconds=refresh_seconds,
             timeout=self._timeout,
         )
-        wanted = WantedTopics(
+        wanted = ConsumerOptions(
             subscription=subscription,
             type=type,
             start=start,

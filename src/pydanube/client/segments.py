@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from pydanube.client.admin.conversions import AnyPosition
 from pydanube.client.blocking.loop_thread import Blocking, LoopThread, blocking
 from pydanube.client.history.coverage import CoverageWindow, SegmentInfo, WantedRange, check_covered, ordered, resolved
+from pydanube.client.positions import AnyPosition
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
 from pydanube.codec.segment import END_BYTES, Block, SegmentFooter, SegmentSection, decode_footer, read_trailer

@@ -14,11 +14,12 @@ import msgspec
 
 from pydanube.client.consuming.acks import Range, merged
 from pydanube.client.consuming.messages import PeekedMessage
-from pydanube.client.consuming.peeking import peek
+from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count
 from pydanube.codec.native import requests
 from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
+from pydanube.model.gaps import NO_GAPS, Gaps
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 from pydanube.model.policies import BacklogAction, Policies
@@ -29,11 +30,13 @@ from pydanube.model.topics import (
     BrokerDescription,
     PartitionDescription,
     SubscriptionDescription,
+    SubscriptionPartition,
     SubscriptionType,
+    TopicConfig,
     TopicDescription,
 )
 
-from .conversions import AnyPosition, broker_description, subscription_description, topic_description, wire_start
+from .peeking import peek
 from .storage import StorageAdmin
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -78,7 +81,7 @@ class Admin(StorageAdmin):
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         request = requests.DescribeTopic(topic=str(TopicName.parse(topic)))
-        return topic_description(await self._ask(request, requests.Topic))
+        return _topic_description(await self._ask(request, requests.Topic))
 
     async def partitions(self, topic: str) -> list[PartitionDescription]:
         """The partitions of a topic, with the offsets that can be read."""
@@ -177,7 +180,7 @@ class Admin(StorageAdmin):
         request = requests.DescribeSubscription(
             topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription)
         )
-        return subscription_description(await self._ask(request, requests.Subscription))
+        return _subscription_description(await self._ask(request, requests.Subscription))
 
     async def seek(
         self, topic: str, subscription: str, position: AnyPosition, *, partition: int | None = None
@@ -289,7 +292,7 @@ class Admin(StorageAdmin):
 
     async def describe_broker(self) -> BrokerDescription:
         """The broker that this client is talking to."""
-        return broker_description(await self._ask(requests.DescribeBroker(), requests.BrokerInfo))
+        return _broker_description(await self._ask(requests.DescribeBroker(), requests.BrokerInfo))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -337,3 +340,59 @@ def _range(one: int | tuple[int, int]) -> Range:
         case (int() as start, int() as end) if 0 <= start < end < OFFSET_END:
             return start, end
     raise Invalid(f"{one!r} is neither an offset nor a range (start, end) of offsets")
+
+
+def _topic_description(topic: requests.Topic) -> TopicDescription:
+    return TopicDescription(
+        name=topic.topic,
+        topic_id=topic.topic_id,
+        config=TopicConfig(topic.partitions, topic.reliable, AckLevel.parse(topic.ack_level)),
+        partitions=[
+            PartitionDescription(
+                index=one.index,
+                owner=one.owner,
+                epoch=one.epoch,
+                start_offset=one.start_offset,
+                end_offset=one.end_offset,
+                ledgers=one.ledgers,
+                stored_bytes=one.stored_bytes,
+                health=one.health,
+                missing_offsets=one.missing_offsets,
+                gaps=Gaps(one.gaps) if one.gaps else NO_GAPS,
+            )
+            for one in topic.partition_infos
+        ],
+        subscriptions=list(topic.subscriptions),
+    )
+
+
+def _subscription_description(subscription: requests.Subscription) -> SubscriptionDescription:
+    return SubscriptionDescription(
+        topic=subscription.topic,
+        name=subscription.name,
+        subscription_id=subscription.subscription_id,
+        type=SubscriptionType.parse(subscription.type),
+        partitions=[
+            SubscriptionPartition(
+                partition=one.partition,
+                position=one.position,
+                lag=one.lag,
+                acked_ahead=one.acked_ahead,
+                unacked=one.unacked,
+                consumer=one.consumer,
+            )
+            for one in subscription.partitions
+        ],
+        failure_policy=subscription.failure_policy,
+    )
+
+
+def _broker_description(broker: requests.BrokerInfo) -> BrokerDescription:
+    return BrokerDescription(
+        version=broker.version,
+        node=broker.node,
+        cluster=broker.cluster,
+        state=broker.state,
+        topics=broker.topics,
+        started_at=broker.started_at,
+    )

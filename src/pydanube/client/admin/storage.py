@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.history.coverage import SegmentInfo
 from pydanube.client.lifecycle import Openable
+from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count, check_number
 from pydanube.codec.native import requests
 from pydanube.model.errors import NotFound, Unavailable
@@ -38,8 +39,6 @@ from pydanube.model.storage import (
 )
 from pydanube.runtime.tasks import run_together
 
-from .conversions import AnyPosition, wire_start
-
 STEP_BYTES: Final = 8 * 1024 * 1024
 """What one step of a verification reads, about."""
 
@@ -51,7 +50,7 @@ HISTORIES_AT_ONCE: Final = 32
 """Requests under way: half of what a broker works at for one connection."""
 
 
-class HistoryIterator(NamedTuple):
+class StoredHistory(NamedTuple):
     """Where in object storage the offsets of a partition are: what whoever reads them there has to know."""
 
     store: str
@@ -98,12 +97,12 @@ class StorageAdmin(Openable):
                 return found
             begin = requests.Start("offset", answer.next_offset)
 
-    async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[HistoryIterator]:
+    async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[StoredHistory]:
         """For each topic, partition, start and end: where those offsets are in object storage, as far as they are.
 
         A topic or a partition that is not there has none; whoever reads it from the broker is told so.
         """
-        histories: list[HistoryIterator | None] = [None] * len(wanted)
+        histories: list[StoredHistory | None] = [None] * len(wanted)
         places = asyncio.Semaphore(HISTORIES_AT_ONCE)
 
         async def look(number: int, topic: str, partition: int, start: int, end: int) -> None:
@@ -111,12 +110,12 @@ class StorageAdmin(Openable):
                 try:
                     histories[number] = await self._history(topic, partition, start, end)
                 except NotFound:
-                    histories[number] = HistoryIterator(store="", topic_id=0, segments=[])
+                    histories[number] = StoredHistory(store="", topic_id=0, segments=[])
 
         await run_together(look(number, *one) for number, one in enumerate(wanted))
         return [one for one in histories if one is not None]
 
-    async def _history(self, topic: str, partition: int, start: int, end: int) -> HistoryIterator:
+    async def _history(self, topic: str, partition: int, start: int, end: int) -> StoredHistory:
         check_count("partition", partition, 0, PARTITIONS_MAX - 1)
         found: list[SegmentInfo] = []
         place = start
@@ -128,7 +127,7 @@ class StorageAdmin(Openable):
             found += (_located(one, answer.topic_id, reached) for one in answer.segments if one.first_offset < end)
             place = answer.next_offset
             if not start <= place < end:
-                return HistoryIterator(answer.store, answer.topic_id, found)
+                return StoredHistory(answer.store, answer.topic_id, found)
 
     async def upload_storage(
         self, topic: str | None = None, *, progress: Callable[[StorageUpload], None] | None = None

@@ -24,9 +24,9 @@ from datetime import datetime, timedelta
 from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
+from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.client import DEFAULT_URL, Client
 from pydanube.client.connection.pending_answers import FetchAnswer
-from pydanube.client.consuming.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch
 from pydanube.client.lifecycle import Openable

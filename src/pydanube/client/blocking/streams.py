@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from pydanube.client.admin.conversions import AnyPosition
 from pydanube.client.consuming.consumer import (
     Consumer,
     acks_of,
@@ -19,6 +18,7 @@ from pydanube.client.consuming.consumer import (
 from pydanube.client.consuming.message_stream import MessageStream, check_timeout
 from pydanube.client.consuming.messages import Message, ReceivedBatch
 from pydanube.client.history.reader import Reader
+from pydanube.client.positions import AnyPosition
 from pydanube.model.errors import DanubeError
 from pydanube.model.topics import SubscriptionType
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from pydanube.client.admin.conversions import AnyPosition, wire_start
 from pydanube.client.connection.routing import Brokers
+from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import ConsumerSettings, check_count, check_number, is_utf8
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
@@ -30,11 +30,11 @@ from pydanube.runtime.randomness import identity
 from .acks import Acks
 from .message_stream import MessageStream
 from .messages import Message, ReceivedBatch
-from .partition_sources import PartitionSources, SubscribeRequest, is_pattern
+from .partition_sources import PartitionSources, SubscribeOptions, is_pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedTopics:
+class ConsumerOptions:
     """What a user said about a consumer, not yet checked."""
 
     subscription: str
@@ -57,7 +57,7 @@ class Consumer(MessageStream):
         self,
         brokers: Brokers,
         topics: str | Iterable[str],
-        wanted: WantedTopics,
+        wanted: ConsumerOptions,
         settings: ConsumerSettings,
     ) -> None:
         super().__init__(brokers.clock)
@@ -67,7 +67,7 @@ class Consumer(MessageStream):
         names, patterns = _split_topics(topics)
         self._sources = PartitionSources(brokers, self._wish(names, patterns, wanted), settings, self._queue)
 
-    def _wish(self, names: list[str], patterns: list[str], wanted: WantedTopics) -> SubscribeRequest:
+    def _wish(self, names: list[str], patterns: list[str], wanted: ConsumerOptions) -> SubscribeOptions:
         check_count("priority", wanted.priority, 0, 2**31 - 1)
         if wanted.priority and self._type not in (None, SubscriptionType.FAILOVER):
             raise Invalid(f"priority belongs to failover subscriptions, this one is {self._type}")
@@ -75,7 +75,7 @@ class Consumer(MessageStream):
             check_number("ack_timeout", wanted.ack_timeout, 0, DELAY_MS_MAX / 1_000)
         if wanted.failure_policy is not None and not isinstance(wanted.failure_policy, FailurePolicy):
             raise Invalid(f"failure_policy={wanted.failure_policy!r} is none: use pydanube.FailurePolicy(...)")
-        return SubscribeRequest(
+        return SubscribeOptions(
             names,
             patterns,
             self.subscription,

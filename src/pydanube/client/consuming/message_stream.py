@@ -17,8 +17,8 @@ from pydanube.client.settings import check_number
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.runtime.clock import Clock
 
-from .inbox import Inbox
 from .messages import Message, ReceivedBatch
+from .receiver_queue import ReceiverQueue
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self._queue = Inbox(self._taken)
+        self._queue = ReceiverQueue(self._taken)
         self._pause_due = False
         self._monotonic = clock.monotonic
         self._ran_at = 0.0

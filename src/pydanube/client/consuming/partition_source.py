@@ -35,9 +35,7 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .ack_timeouts import AckTimeouts
-from .acks import Acks, AckSet, merged, portions
-from .flow_control import FlowControl
+from .acks import Acks, AckSet, AckTimeouts, merged, portions
 from .messages import ReceivedBatch, rows_of
 
 log = get_logger(__name__)
@@ -65,6 +63,42 @@ class Receiver(Protocol):
         """Messages count from when they are taken, or do so no longer: those made ready are made ready anew."""
 
     def confirmed(self) -> None: ...
+
+
+class FlowControl:
+    """Counts one session's credit."""
+
+    __slots__ = ("_bytes", "_bytes_target", "_messages", "_messages_target")
+
+    def __init__(self, messages: int, size: int) -> None:
+        self._messages = 0
+        self._bytes = 0
+        self.aim(messages, size)
+
+    def aim(self, messages: int, size: int) -> None:
+        """From now on this much may be ahead."""
+        assert messages > 0 and size > 0
+        self._messages_target = messages
+        self._bytes_target = size
+
+    def restart(self) -> None:
+        """A new session: nothing is granted, nothing is here."""
+        self._messages = self._bytes = 0
+
+    def taken(self, messages: int, size: int) -> None:
+        """The user took so much of what was delivered."""
+        self._messages -= messages
+        self._bytes -= size
+
+    def grant(self) -> tuple[int, int] | None:
+        """Credit to give now, counted as given; None while less than half of the target is missing."""
+        messages = self._messages_target - self._messages
+        size = self._bytes_target - self._bytes
+        if 2 * messages < self._messages_target and 2 * size < self._bytes_target:
+            return None
+        self._messages += max(messages, 0)
+        self._bytes += max(size, 0)
+        return max(messages, 0), max(size, 0)
 
 
 class PartitionSource:

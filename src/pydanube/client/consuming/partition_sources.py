@@ -26,9 +26,8 @@ from pydanube.runtime.tasks import Tasks, run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .acks import Acks
-from .flow_control import FlowControl
 from .messages import ReceivedBatch
-from .partition_source import PartitionSource
+from .partition_source import FlowControl, PartitionSource
 
 log = get_logger(__name__)
 
@@ -61,7 +60,7 @@ def is_pattern(topic: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscribeRequest:
+class SubscribeOptions:
     """What a consumer asked for."""
 
     names: Sequence[str]
@@ -89,7 +88,7 @@ class Queue(Protocol):
 class PartitionSources:
     """Every partition that one consumer receives from."""
 
-    def __init__(self, brokers: Brokers, wish: SubscribeRequest, settings: ConsumerSettings, queue: Queue) -> None:
+    def __init__(self, brokers: Brokers, wish: SubscribeOptions, settings: ConsumerSettings, queue: Queue) -> None:
         self._brokers = brokers
         self._wish = wish
         self._settings = settings

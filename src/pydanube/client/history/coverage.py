@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from pydanube.client.admin.conversions import AnyPosition
+from pydanube.client.positions import AnyPosition
 from pydanube.codec.batch import Batch
 from pydanube.codec.segment import SegmentSection
 from pydanube.model.errors import Invalid, NotFound

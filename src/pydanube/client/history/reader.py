@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pydanube.client.admin.conversions import AnyPosition, wire_start
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.client.consuming.message_stream import MessageStream
 from pydanube.client.consuming.messages import ReceivedBatch
+from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count
 from pydanube.codec.batch import HEADER_BYTES, Batch, read_header
 from pydanube.codec.native import requests

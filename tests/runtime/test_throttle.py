@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.client.consuming.throttle import LATE_SECONDS, Throttle
+from pydanube.runtime.throttle import LATE_SECONDS, Throttle
 
 
 def passed(rate: float, asked: list[tuple[float, int]]) -> list[float]:

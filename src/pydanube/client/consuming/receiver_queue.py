@@ -28,7 +28,7 @@ CHUNK_MESSAGES: Final = 128
 _NOTHING: Final[Iterator[Message]] = iter(())
 
 
-class Inbox:
+class ReceiverQueue:
     """A queue of batches that can be taken message by message."""
 
     __slots__ = ("_batches", "_chunk", "_chunk_end", "_current", "_on_begun", "_waiting", "ended", "failure", "ready")

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Final
 
 from pydanube.client.connection.routing import Brokers
+from pydanube.client.consuming.acks import Range, merged
+from pydanube.client.consuming.messages import Message, PeekedMessage
 from pydanube.client.history.reader import Reader
 from pydanube.codec.native import requests
 from pydanube.model.errors import NotFound
 from pydanube.model.limits import KIB
 from pydanube.model.topics import SubscriptionType
-
-from .acks import Range, merged
-from .messages import Message, PeekedMessage
 
 ASKED_AT_ONCE: Final = 1_000
 """Offsets asked of the broker at a time."""

@@ -28,6 +28,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from pydanube.client.consuming.messages import Message
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings, check_number
 from pydanube.model.errors import AlreadyExists, DanubeError, Invalid, NotFound
@@ -35,10 +36,9 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import PartitionDescription
 from pydanube.runtime.tasks import run_together
+from pydanube.runtime.throttle import Throttle
 
-from .messages import Message
 from .peeking import unsettled_messages
-from .throttle import Throttle
 
 if TYPE_CHECKING:
     from pydanube.client.client import Client
