@@ -75,7 +75,7 @@ async def test_without_a_timeout_messages_are_made_ready_by_the_chunk_and_nothin
         await consumer.ack(await consumer.receive(timeout=60))
         await consumer.ack(await consumer.receive(timeout=60))
         acks = acks_of(consumer)
-        assert acks.unsettled is None
+        assert acks.timeouts is None
         assert acks.end == 2  # the range that grows
 
 
@@ -84,7 +84,7 @@ async def test_it_is_switched_on_and_off_while_the_consumer_runs(client: Client)
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         await consumer.ack(await consumer.receive(timeout=60))
         await client.set_failure_policy(TOPIC, "billing", SOON)
-        await until(lambda: acks_of(consumer).unsettled is not None)
+        await until(lambda: acks_of(consumer).timeouts is not None)
         second = await consumer.receive(timeout=60)
         for offset in (2, 3):
             message = await consumer.receive(timeout=60)
@@ -93,7 +93,7 @@ async def test_it_is_switched_on_and_off_while_the_consumer_runs(client: Client)
         again = await consumer.receive(timeout=60)
         assert (again.offset, again.failure_reason) == (second.offset, "ack timeout")
         await client.set_failure_policy(TOPIC, "billing", FailurePolicy())
-        await until(lambda: acks_of(consumer).unsettled is None)
+        await until(lambda: acks_of(consumer).timeouts is None)
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=0.4)
         await consumer.ack(again)
@@ -107,7 +107,7 @@ async def test_a_consumer_may_have_a_timeout_of_its_own(client: Client) -> None:
         await consumer.receive(timeout=60)
         assert (await consumer.receive(timeout=60)).failure_reason == "ack timeout"
     async with client.consumer(TOPIC, subscription="billing", ack_timeout=0) as consumer:
-        assert acks_of(consumer).unsettled is None
+        assert acks_of(consumer).timeouts is None
     with pytest.raises(Invalid, match="ack_timeout"):
         client.consumer(TOPIC, subscription="billing", ack_timeout=-1)
 
@@ -129,7 +129,7 @@ def test_in_the_blocking_form_it_counts_from_the_hand_over_of_each_message() -> 
             producer.send_many([b"%d" % number for number in range(20)])
         with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
             assert consumer.receive(timeout=60).offset == 0
-            assert len(acks_of(consumer._inner).unsettled or ()) == 1
+            assert len(acks_of(consumer._inner).timeouts or ()) == 1
             seen = []
             for message in consumer:
                 consumer.ack(message)
@@ -163,38 +163,38 @@ STEPS = st.lists(
 @given(STEPS)
 def test_every_message_is_settled_or_due_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
     time, firsts = Time(), []
-    unsettled = AckTimeouts(5.0, time, lambda: firsts.append(time.now))
+    timeouts = AckTimeouts(5.0, time, lambda: firsts.append(time.now))
     model: dict[int, float] = {}
     for step, number, length in steps:
         if step == "take":
-            assert len(firsts) == 0 or not model or len(unsettled) > 0
-            unsettled.taken(range(number, number + length))
+            assert len(firsts) == 0 or not model or len(timeouts) > 0
+            timeouts.start(range(number, number + length))
             model |= dict.fromkeys(range(number, number + length), time.now)
         elif step == "settle":
-            unsettled.settled(number, number + length)
+            timeouts.stop(number, number + length)
             model = {offset: at for offset, at in model.items() if not number <= offset < number + length}
         else:
             time.now += number
-            due = unsettled.due()
+            due = timeouts.take_expired()
             assert set(due) == {offset for offset, at in model.items() if at + 5.0 <= time.now}
             assert all(model[one] <= model[next_one] for one, next_one in pairwise(due))
             model = {offset: at for offset, at in model.items() if offset not in due}
-        assert len(unsettled) == len(model)
-        wait = unsettled.wait_s()
+        assert len(timeouts) == len(model)
+        wait = timeouts.next_expiry_s()
         assert wait == (max(0.0, min(model.values()) + 5.0 - time.now) if model else None)
 
 
 def test_with_a_watcher_every_ack_is_told() -> None:
     acks = Acks(lambda: None, lambda: None)
     acks.add(0, 3)
-    unsettled = AckTimeouts(5.0, Time(), lambda: None)
-    acks.watch(unsettled)
-    unsettled.taken(range(3, 9))
+    timeouts = AckTimeouts(5.0, Time(), lambda: None)
+    acks.set_timeouts(timeouts)
+    timeouts.start(range(3, 9))
     for offset in (3, 4, 5):
         acks.add(offset, offset + 1)
         assert acks.end == -1
     acks.nack([(6, 7)], -1, "")
-    assert unsettled.due() == [] and len(unsettled) == 2
-    acks.add_below(9)
-    assert len(unsettled) == 0
+    assert timeouts.take_expired() == [] and len(timeouts) == 2
+    acks.add_cumulative(9)
+    assert len(timeouts) == 0
     assert acks.take() == (1, [(0, 6)], 9)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.client.consuming.acks import Acks, merged
+from pydanube.client.consuming.acks import Acks, merge_ranges
 from pydanube.client.consuming.partition_source import FlowControl
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])))
@@ -30,7 +30,7 @@ class TestAcks:
             acks.add(offset, offset + 1)
         assert len(calls) == 1
         assert acks.take() == (1, [(5, 500)], 0)
-        assert not acks.dirty
+        assert not acks.has_acks
 
     def test_out_of_order_are_merged_when_they_are_taken(self) -> None:
         acks, calls = gathered()
@@ -41,12 +41,12 @@ class TestAcks:
 
     def test_below_an_offset_are_told_apart(self) -> None:
         acks, calls = gathered()
-        acks.add_below(7)
-        acks.add_below(5)
+        acks.add_cumulative(7)
+        acks.add_cumulative(5)
         acks.add(9, 10)
         assert acks.take() == (1, [(9, 10)], 7)
         assert len(calls) == 1
-        acks.add_below(6)
+        acks.add_cumulative(6)
         assert len(calls) == 2
 
     def test_stay_until_they_are_confirmed(self) -> None:
@@ -69,11 +69,11 @@ class TestAcks:
         acks.nack([(5, 6)], -1, "")
         acks.add_scattered(np.array([20, 22]))
         first = acks.take()
-        assert first.listed() == [(1, 4), (9, 10), (11, 12), (20, 21), (22, 23)]
+        assert first.range_list() == [(1, 4), (9, 10), (11, 12), (20, 21), (22, 23)]
         acks.add_scattered(np.array([30, 31, 40]))
-        assert acks.take().listed() == [(30, 32), (40, 41)]
+        assert acks.take().range_list() == [(30, 32), (40, 41)]
         left = acks.unconfirmed()
-        assert left is not None and left.listed() == [*first.listed(), (30, 32), (40, 41)]
+        assert left is not None and left.range_list() == [*first.range_list(), (30, 32), (40, 41)]
         assert len(calls) == 2
 
     @given(st.lists(st.one_of(st.tuples(st.just("add"), RANGES), st.just(("take", None)), st.just(("confirm", None)))))
@@ -89,7 +89,7 @@ class TestAcks:
                     done |= set(range(start, end))
             elif step == "take":
                 taken = acks.take()
-                assert taken.ranges == merged(taken.ranges)
+                assert taken.ranges == merge_ranges(taken.ranges)
                 sent[taken.number] = offsets(taken.ranges)
             elif sent:
                 number = min(sent)
@@ -103,7 +103,7 @@ class TestAcks:
 
 @given(RANGES)
 def test_merged_ranges_hold_the_same_offsets_and_do_not_touch(ranges: list[tuple[int, int]]) -> None:
-    result = merged(ranges)
+    result = merge_ranges(ranges)
     assert offsets(result) == offsets(ranges)
     assert all(before[1] < after[0] for before, after in pairwise(result))
 
@@ -113,27 +113,27 @@ class TestCredit:
         credit = FlowControl(100, 1_000)
         assert credit.grant() == (100, 1_000)
         assert credit.grant() is None
-        credit.taken(49, 10)
+        credit.consumed(49, 10)
         assert credit.grant() is None
-        credit.taken(1, 0)
+        credit.consumed(1, 0)
         assert credit.grant() == (50, 10)
 
     def test_is_given_for_bytes_too(self) -> None:
         credit = FlowControl(100, 1_000)
         credit.grant()
-        credit.taken(1, 600)
+        credit.consumed(1, 600)
         assert credit.grant() == (1, 600)
 
     def test_makes_up_for_a_batch_that_was_larger_than_it(self) -> None:
         credit = FlowControl(10, 1_000)
         credit.grant()
-        credit.taken(500, 5_000)  # the broker's account stands at -490 and -4,000
+        credit.consumed(500, 5_000)  # the broker's account stands at -490 and -4,000
         assert credit.grant() == (500, 5_000)
 
     def test_can_shrink_without_going_negative(self) -> None:
         credit = FlowControl(100, 1_000)
         credit.grant()
-        credit.aim(10, 100)
+        credit.set_target(10, 100)
         assert credit.grant() is None
-        credit.taken(95, 950)
+        credit.consumed(95, 950)
         assert credit.grant() == (5, 50)

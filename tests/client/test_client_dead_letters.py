@@ -269,7 +269,7 @@ async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
     await bury(client, 6)
     letters = client.dead_letters(LETTERS)
     waiting = await letters.first(6)
-    assert await letters._remembering(None)
+    assert await letters._ensure_subscription(None)
     clock = client._brokers.clock = ImpatientClock()
     async with AsyncExitStack() as producers:
         run = _RedriveRun(letters, Redriven(6), 10, None, producers, None, None)

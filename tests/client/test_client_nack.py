@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import pydanube
 from pydanube import Client, Consumer, FailurePolicy, Invalid, Refused
 from pydanube.client.consuming import partition_source as source_module
-from pydanube.client.consuming.acks import Acks, merged, portions, without
+from pydanube.client.consuming.acks import Acks, merge_ranges, split_ranges, subtract_ranges
 from pydanube.client.consuming.messages import Message
 from pydanube.gateway.native import connection as connection_module
 
@@ -198,17 +198,17 @@ def offsets(ranges: list[tuple[int, int]]) -> set[int]:
 
 @given(RANGES, RANGES)
 def test_without_leaves_what_is_not_removed(ranges: list[tuple[int, int]], removed: list[tuple[int, int]]) -> None:
-    left = without(merged(ranges), merged(removed))
+    left = subtract_ranges(merge_ranges(ranges), merge_ranges(removed))
     assert offsets(left) == offsets(ranges) - offsets(removed)
-    assert left == merged(left)
+    assert left == merge_ranges(left)
 
 
 @given(RANGES, st.integers(1, 7))
 def test_portions_are_all_of_it_in_order_and_none_is_too_large(ranges: list[tuple[int, int]], most: int) -> None:
-    given_out = list(portions(merged(ranges), most))
+    given_out = list(split_ranges(merge_ranges(ranges), most))
     assert [len(offsets(one)) for one in given_out[:-1]] == [most] * (len(given_out) - 1)
     assert all(0 < len(offsets(one)) <= most for one in given_out)
-    assert merged(one for each in given_out for one in each) == merged(ranges)
+    assert merge_ranges(one for each in given_out for one in each) == merge_ranges(ranges)
 
 
 async def test_more_nacks_than_a_frame_may_have_go_in_several(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,14 +252,14 @@ def test_the_broker_hears_the_last_word_about_every_offset(steps: list[tuple[str
         for nack in acks.take_nacks():
             heard.update(dict.fromkeys(offsets(nack.ranges), "nack"))
         taken = acks.take()
-        heard.update(dict.fromkeys(offsets(taken.ranges) | set(range(taken.below)), "ack"))
+        heard.update(dict.fromkeys(offsets(taken.ranges) | set(range(taken.cumulative_end)), "ack"))
 
     for step, start, length in steps:
         if step == "ack":
             acks.add(start, start + length)
             meant.update(dict.fromkeys(range(start, start + length), "ack"))
         elif step == "below":
-            acks.add_below(start + length)
+            acks.add_cumulative(start + length)
             meant.update(dict.fromkeys(range(start + length), "ack"))
         elif step == "nack":
             acks.nack([(start, start + length)], -1, "")

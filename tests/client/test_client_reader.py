@@ -156,7 +156,7 @@ class TestTimeouts:
             assert (await polled(consumer)).offset == 0
             await until(lambda: not consumer._queue.empty)
             for stream in (reader, consumer):
-                stream._ran_at = 0.0  # long ago: the loop is due a turn
+                stream._paused_at = 0.0  # long ago: the loop is due a turn
                 stream._pause_due = True
                 batch = await stream.receive_batch(timeout=0)
                 assert batch.offsets[0] == 1

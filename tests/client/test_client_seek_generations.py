@@ -151,12 +151,12 @@ async def test_the_ack_timeout_of_messages_of_before_a_seek_ends_with_it(client:
         await take(consumer)
         (source,) = sources(consumer)
         old = source.acks
-        assert old.unsettled is not None and len(old.unsettled) == 20
+        assert old.timeouts is not None and len(old.timeouts) == 20
         await operator.seek(TOPIC, "billing", "earliest")
         await heard_of_a_seek(consumer)
-        assert old.unsettled is None
+        assert old.timeouts is None
         await take(consumer, 3)
-        assert source.acks.unsettled is not None and len(source.acks.unsettled) == 3
+        assert source.acks.timeouts is not None and len(source.acks.timeouts) == 3
 
 
 async def test_a_flush_does_not_wait_for_acks_that_somebody_elses_seek_has_made_void(

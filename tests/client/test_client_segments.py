@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.client.history.coverage import SegmentInfo, check_covered, ordered, resolved
+from pydanube.client.history.coverage import SegmentInfo, check_covered, resolve_overlaps, sort_segments
 from pydanube.client.segments import Segments, open_segments, open_segments_blocking
 from pydanube.codec.batch import Batch, Codec, encode, stamp
 from pydanube.codec.segment import SegmentBuilder
@@ -289,7 +289,7 @@ def infos(found: list[tuple[int, int, int]]) -> list[SegmentInfo]:
     )
 )
 def test_histories_are_resolved_as_offset_by_offset(found: list[tuple[int, int, int]]) -> None:
-    history = resolved(infos(found))
+    history = resolve_overlaps(infos(found))
     chosen = {offset: info.epoch for info in history for offset in range(info.first_offset, info.end_offset)}
     expected = {}
     for offset in range(60):
@@ -299,7 +299,7 @@ def test_histories_are_resolved_as_offset_by_offset(found: list[tuple[int, int, 
         if owners and max(begun) in owners:
             expected[offset] = max(begun)
     assert chosen == expected
-    assert ordered(history) == history
+    assert sort_segments(history) == history
     assert sum(info.end_offset - info.first_offset for info in history) == len(chosen), "each offset once"
 
 
@@ -313,7 +313,7 @@ def test_coverage_knows_where_it_ends() -> None:
         with pytest.raises(NotFound):
             check_covered(history, first, end)
     with pytest.raises(Invalid, match="holds no offsets"):
-        ordered(infos([(5, 5, 1)]))
+        sort_segments(infos([(5, 5, 1)]))
 
 
 # -- reading ahead ----------------------------------------------------------------------------------------------------

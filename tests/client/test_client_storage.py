@@ -70,7 +70,7 @@ class MergedMeanwhile(StorageAdmin):
         self._end = larger.end_offset
         self._topic_id = topic_id
 
-    async def _storage(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
+    async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
         assert isinstance(request, requests.ListSegments)
         page = self._pages[request.start.value]
         reached = page[-1].end_offset

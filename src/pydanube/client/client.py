@@ -161,7 +161,7 @@ class Client(Admin, StagedWrites):
             refresh_seconds=refresh_seconds,
             timeout=self._timeout,
         )
-        wanted = ConsumerOptions(
+        options = ConsumerOptions(
             subscription=subscription,
             type=type,
             start=start,
@@ -172,7 +172,7 @@ class Client(Admin, StagedWrites):
             ack_timeout=ack_timeout,
             create_topic=create_topic,
         )
-        return self._keep(Consumer(self._brokers, topic, wanted, settings))
+        return self._keep(Consumer(self._brokers, topic, options, settings))
 
     def reader(
         self,

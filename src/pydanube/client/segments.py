@@ -1,4 +1,4 @@
-"""History without a broker: batches and Arrow record batches straight from the segment objects of a store.
+"""Reads history without a broker: batches and Arrow record batches from the segment objects of an object store.
 
 ```python
 async with open_segments("s3://bucket/danube", {"region": "eu-central-1"}) as segments:
@@ -10,14 +10,14 @@ with open_segments_blocking("file:///var/lib/danube/objects") as segments:
     for batch in segments.history(18, 0): ...
 ```
 
-Only what is asked for is read: the end of an object with its footer, then the blocks that hold the range, neighbours
-together, some of them before they are asked for. A range is exact: of the batches at its edges come the rows that are
-in it, as copies.
+Only the needed bytes are read: the end of an object with its footer, then the blocks that hold the range, neighbouring
+blocks with one read, and a few reads ahead. A range is exact: of a batch at its edge, the rows within the range are
+copied.
 
 Invariants
-    every batch was verified whole (checksums, structure, text, place) before anybody gets it
+    every batch is verified whole (checksums, structure, text, offsets) before the caller gets it
     at most `read_ahead` + 2 reads of `range_bytes` (or of one block, where that is larger) are held in memory
-    what is missing or damaged is an error that names object and offsets; nothing is skipped unless gaps are allowed
+    a missing or damaged range is an error that names object and offsets; nothing is skipped unless gaps are allowed
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 import msgspec
 
 from pydanube.client.blocking.loop_thread import Blocking, LoopThread, blocking
-from pydanube.client.history.coverage import CoverageWindow, SegmentInfo, WantedRange, check_covered, ordered, resolved
+from pydanube.client.history.coverage import (
+    CoverageWindow,
+    SegmentInfo,
+    WantedRange,
+    check_covered,
+    resolve_overlaps,
+    sort_segments,
+)
 from pydanube.client.positions import AnyPosition
 from pydanube.codec.batch import Batch
 from pydanube.codec.batch.peek import offsets_of
@@ -50,21 +57,21 @@ if TYPE_CHECKING:
 
 FOOTERS_KEPT: Final = 128
 FOOTERS_AT_ONCE: Final = 16
-"""Footers that are read side by side when a store is searched."""
+"""Footers that `find` reads at the same time."""
 
 SHARED: Final = "segments/shared/"
-"""Where objects are that hold sections of several partitions."""
+"""The prefix of objects that hold sections of several partitions."""
 
 T = TypeVar("T")
 AnySegments = str | SegmentInfo | Sequence[SegmentInfo]
 """An object key, one segment, or several of one partition."""
 
-Form = Callable[[Batch, int, int], T]
-"""What is made of rows [start, end) of a batch."""
+MakeResult = Callable[[Batch, int, int], T]
+"""A function that makes the result of rows [start, end) of a batch."""
 
 
 class _Read(NamedTuple):
-    """Neighbouring blocks of one section, on their way."""
+    """A read of neighbouring blocks of one section, in flight."""
 
     segment: SegmentInfo
     section: SegmentSection
@@ -74,7 +81,7 @@ class _Read(NamedTuple):
 
 
 class Segments(Openable):
-    """The segments of one object store. Made by `open_segments`, or over a store that somebody else closes."""
+    """The segments of one object store. Made by `open_segments`, or with a store that the caller opens and closes."""
 
     _what = "segment reader"
 
@@ -86,29 +93,29 @@ class Segments(Openable):
         read_ahead: int = 4,
         range_bytes: int = 4 * MIB,
     ) -> None:
-        """A store that is named by its URL is opened and closed with this."""
+        """`store` is an open store, which the caller closes, or a URL, which is opened and closed with this object."""
         super().__init__()
         check_count("read_ahead", read_ahead, 1, 64)
         check_count("range_bytes", range_bytes, 64 * KIB, 256 * MIB)
-        self._given = store
+        self._store_or_url = store
         self._settings = settings
-        self._own: ObjectStore | None = None
+        self._opened_store: ObjectStore | None = None
         self._read_ahead = read_ahead
         self._range_bytes = range_bytes
         self._footers: OrderedDict[str, tuple[SegmentFooter, int]] = OrderedDict()
 
-    # -- what there is -----------------------------------------------------------------------------------------------
+    # -- finding segments --------------------------------------------------------------------------------------------
 
     async def sections(self, key: str, object_bytes: int = 0) -> list[SegmentInfo]:
-        """What an object holds. The size saves a request where it is known."""
+        """Return the sections of an object. Its size, if the caller knows it, saves a request."""
         footer, size = await self._footer(key, object_bytes)
         return [SegmentInfo.of(key, number, section, size) for number, section in enumerate(footer.sections)]
 
     async def find(self, topic_id: int, partition: int) -> list[SegmentInfo]:
-        """The history of a partition, as far as the store alone can tell; `coverage` says how it is decided.
+        """Find the segments of a partition by listing the store; `history.coverage` says how overlaps are resolved.
 
-        Reads the end of each of the partition's objects, and of each shared one. Where the catalog or a manifest can be
-        asked, what it says is quicker and certain.
+        Reads the end of every object of the partition and of every shared object. A list from the catalog of a broker,
+        or from a manifest, is faster and certain.
         """
         check_count("topic_id", topic_id, 0, 1 << 63)
         check_count("partition", partition, 0, 1 << 31)
@@ -120,13 +127,13 @@ class Segments(Openable):
                 if stored.key.endswith(".seg"):
                     listed.append(stored)
                 if len(listed) >= FOOTERS_AT_ONCE:
-                    await run_together(self._look(one, wanted, found) for one in listed)
+                    await run_together(self._collect_sections(one, wanted, found) for one in listed)
                     listed = []
-            await run_together(self._look(one, wanted, found) for one in listed)
-        return resolved(found)
+            await run_together(self._collect_sections(one, wanted, found) for one in listed)
+        return resolve_overlaps(found)
 
-    async def _look(self, stored: ObjectInfo, wanted: tuple[int, int], found: list[SegmentInfo]) -> None:
-        with suppress(NotFound):  # replaced by another and deleted since it was listed
+    async def _collect_sections(self, stored: ObjectInfo, wanted: tuple[int, int], found: list[SegmentInfo]) -> None:
+        with suppress(NotFound):  # it was replaced by another object and deleted since
             held = await self.sections(stored.key, stored.size)
             found.extend(info for info in held if (info.topic_id, info.partition) == wanted)
 
@@ -142,7 +149,7 @@ class Segments(Openable):
         if footer is None:
             footer = await self._store.get(key, trailer.footer_start, trailer.footer_end)
         decoded = decode_footer(footer, trailer)
-        # Producer tables are for brokers, and the largest part of a footer.
+        # Producer tables are the largest part of a footer, and only brokers need them.
         sections = [msgspec.structs.replace(section, producers=[]) for section in decoded.sections]
         self._footers[key] = known = msgspec.structs.replace(decoded, sections=sections), size
         if len(self._footers) > FOOTERS_KEPT:
@@ -159,15 +166,15 @@ class Segments(Openable):
         end: AnyPosition | None = None,
         allow_gaps: bool = False,
     ) -> AsyncGenerator[Batch, None]:
-        """The batches of an object or of a partition's segments, in order; a list that is given is taken at its word.
+        """Yield the batches of an object, or of segments of one partition, in order. A list of segments is trusted.
 
-        `start` and `end` are offsets or append times (see `model.positions`), the end not included. Offsets that are
-        asked for, or that lie between two segments, and are in none raise NotFound unless gaps are allowed. Left early,
-        close it (`contextlib.aclosing`); cancelled, nothing is left behind.
+        `start` and `end` are offsets or append times (see `model.positions`); the end is not included. Raises NotFound
+        if wanted offsets, or offsets between two segments, are in no segment, unless `allow_gaps` is set. A caller that
+        stops early closes the generator (`contextlib.aclosing`). Cancelled, nothing is left behind.
         """
-        async with aclosing(self._portions(segments, start, end, allow_gaps, _rows)) as portions:
-            async for portion in portions:
-                for batch in portion:
+        async with aclosing(self._result_lists(segments, start, end, allow_gaps, _rows)) as lists:
+            async for results in lists:
+                for batch in results:
                     yield batch
 
     async def arrow(
@@ -178,10 +185,10 @@ class Segments(Openable):
         end: AnyPosition | None = None,
         allow_gaps: bool = False,
     ) -> AsyncGenerator[pyarrow.RecordBatch, None]:
-        """As `batches`, as Arrow record batches over the same memory. Needs pyarrow."""
-        async with aclosing(self._portions(segments, start, end, allow_gaps, _arrow_rows)) as portions:
-            async for portion in portions:
-                for batch in portion:
+        """Like `batches`, but yields Arrow record batches over the same memory. Needs pyarrow."""
+        async with aclosing(self._result_lists(segments, start, end, allow_gaps, _arrow_rows)) as lists:
+            async for results in lists:
+                for batch in results:
                     yield batch
 
     async def history(
@@ -193,61 +200,61 @@ class Segments(Openable):
         end: AnyPosition | None = None,
         allow_gaps: bool = False,
     ) -> AsyncGenerator[Batch, None]:
-        """The batches of a partition, from the segments that `find` finds."""
+        """Yield the batches of a partition from the segments that `find` returns."""
         found = await self.find(topic_id, partition)
         async with aclosing(self.batches(found, start=start, end=end, allow_gaps=allow_gaps)) as batches:
             async for batch in batches:
                 yield batch
 
-    async def _portions(
+    async def _result_lists(
         self,
         segments: AnySegments,
         start: AnyPosition | None,
         end: AnyPosition | None,
         allow_gaps: bool,
-        form: Form[T],
+        make_result: MakeResult[T],
     ) -> AsyncGenerator[list[T], None]:
-        """What each read brings."""
+        """Yield the results of each read."""
         async with aclosing(self._reads(segments, start, end, allow_gaps)) as reads:
             async for read, content in reads:
-                if portion := _portion(read, content, form):
-                    yield portion
+                if results := _make_results(read, content, make_result):
+                    yield results
 
     async def _reads(
         self, segments: AnySegments, start: AnyPosition | None, end: AnyPosition | None, allow_gaps: bool
     ) -> AsyncGenerator[tuple[_Read, memoryview], None]:
-        """Bytes as they come. Reads are planned and begun by a task of their own, a few ahead."""
+        """Yield each read with its bytes, in order. A task plans the reads and starts them, a few ahead."""
         window = CoverageWindow.parse(start, end)
-        chosen = [segment for segment in await self._chosen(segments) if window.touches(segment)]
+        chosen = [segment for segment in await self._sorted(segments) if window.touches(segment)]
         if not allow_gaps:
             check_covered(chosen, window.first_offset, window.end_offset)
         reads: asyncio.Queue[_Read | Exception | None] = asyncio.Queue(self._read_ahead)
-        async with Tasks(on_crash=_told_where_it_is_awaited) as tasks:
-            tasks.spawn(self._plan(chosen, window, reads, tasks), "plan reads of segments")
+        async with Tasks(on_crash=_raised_where_awaited) as tasks:
+            tasks.spawn(self._start_reads(chosen, window, reads, tasks), "plan reads of segments")
             while (read := await reads.get()) is not None:
                 if isinstance(read, Exception):
                     raise read
                 yield read, await read.content
 
-    async def _chosen(self, segments: AnySegments) -> list[SegmentInfo]:
+    async def _sorted(self, segments: AnySegments) -> list[SegmentInfo]:
         if isinstance(segments, str):
-            return ordered(await self.sections(segments))
-        return ordered([segments] if isinstance(segments, SegmentInfo) else segments)
+            return sort_segments(await self.sections(segments))
+        return sort_segments([segments] if isinstance(segments, SegmentInfo) else segments)
 
-    async def _plan(
+    async def _start_reads(
         self,
         chosen: list[SegmentInfo],
         window: CoverageWindow,
         reads: asyncio.Queue[_Read | Exception | None],
         tasks: Tasks,
     ) -> None:
-        """Begin one read after the other, as there is room for them; then None, or what stopped it."""
+        """Start reads and put them into the queue, which limits how many are ahead; then None, or the error."""
         try:
             for segment in chosen:
                 section = await self._section(segment)
                 wanted = window.within(segment, section)
                 blocks = section.blocks(wanted.first_offset, wanted.end_offset)
-                for block in _together(blocks, self._range_bytes):
+                for block in _join_blocks(blocks, self._range_bytes):
                     content = tasks.spawn(self._content(segment, block), f"read {segment.object}")
                     await reads.put(_Read(segment, section, wanted, block, content))
         except Exception as error:
@@ -256,11 +263,11 @@ class Segments(Openable):
             await reads.put(None)
 
     async def _section(self, segment: SegmentInfo) -> SegmentSection:
-        """The section that is meant, if it is what it was said to be."""
+        """Return the section of a segment. Raises Corrupt if the object does not hold the segment's offsets."""
         try:
             footer, _ = await self._footer(segment.object, segment.object_bytes)
         except DanubeError as error:
-            raise _about(segment.first_offset, segment.end_offset, error) from error
+            raise _with_offsets(segment.first_offset, segment.end_offset, error) from error
         if 0 <= segment.section < len(footer.sections):
             section = footer.sections[segment.section]
             if (
@@ -277,29 +284,29 @@ class Segments(Openable):
         try:
             return await self._store.get(segment.object, block.start, block.end)
         except DanubeError as error:
-            raise _about(block.first_offset, block.end_offset, error) from error
+            raise _with_offsets(block.first_offset, block.end_offset, error) from error
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     @property
     def _store(self) -> ObjectStore:
         self._check_open()
-        if isinstance(self._given, str):
-            assert self._own is not None
-            return self._own
-        return self._given
+        if isinstance(self._store_or_url, str):
+            assert self._opened_store is not None
+            return self._opened_store
+        return self._store_or_url
 
     async def _begin(self) -> None:
-        if isinstance(self._given, str):
-            self._own = await open_store(self._given, self._settings)
+        if isinstance(self._store_or_url, str):
+            self._opened_store = await open_store(self._store_or_url, self._settings)
 
     async def _end(self) -> None:
-        if self._own is not None:
-            await self._own.close()
+        if self._opened_store is not None:
+            await self._opened_store.close()
 
 
 class BlockingSegments(Blocking[Segments]):
-    """See `Segments`. Its thread lives from `open` to `close`."""
+    """`Segments` for programs without an event loop. Its thread runs from `open` to `close`."""
 
     sections = blocking(Segments.sections)
     find = blocking(Segments.find)
@@ -313,7 +320,7 @@ class BlockingSegments(Blocking[Segments]):
         allow_gaps: bool = False,
     ) -> Iterator[Batch]:
         """See `Segments.batches`."""
-        return self._formed(segments, start, end, allow_gaps, _rows)
+        return self._results(segments, start, end, allow_gaps, _rows)
 
     def arrow(
         self,
@@ -324,7 +331,7 @@ class BlockingSegments(Blocking[Segments]):
         allow_gaps: bool = False,
     ) -> Iterator[pyarrow.RecordBatch]:
         """See `Segments.arrow`."""
-        return self._formed(segments, start, end, allow_gaps, _arrow_rows)
+        return self._results(segments, start, end, allow_gaps, _arrow_rows)
 
     def rows(
         self,
@@ -334,8 +341,8 @@ class BlockingSegments(Blocking[Segments]):
         end: AnyPosition | None = None,
         allow_gaps: bool = False,
     ) -> Iterator[tuple[Batch, int, int]]:
-        """As `batches`, without copying at the edges: whole batches, and which rows [start, end) of each are meant."""
-        return self._formed(segments, start, end, allow_gaps, _places)
+        """Like `batches`, without a copy at the edges: yields whole batches, and the wanted rows [start, end)."""
+        return self._results(segments, start, end, allow_gaps, _row_range)
 
     def history(
         self,
@@ -349,18 +356,18 @@ class BlockingSegments(Blocking[Segments]):
         """See `Segments.history`."""
         return self.batches(self.find(topic_id, partition), start=start, end=end, allow_gaps=allow_gaps)
 
-    def _formed(
+    def _results(
         self,
         segments: AnySegments,
         start: AnyPosition | None,
         end: AnyPosition | None,
         allow_gaps: bool,
-        form: Form[T],
+        make_result: MakeResult[T],
     ) -> Iterator[T]:
-        """The loop brings bytes; what is made of them is made by the thread that asks for it."""
+        """Yield the results. The event loop reads the bytes; the calling thread verifies them and makes the results."""
         with closing(self._thread.iterate(self._inner._reads(segments, start, end, allow_gaps))) as reads:
             for read, content in reads:
-                yield from _portion(read, content, form)
+                yield from _make_results(read, content, make_result)
 
     def open(self) -> Self:
         self._thread.start()
@@ -380,28 +387,28 @@ class BlockingSegments(Blocking[Segments]):
 def open_segments(
     url: str, settings: Mapping[str, str] | None = None, *, read_ahead: int = 4, range_bytes: int = 4 * MIB
 ) -> Segments:
-    """The segments in the store at this URL (see `runtime.objects.opening`): to be opened with `async with`."""
+    """Return the segments of the store at `url` (see `runtime.objects.opening`), to be opened with `async with`."""
     return Segments(url, settings, read_ahead=read_ahead, range_bytes=range_bytes)
 
 
 def open_segments_blocking(
     url: str, settings: Mapping[str, str] | None = None, *, read_ahead: int = 4, range_bytes: int = 4 * MIB
 ) -> BlockingSegments:
-    """As `open_segments`, without await: to be opened with `with`."""
+    """Like `open_segments`, for programs without an event loop: to be opened with `with`."""
     return BlockingSegments(open_segments(url, settings, read_ahead=read_ahead, range_bytes=range_bytes), LoopThread())
 
 
-def _told_where_it_is_awaited(task: asyncio.Task[Any], error: BaseException) -> None:
-    """A read that failed says so to whoever waits for it; nobody does for those behind it."""
+def _raised_where_awaited(task: asyncio.Task[Any], error: BaseException) -> None:
+    """Do nothing: awaiting a failed read raises its error, and the reads after it are not needed."""
 
 
-def _about(first_offset: int, end_offset: int, error: DanubeError) -> DanubeError:
-    """The same error, which names the object already, with the offsets that cannot be read for it."""
+def _with_offsets(first_offset: int, end_offset: int, error: DanubeError) -> DanubeError:
+    """Return the same error, which names the object, with the offsets that cannot be read because of it."""
     return type(error)(f"offsets {first_offset}..{end_offset} cannot be read: {error.message}")
 
 
-def _together(blocks: Sequence[Block], bytes_max: int) -> Iterator[Block]:
-    """Neighbouring blocks joined to reads of at most this size, or of one block."""
+def _join_blocks(blocks: Sequence[Block], bytes_max: int) -> Iterator[Block]:
+    """Join neighbouring blocks to reads of at most `bytes_max` bytes, or of a single block."""
     joined: Block | None = None
     for block in blocks:
         if joined is not None and block.end - joined.start <= bytes_max:
@@ -414,12 +421,12 @@ def _together(blocks: Sequence[Block], bytes_max: int) -> Iterator[Block]:
         yield joined
 
 
-def _portion(read: _Read, content: memoryview, form: Form[T]) -> list[T]:
-    """What is wanted of the batches that were read, all of it verified."""
-    portion: list[T] = []
+def _make_results(read: _Read, content: memoryview, make_result: MakeResult[T]) -> list[T]:
+    """Verify the batches that were read and return the results of their wanted rows. Raises Corrupt."""
+    results: list[T] = []
     for view in read.section.split(content, read.block.start, read.segment.object):
-        offset, behind = offsets_of(view)
-        if behind <= read.wanted.first_offset or offset >= read.wanted.end_offset:
+        offset, end_offset = offsets_of(view)
+        if end_offset <= read.wanted.first_offset or offset >= read.wanted.end_offset:
             continue
         try:
             batch = Batch.open(view, stamped=True)
@@ -427,11 +434,11 @@ def _portion(read: _Read, content: memoryview, form: Form[T]) -> list[T]:
             raise Corrupt(f"{read.segment.object}: batch of offset {offset}: {error.message}") from None
         start, end = read.wanted.rows_of(batch)
         if start < end:
-            portion.append(form(batch, start, end))
-    return portion
+            results.append(make_result(batch, start, end))
+    return results
 
 
-def _places(batch: Batch, start: int, end: int) -> tuple[Batch, int, int]:
+def _row_range(batch: Batch, start: int, end: int) -> tuple[Batch, int, int]:
     return batch, start, end
 
 

@@ -1,18 +1,16 @@
-"""Administration: namespaces, topics, subscriptions, policies, positions. Most calls are one request to some broker.
+"""Administration: namespaces, topics, subscriptions, policies, positions. Most calls are one request to any broker.
 
-What only looks, and what may be done twice, is repeated over reconnects until it is answered. What creates, deletes,
-grows or compares is asked once: when the connection ends before the answer, Unavailable says so, and looking tells what
-happened.
+Requests that only read, and those that may be executed twice, are repeated after a disconnect until they are answered.
+Requests that create, delete, add partitions or compare are sent once: if the connection ends before the answer, the
+call raises Unavailable, and the caller has to look what happened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
-import msgspec
-
-from pydanube.client.consuming.acks import Range, merged
+from pydanube.client.consuming.acks import Range, merge_ranges
 from pydanube.client.consuming.messages import PeekedMessage
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count
@@ -39,15 +37,12 @@ from pydanube.model.topics import (
 from .peeking import peek
 from .storage import StorageAdmin
 
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
 RANGES_PER_REQUEST: Final = 10_000
-"""A request has to fit its frame."""
+"""A request with this many ranges is within the limit of its frame."""
 
 
 class Admin(StorageAdmin):
-    """What a client can do besides publishing and receiving."""
+    """The administrative calls of a client."""
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -56,86 +51,89 @@ class Admin(StorageAdmin):
     ) -> None:
         """Create a topic. Raises AlreadyExists.
 
-        partitions      0: plain; 1 or more can grow later
-        reliable        False: stored nowhere, delivered at most once, to whoever listens and has room
+        partitions      0: a non-partitioned topic; 1 or more: a partitioned topic, which can get more partitions later
+        reliable        False: messages are not stored, and are delivered at most once, to consumers that are attached
         ack_level       when a publish is answered: "durable" (synced), "written", "memory"
         """
         check_count("partitions", partitions, 0, PARTITIONS_MAX)
         name, level = str(TopicName.parse(topic)), str(AckLevel.parse(ack_level))
         request = requests.CreateTopic(topic=name, partitions=partitions, reliable=reliable, ack_level=level)
         try:
-            await self._change(request)
+            await self._request_once(request)
         finally:
             self._brokers.moved(name)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic with everything in it. Raises NotFound."""
+        """Delete a topic with its messages and subscriptions. Raises NotFound."""
         name = str(TopicName.parse(topic))
-        await self._change(requests.DeleteTopic(topic=name))
+        await self._request_once(requests.DeleteTopic(topic=name))
         self._brokers.moved(name)
 
     async def list_topics(self, namespace: str | None = None) -> list[str]:
-        """Full names, of one namespace or of all."""
+        """Return the full names of the topics of one namespace, or of all."""
         request = requests.ListTopics(namespace=parse_namespace(namespace) if namespace is not None else "")
-        return (await self._ask(request, requests.Names)).names
+        return (await self._request(request, requests.Names)).names
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         request = requests.DescribeTopic(topic=str(TopicName.parse(topic)))
-        return _topic_description(await self._ask(request, requests.Topic))
+        return _topic_description(await self._request(request, requests.Topic))
 
     async def partitions(self, topic: str) -> list[PartitionDescription]:
-        """The partitions of a topic, with the offsets that can be read."""
+        """Return the partitions of a topic, with the offsets that can be read."""
         return (await self.describe_topic(topic)).partitions
 
     async def count_partitions(self, topic: str) -> int:
-        """How many a topic has, by a lookup that opens none of them. Raises NotFound."""
+        """Return the number of partitions of a topic, by a lookup that opens none of them. Raises NotFound."""
         name, brokers = str(TopicName.parse(topic)), self._brokers
         return len((await brokers.retrying(lambda: brokers.route(name, age_max=0.0), name)).partitions)
 
     async def grow_topic(self, topic: str, partitions: int) -> None:
-        """More partitions for a partitioned topic. Refused for fewer.
+        """Add partitions to a partitioned topic, up to `partitions`. Raises Refused for fewer than it has.
 
-        A key may belong to another partition afterwards: its order does not hold across this moment. Producers and
-        consumers that run notice within their `refresh_seconds`; new partitions are received from their beginning.
+        A key may belong to another partition afterwards, so messages of one key before and after this call have no
+        order. Producers and consumers that are open notice the new partitions within their `refresh_seconds`; consumers
+        receive them from their beginning.
         """
         check_count("partitions", partitions, 1, PARTITIONS_MAX)
         name = str(TopicName.parse(topic))
         try:
-            await self._change(requests.GrowTopic(topic=name, partitions=partitions))
+            await self._request_once(requests.GrowTopic(topic=name, partitions=partitions))
         finally:
             self._brokers.moved(name)
 
     async def topic_statistics(self, topic: str) -> TopicStatistics:
-        """Rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
+        """Return rates, backlogs and counts of a topic, its subscriptions and their consumers, for each partition."""
         request = requests.GetStatistics(topic=str(TopicName.parse(topic)))
-        return (await self._ask(request, requests.StatisticsReport)).topic
+        return (await self._request(request, requests.StatisticsReport)).topic
 
     # -- policies ----------------------------------------------------------------------------------------------------
 
     async def policies(self, target: str) -> requests.PolicyReport:
-        """The policies of a topic (``/namespace/topic``) or a namespace: `own`, what is set on it; `effective`."""
-        return await self._ask(requests.GetPolicies(target=_target(target)), requests.PolicyReport)
+        """Return the policies of a topic (``/namespace/topic``) or a namespace: its `own`, and the `effective` ones."""
+        return await self._request(requests.GetPolicies(target=_checked_target(target)), requests.PolicyReport)
 
     async def set_policies(self, target: str, /, **changes: int | str | None) -> requests.PolicyReport:
-        """Change policies of a topic or a namespace, by the names of `pydanube.Policies`. They count at once.
+        """Change policies of a topic or a namespace, by the names of `pydanube.Policies`. They take effect at once.
 
-        None inherits again. Answers what counts then, as `policies` does.
+        None removes a policy, so that it is inherited again. Returns the new policies, as `policies` does.
         """
-        values = {name: _policy(name, value) for name, value in changes.items()}
+        values = {name: _checked_policy(name, value) for name, value in changes.items()}
         Policies().changed(values)
-        return await self._ask(requests.SetPolicies(target=_target(target), changes=values), requests.PolicyReport)
+        return await self._request(
+            requests.SetPolicies(target=_checked_target(target), changes=values), requests.PolicyReport
+        )
 
     # -- namespaces --------------------------------------------------------------------------------------------------
 
     async def create_namespace(self, namespace: str) -> None:
-        await self._change(requests.CreateNamespace(namespace=parse_namespace(namespace)))
+        await self._request_once(requests.CreateNamespace(namespace=parse_namespace(namespace)))
 
     async def delete_namespace(self, namespace: str) -> None:
-        """Raises Refused while topics are in it."""
-        await self._change(requests.DeleteNamespace(namespace=parse_namespace(namespace)))
+        """Delete a namespace. Raises Refused while it has topics."""
+        await self._request_once(requests.DeleteNamespace(namespace=parse_namespace(namespace)))
 
     async def list_namespaces(self) -> list[str]:
-        return (await self._ask(requests.ListNamespaces(), requests.Names)).names
+        return (await self._request(requests.ListNamespaces(), requests.Names)).names
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -151,8 +149,8 @@ class Admin(StorageAdmin):
     ) -> None:
         """Create a subscription without a consumer, on every partition; durable on return. Raises AlreadyExists.
 
-        start           where it begins
-        offsets         where it begins in some partitions, by their numbers: those and `start` count in one step
+        start           where the subscription starts
+        offsets         partition -> offset, where it starts in some partitions instead; set together with `start`
         """
         for partition, offset in (offsets or {}).items():
             check_count("partition", partition, 0, PARTITIONS_MAX - 1)
@@ -167,27 +165,29 @@ class Admin(StorageAdmin):
             failure_policy=failure_policy,
             positions=list((offsets or {}).items()),
         )
-        await self._change(request)
+        await self._request_once(request)
 
     async def delete_subscription(self, topic: str, subscription: str) -> None:
         name = parse_subscription(subscription)
-        await self._change(requests.DeleteSubscription(topic=str(TopicName.parse(topic)), subscription=name))
+        await self._request_once(requests.DeleteSubscription(topic=str(TopicName.parse(topic)), subscription=name))
 
     async def list_subscriptions(self, topic: str) -> list[str]:
-        return (await self._ask(requests.ListSubscriptions(topic=str(TopicName.parse(topic))), requests.Names)).names
+        return (
+            await self._request(requests.ListSubscriptions(topic=str(TopicName.parse(topic))), requests.Names)
+        ).names
 
     async def describe_subscription(self, topic: str, subscription: str) -> SubscriptionDescription:
         request = requests.DescribeSubscription(
             topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription)
         )
-        return _subscription_description(await self._ask(request, requests.Subscription))
+        return _subscription_description(await self._request(request, requests.Subscription))
 
     async def seek(
         self, topic: str, subscription: str, position: AnyPosition, *, partition: int | None = None
     ) -> dict[int, int]:
-        """Move a subscription, on one partition or all of them; durable on return.
+        """Move a subscription to `position`, on one partition or on all of them; durable on return.
 
-        Answers where it stands now: the offset, by partition.
+        Returns partition -> offset, the new positions.
         """
         request = requests.Seek(
             topic=str(TopicName.parse(topic)),
@@ -195,20 +195,21 @@ class Admin(StorageAdmin):
             position=wire_start(position),
             partition=-1 if partition is None else partition,
         )
-        return dict((await self._ask(request, requests.Positions)).positions)
+        return dict((await self._request(request, requests.Positions)).positions)
 
     async def set_failure_policy(self, topic: str, subscription: str, policy: FailurePolicy) -> None:
-        """What happens to messages that this subscription's consumers do not manage. Counts at once, on all of it."""
+        """Set what happens to messages that fail at this subscription. Takes effect at once, on every partition."""
         _check_failure_policy(policy)
         request = requests.SetFailurePolicy(
             topic=str(TopicName.parse(topic)), subscription=parse_subscription(subscription), failure_policy=policy
         )
-        await self._ask(request, requests.Done)
+        await self._request(request, requests.Done)
 
     async def advance(self, topic: str, subscription: str, partition: int, offset: int, expected: int) -> None:
-        """Move a subscription without consumers to `offset` if it stands at `expected`; Refused when it does not.
+        """Move a subscription without consumers from `expected` to `offset`. Raises Refused if it is elsewhere.
 
-        For a processing engine that keeps its progress here: what is below counts for lag and retention as acked.
+        For a processing engine that stores its progress here: messages below `offset` count as acked for lag and
+        retention.
         """
         for name, value in (("offset", offset), ("expected", expected)):
             check_count(name, value, 0, OFFSET_END - 1)
@@ -219,17 +220,18 @@ class Admin(StorageAdmin):
             offset=offset,
             expected=expected,
         )
-        await self._change(request)
+        await self._request_once(request)
 
     async def advance_many(
         self, topic: str, subscription: str, moves: Iterable[tuple[int, int, int]]
     ) -> dict[int, int]:
-        """Move many partitions of a subscription: (partition, offset, expected) each, as `advance` does with one.
+        """Move many partitions of a subscription as `advance` does; a move is (partition, offset, expected).
 
-        What stands elsewhere than expected stays there. Answers where all of them stand then, by partition.
+        A partition whose position is not the expected one is not moved. Returns partition -> offset, the positions of
+        all of them afterwards.
         """
         name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
-        wanted, stands = list(moves), dict[int, int]()
+        wanted, positions = list(moves), dict[int, int]()
         for partition, offset, expected in wanted:
             check_count("partition", partition, 0, PARTITIONS_MAX - 1)
             check_count("offset", offset, 0, OFFSET_END - 1)
@@ -237,44 +239,45 @@ class Admin(StorageAdmin):
         for start in range(0, len(wanted), RANGES_PER_REQUEST):
             some = wanted[start : start + RANGES_PER_REQUEST]
             request = requests.AdvanceMany(topic=name, subscription=subscription, moves=some)
-            stands.update((await self._ask(request, requests.Positions)).positions)
-        return stands
+            positions.update((await self._request(request, requests.Positions)).positions)
+        return positions
 
     async def skip(
         self, topic: str, subscription: str, partition: int, offsets: int | Iterable[int | tuple[int, int]]
     ) -> int:
-        """Settle messages as if they had been acked: an offset, or several, or ranges (start, end). Durable on return.
+        """Ack messages without a consumer: an offset, several, or ranges (start, end). Durable on return.
 
-        Answers how many were not settled before. Frees what a poisoned message blocks. The messages stay stored;
-        `seek` brings them back. Raises Invalid for an offset past the end.
+        Returns how many of them were not acked before. Skipping a message that blocks the subscription lets it
+        continue. The messages stay stored, and `seek` makes them available again. Raises Invalid for an offset past the
+        end.
         """
         name, subscription = str(TopicName.parse(topic)), parse_subscription(subscription)
         check_count("partition", partition, 0, PARTITIONS_MAX - 1)
-        ranges, settled = _ranges(offsets), 0
+        ranges, settled = _checked_ranges(offsets), 0
         for start in range(0, len(ranges), RANGES_PER_REQUEST):
             some = ranges[start : start + RANGES_PER_REQUEST]
             request = requests.Settle(topic=name, subscription=subscription, partition=partition, ranges=some)
-            settled += (await self._ask(request, requests.Settled)).messages
+            settled += (await self._request(request, requests.Settled)).messages
         return settled
 
     async def clear_backlog(self, topic: str, subscription: str, *, partition: int | None = None) -> int:
-        """Settle everything a subscription has not acked, on one partition or all of them. Durable on return.
+        """Ack every message in the backlog of a subscription, on one partition or on all. Durable on return.
 
-        Answers how many messages that were.
+        Returns the number of those messages.
         """
         request = requests.Settle(
             topic=str(TopicName.parse(topic)),
             subscription=parse_subscription(subscription),
             partition=-1 if partition is None else partition,
         )
-        return (await self._ask(request, requests.Settled)).messages
+        return (await self._request(request, requests.Settled)).messages
 
     async def peek(
         self, topic: str, subscription: str, count: int = 10, *, partition: int | None = None
     ) -> list[PeekedMessage]:
-        """The next messages that a subscription has not settled, without consuming them; also those in delivery.
+        """Return the first messages that a subscription has not acked, without consuming them; also those in flight.
 
-        Each tells what keeps it: see `PeekedMessage`.
+        Each has the reason why it is not acked yet: see `PeekedMessage`.
         """
         check_count("count", count, 1, 1 << 31)
         self._check_open()
@@ -284,33 +287,27 @@ class Admin(StorageAdmin):
     # -- positions and brokers ---------------------------------------------------------------------------------------
 
     async def find_offset(self, topic: str, partition: int = 0, position: AnyPosition = LATEST) -> int:
-        """The offset at a position: of the first message at or after a time, of the start, of the end."""
+        """Return the offset of a position: of the first message at or after a time, of the start, or of the end."""
         request = requests.FindOffset(
             topic=str(TopicName.parse(topic)), partition=partition, position=wire_start(position)
         )
-        return (await self._ask(request, requests.Offset)).offset
+        return (await self._request(request, requests.Offset)).offset
 
     async def describe_broker(self) -> BrokerDescription:
-        """The broker that this client is talking to."""
-        return _broker_description(await self._ask(requests.DescribeBroker(), requests.BrokerInfo))
+        """Describe the broker that this client is connected to."""
+        return _broker_description(await self._request(requests.DescribeBroker(), requests.BrokerInfo))
 
-    # -- asking ------------------------------------------------------------------------------------------------------
-
-    async def _ask(self, request: requests.Request, answer: type[StructT]) -> StructT:
-        self._check_open()
-        return await self._brokers.call(request, answer)
-
-    async def _change(self, request: requests.Request) -> None:
+    async def _request_once(self, request: requests.Request) -> None:
         self._check_open()
         await self._brokers.call(request, requests.Done, repeatable=False)
 
 
-def _target(text: str) -> str:
-    """A topic or a namespace."""
+def _checked_target(text: str) -> str:
+    """Return the full name of a topic or a namespace. Raises Invalid."""
     return str(TopicName.parse(text)) if isinstance(text, str) and "/" in text else parse_namespace(text)
 
 
-def _policy(name: str, value: int | str | None) -> int | None:
+def _checked_policy(name: str, value: int | str | None) -> int | None:
     if name == "backlog_action" and isinstance(value, str):
         return BacklogAction.parse(value)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -323,15 +320,15 @@ def _check_failure_policy(policy: FailurePolicy) -> None:
         raise Invalid(f"{policy!r} is not a failure policy: use pydanube.FailurePolicy(...)")
 
 
-def _ranges(offsets: int | Iterable[int | tuple[int, int]]) -> list[Range]:
-    """Offsets and ranges of them as ranges, in order; or Invalid."""
+def _checked_ranges(offsets: int | Iterable[int | tuple[int, int]]) -> list[Range]:
+    """Return offsets and ranges as sorted ranges. Raises Invalid."""
     given = [offsets] if isinstance(offsets, int) else list(offsets)
     if not given:
         raise Invalid("no offset to skip; for everything there is, use clear_backlog")
-    return merged(_range(one) for one in given)
+    return merge_ranges(_checked_range(one) for one in given)
 
 
-def _range(one: int | tuple[int, int]) -> Range:
+def _checked_range(one: int | tuple[int, int]) -> Range:
     match one:
         case bool():
             pass

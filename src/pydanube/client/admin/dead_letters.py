@@ -1,24 +1,24 @@
-"""Dead letters: what became of messages that failed too often, and the way back to the topic they came from.
+"""Dead letters: lists the messages that failed too often, and sends them back to the topics they came from (redrive).
 
 ```python
 letters = client.dead_letters("/default/orders-dlq")
 async for letter in letters:
     print(letter.place, letter.original_topic, letter.attempts, letter.reason)
 await letters.redrive(["0:17"])                         # one, by its place PARTITION:OFFSET
-await letters.redrive(progress=print)                   # all that are left
-await letters.drop(["0:18"])                            # not worth it
+await letters.redrive(progress=print)                   # all that remain
+await letters.drop(["0:18"])                            # acknowledge without sending
 ```
 
-A letter is an ordinary message with a few attributes more. What was redriven or dropped is remembered by a subscription
-on the dead letter topic, `danube-redrive`, which all redrives share and which no consumer is attached to: what it has
-not settled is left.
+A dead letter is an ordinary message with additional attributes. The subscription `danube-redrive` on the dead letter
+topic records which letters were redriven or dropped: it has acked them. All redrives share it, and no consumer attaches
+to it.
 
 Invariants
-    a letter is settled only after its original topic has the message, at that topic's ack level
+    a letter is acked only after its original topic has the message, at that topic's ack level
     a redrive that is interrupted, or two at the same time, may send a letter twice; none is lost
-    a letter that cannot go back (its topic is gone, it is too large) stays, and so does what is no letter; the others
-    go back all the same
-    where no letter is found, nothing is left behind on the topic
+    a letter that cannot be sent back (its topic is deleted, it is too large) remains, and so does a message that is not
+    a dead letter; the others are sent back nevertheless
+    if the topic has no dead letter, the subscription is not created
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from pydanube.model.topics import PartitionDescription
 from pydanube.runtime.tasks import run_together
 from pydanube.runtime.throttle import Throttle
 
-from .peeking import unsettled_messages
+from .peeking import unacked_messages
 
 if TYPE_CHECKING:
     from pydanube.client.client import Client
 
 REDRIVE: Final = "danube-redrive"
-"""The subscription that remembers what was redriven."""
+"""The subscription that has acked the letters that were redriven or dropped."""
 
 REDRIVEN: Final = "x-redriven"
-"""On a message that came back: how often it did."""
+"""The attribute of a redriven message: how often it was redriven."""
 
 LETTER_ATTRIBUTES: Final = frozenset(
     {
@@ -64,103 +64,107 @@ LETTER_ATTRIBUTES: Final = frozenset(
         "x-attributes-dropped",
     }
 )
-"""What the broker adds to a message that becomes a letter; everything else is the message's own."""
+"""The attributes that the broker adds to a dead letter; all others are those of the original message."""
 
 NO_LETTER: Final = "it is no dead letter: it does not say which topic it came from (x-original-topic)"
 
 LETTERS_AT_ONCE: Final = 500
 BYTES_AT_ONCE: Final = 8 * 1024 * 1024
-"""So many are sent back before they are settled: what an interruption may repeat."""
+"""Limits of the letters that are sent before they are acked, and that an interruption may therefore repeat."""
 
 STEPS_PER_SECOND: Final = 10
-"""With a rate, so many times a second some are sent."""
+"""With a rate, letters are sent in so many steps a second."""
 
 CANNOT_GO_BACK: Final = (NotFound, Invalid)
-"""Failures that the next redrive would meet again; others may heal."""
+"""Failures that the next redrive would have again; others may succeed later."""
 
 DIGITS_MAX: Final = 18
-"""Longer numbers in attributes, which anybody may write, are none."""
+"""Attributes with longer numbers are ignored: any producer may write attributes."""
 
 Place = tuple[int, int]
 """Partition and offset in the dead letter topic."""
 
-Way = tuple[str, int, int]
-"""Where letters go together: topic ("" for nowhere), schema id and schema version."""
+Destination = tuple[str, int, int]
+"""What one producer publishes to: topic ("" for a dropped letter), schema id and schema version."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message of a dead letter topic, and what its attributes tell."""
+    """A message of a dead letter topic, with the contents of its attributes."""
 
     message: Message
 
     @property
     def place(self) -> str:
-        """Where it is in the dead letter topic: PARTITION:OFFSET."""
+        """The place of the letter in the dead letter topic: PARTITION:OFFSET."""
         return f"{self.message.partition}:{self.message.offset}"
 
     @property
     def id(self) -> str:
-        """Of the message that died. A letter that arrived twice, after a crash, has the same one twice."""
-        return self._told("x-dead-letter-id")
+        """The id of the dead-lettered message. If a crash made the broker write it twice, both have the same id."""
+        return self._attribute("x-dead-letter-id")
 
     @property
     def original_topic(self) -> str:
-        """Empty where it was not a broker who wrote it."""
-        return self._told("x-original-topic")
+        """The topic the message came from; empty if the message was not written by a broker."""
+        return self._attribute("x-original-topic")
 
     @property
     def is_letter(self) -> bool:
-        """Whether it says where it came from. Others are messages that somebody published to the topic."""
+        """Whether this is a dead letter, and not a message that a producer published to the topic."""
         return bool(self.original_topic)
 
     @property
     def original_subscription(self) -> str:
-        return self._told("x-original-subscription")
+        return self._attribute("x-original-subscription")
 
     @property
     def original_partition(self) -> int | None:
-        """From its own attribute; from its id, where an older broker wrote it."""
-        told = _number(self._told("x-original-partition"))
-        return told if told is not None else _number(self.id.removeprefix(f"{self.original_topic}/").partition("/")[0])
+        """The partition the message came from: its attribute, or part of its id if an older broker wrote it."""
+        partition = _number(self._attribute("x-original-partition"))
+        return (
+            partition
+            if partition is not None
+            else _number(self.id.removeprefix(f"{self.original_topic}/").partition("/")[0])
+        )
 
     @property
     def original_offset(self) -> int | None:
-        return _number(self._told("x-original-topic-offset"))
+        return _number(self._attribute("x-original-topic-offset"))
 
     @property
     def attempts(self) -> int | None:
-        """How often it was delivered."""
-        return _number(self._told("x-delivery-attempt"))
+        """How often the message was delivered before it was dead-lettered."""
+        return _number(self._attribute("x-delivery-attempt"))
 
     @property
     def reason(self) -> str:
-        """Of its last failure."""
-        return self._told("x-failure-reason")
+        """The reason of the last failure."""
+        return self._attribute("x-failure-reason")
 
     @property
     def redriven(self) -> int:
-        """How often it had come back before it died this time."""
-        return _number(self._told(REDRIVEN)) or 0
+        """How often the message had been redriven before."""
+        return _number(self._attribute(REDRIVEN)) or 0
 
     @property
     def original_attributes(self) -> dict[str, str]:
-        """Those its producer gave it."""
+        """The attributes that the producer of the original message set."""
         return {name: value for name, value in self.message.attributes.items() if name not in LETTER_ATTRIBUTES}
 
-    def _told(self, name: str) -> str:
+    def _attribute(self, name: str) -> str:
         return self.message.attributes.get(name, "")
 
 
 @dataclass(slots=True)
 class Redriven:
-    """How a redrive stands: `done` of `total` (an estimate while it runs), and why others stayed."""
+    """The progress or the result of a redrive: `done` of `total` (an estimate while it runs)."""
 
     total: int
     done: int = 0
-    """Sent back; or dropped."""
+    """Letters sent back, or dropped."""
     stayed: dict[str, str] = field(default_factory=dict)
-    """Place -> reason, for the letters that could not go back."""
+    """Place -> reason, for the letters that could not be sent back."""
 
 
 Progress = Callable[[Redriven], None]
@@ -168,7 +172,7 @@ Where = Callable[[DeadLetter], bool]
 
 
 class DeadLetters:
-    """The letters of one dead letter topic. Made by `client.dead_letters`; iterating gives those that are left."""
+    """The letters of one dead letter topic. Made by `client.dead_letters`; iterating yields those that remain."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self.topic = str(TopicName.parse(topic))
@@ -179,14 +183,14 @@ class DeadLetters:
         return self.listed()
 
     async def listed(self, *, redriven: bool = False) -> AsyncGenerator[DeadLetter, None]:
-        """The letters that are left, partition by partition; with `redriven`, also those that went back already.
+        """Yield the letters that remain, partition by partition; with `redriven`, also those redriven or dropped.
 
-        To be closed when it is not read to its end: `async with aclosing(letters.listed()) as listed`.
+        A caller that stops early closes the generator: `async with aclosing(letters.listed()) as listed`.
         """
-        left_only = not redriven and REDRIVE in await self._client.list_subscriptions(self.topic)
+        remaining_only = not redriven and REDRIVE in await self._client.list_subscriptions(self.topic)
         for partition in range(len(await self._client.partitions(self.topic))):
-            if left_only:
-                messages = unsettled_messages(self._brokers, self.topic, REDRIVE, partition)
+            if remaining_only:
+                messages = unacked_messages(self._brokers, self.topic, REDRIVE, partition)
             else:
                 messages = self._stored(partition)
             async with aclosing(messages):
@@ -194,7 +198,7 @@ class DeadLetters:
                     yield DeadLetter(message)
 
     async def first(self, count: int, *, redriven: bool = False) -> list[DeadLetter]:
-        """The first of `listed`."""
+        """Return the first `count` letters of `listed`."""
         letters: list[DeadLetter] = []
         async with aclosing(self.listed(redriven=redriven)) as listed:
             while len(letters) < count and (letter := await anext(listed, None)) is not None:
@@ -202,7 +206,7 @@ class DeadLetters:
         return letters
 
     async def get(self, place: str | Place) -> DeadLetter:
-        """One letter, redriven or not. Raises NotFound."""
+        """Return the letter at a place, redriven or not. Raises NotFound."""
         partition, offset = parse_place(place)
         end = (await self._partition(partition)).end_offset
         async with self._client.reader(
@@ -222,18 +226,24 @@ class DeadLetters:
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> Redriven:
-        """Send letters back to the topics they came from: those at these places, or all that are left.
+        """Send letters back to the topics they came from.
 
-        What arrives there has the payload, key, schema, publish time and attributes of the original, and `x-redriven`,
-        the number of its returns. It is a new message: every subscription of that topic receives it. `where` says which
-        letters, of those; `to` names another topic for all of them. `rate`: at most so many a second. `progress` is
-        called after each step. Raises what may succeed later (Unavailable, Full); a letter that cannot go back is told
-        in `stayed`. Cancelled, what was settled is settled; some more may have been sent.
+        places      the letters to send; None: all that remain
+        where       selects among those letters
+        to          a topic that all of them are sent to instead
+        rate        letters a second, at most
+        progress    called after each step
+
+        The message that is sent has the payload, key, schema, publish time and attributes of the original, and the
+        attribute `x-redriven`, which counts its redrives. It is a new message for every subscription of that topic.
+
+        Raises errors that may pass later (Unavailable, Full); a letter that cannot be sent back is listed in `stayed`.
+        Cancelled, some letters may have been sent that are not acked yet.
         """
         if rate is not None:
             check_number("rate", rate, 1e-6, 1e9)
         topic = None if to is None else str(TopicName.parse(to))
-        return await self._each(places, where, rate, progress, lambda letter: topic or letter.original_topic)
+        return await self._process(places, where, rate, progress, lambda letter: topic or letter.original_topic)
 
     async def drop(
         self,
@@ -242,46 +252,48 @@ class DeadLetters:
         where: Where | None = None,
         progress: Progress | None = None,
     ) -> Redriven:
-        """Count letters as done without sending them anywhere; they stay stored, and `listed(redriven=True)` has them.
+        """Ack letters without sending them anywhere. They stay stored, and `listed(redriven=True)` lists them.
 
-        Those at these places, or all that are left; `where` says which, of those.
+        places      the letters to drop; None: all that remain
+        where       selects among those letters
+        progress    called after each step
         """
-        return await self._each(places, where, None, progress, None)
+        return await self._process(places, where, None, progress, None)
 
-    async def _each(
+    async def _process(
         self,
         places: Iterable[str | Place] | None,
         where: Where | None,
         rate: float | None,
         progress: Progress | None,
-        way: Callable[[DeadLetter], str] | None,
+        topic_of: Callable[[DeadLetter], str] | None,
     ) -> Redriven:
         wanted = None if places is None else sorted({parse_place(place) for place in places})
-        if not await self._remembering(wanted):
+        if not await self._ensure_subscription(wanted):
             return Redriven(len(wanted or ()), stayed={f"{one[0]}:{one[1]}": NO_LETTER for one in wanted or ()})
-        total = len(wanted) if wanted is not None else await self._left()
+        total = len(wanted) if wanted is not None else await self._count_remaining()
         async with AsyncExitStack() as producers:
-            run = _RedriveRun(self, Redriven(total), rate, progress, producers, where, way)
+            run = _RedriveRun(self, Redriven(total), rate, progress, producers, where, topic_of)
             if wanted is None:
-                await self._all(run)
+                await self._process_all(run)
             else:
-                await self._some(run, wanted)
+                await self._process_places(run, wanted)
             return run.state
 
-    async def _all(self, run: _RedriveRun) -> None:
+    async def _process_all(self, run: _RedriveRun) -> None:
         for partition, described in enumerate(await self._client.partitions(self.topic)):
-            async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition)) as messages:
+            async with aclosing(unacked_messages(self._brokers, self.topic, REDRIVE, partition)) as messages:
                 async for message in messages:
-                    if message.offset >= described.end_offset:  # what dies again meanwhile waits for the next redrive
+                    if message.offset >= described.end_offset:  # dead-lettered since: left for the next redrive
                         break
                     await run.add(DeadLetter(message))
             await run.send()
 
-    async def _some(self, run: _RedriveRun, places: list[Place]) -> None:
+    async def _process_places(self, run: _RedriveRun, places: list[Place]) -> None:
         for partition, offset in places:
             await self._partition(partition)
-            async with aclosing(unsettled_messages(self._brokers, self.topic, REDRIVE, partition, offset)) as left:
-                message = await anext(left, None)
+            async with aclosing(unacked_messages(self._brokers, self.topic, REDRIVE, partition, offset)) as unacked:
+                message = await anext(unacked, None)
             if message is not None and message.offset == offset:
                 await run.add(DeadLetter(message))
             else:
@@ -296,8 +308,8 @@ class DeadLetters:
             async for message in reader:
                 yield message
 
-    async def _remembering(self, wanted: list[Place] | None) -> bool:
-        """Make the subscription that remembers, unless there is no letter to remember."""
+    async def _ensure_subscription(self, wanted: list[Place] | None) -> bool:
+        """Create the subscription REDRIVE if there is a letter to ack. Returns whether the subscription exists."""
         if REDRIVE in await self._client.list_subscriptions(self.topic):
             return True
         if not await self._has_letter(wanted):
@@ -315,7 +327,7 @@ class DeadLetters:
                     return True
         return False
 
-    async def _left(self) -> int:
+    async def _count_remaining(self) -> int:
         described = await self._client.describe_subscription(self.topic, REDRIVE)
         return sum(one.lag for one in described.partitions)
 
@@ -327,7 +339,7 @@ class DeadLetters:
 
 
 class _RedriveRun:
-    """One redrive: collects letters, sends them back, then settles them."""
+    """One redrive: collects letters, sends them back, then acks them."""
 
     def __init__(
         self,
@@ -337,19 +349,19 @@ class _RedriveRun:
         progress: Progress | None,
         producers: AsyncExitStack,
         where: Where | None,
-        way: Callable[[DeadLetter], str] | None,
+        topic_of: Callable[[DeadLetter], str] | None,
     ) -> None:
         self.state = state
         self._where = where
-        self._way = way
-        """To which topic a letter goes; None: nowhere."""
+        self._topic_of = topic_of
+        """Returns the topic that a letter is sent to; None: letters are dropped."""
         self._letters = letters
         self._clock = letters._client._brokers.clock
         self._throttle = None if rate is None else Throttle(rate)
         self._at_once = LETTERS_AT_ONCE if rate is None else max(1, min(LETTERS_AT_ONCE, int(rate / STEPS_PER_SECOND)))
         self._progress = progress
         self._stack = producers
-        self._producers: dict[Way, Producer] = {}
+        self._producers: dict[Destination, Producer] = {}
         self._held: list[DeadLetter] = []
         self._held_bytes = 0
 
@@ -365,59 +377,56 @@ class _RedriveRun:
             await self.send()
 
     async def send(self) -> None:
-        """Everything held: first to where it came from, then settled."""
+        """Send the letters that were added, then ack them."""
         held, self._held, self._held_bytes = self._held, [], 0
         if self._throttle is not None and held:
             await self._clock.sleep(self._throttle.admit(len(held), self._clock.monotonic()))
-        groups: dict[Way, list[DeadLetter]] = {}
+        groups: dict[Destination, list[DeadLetter]] = {}
         for letter in held:
-            way = (
-                "" if self._way is None else self._way(letter),
-                letter.message.schema_id,
-                letter.message.schema_version,
-            )
-            groups.setdefault(way, []).append(letter)
-        for way, letters in groups.items():
-            await self._conclude(letters, await self._send_back(way, letters))
+            topic = "" if self._topic_of is None else self._topic_of(letter)
+            destination = (topic, letter.message.schema_id, letter.message.schema_version)
+            groups.setdefault(destination, []).append(letter)
+        for destination, letters in groups.items():
+            await self._conclude(letters, await self._send_to(destination, letters))
 
-    async def _send_back(self, way: Way, letters: list[DeadLetter]) -> list[DanubeError | None]:
-        """Why each of them failed; None: its topic has it (or it was dropped, which goes nowhere)."""
-        if not way[0]:
+    async def _send_to(self, destination: Destination, letters: list[DeadLetter]) -> list[DanubeError | None]:
+        """Send letters and return the error of each; None: the topic has the message, or the letter is dropped."""
+        if not destination[0]:
             return [None] * len(letters)
         try:
-            producer = await self._producer(way)
+            producer = await self._producer(destination)
         except CANNOT_GO_BACK as error:
             return [error] * len(letters)
         failures = await run_together(_send(producer, letter) for letter in letters)
         if len(letters) > 1:
-            await _send_one_by_one(producer, letters, failures)
+            await _resend_refused(producer, letters, failures)
         return failures
 
     async def _conclude(self, letters: list[DeadLetter], failures: list[DanubeError | None]) -> None:
-        """Settle what was sent and note what stays; then raise what may succeed later."""
+        """Ack the letters that were sent and record those that cannot be; then raise an error that may pass later."""
         outcomes = list(zip(letters, failures, strict=True))
         sent = [letter for letter, failure in outcomes if failure is None]
-        await self._settle(sent)
+        await self._ack(sent)
         self.state.done += len(sent)
         self.state.stayed |= {
             letter.place: failure.message for letter, failure in outcomes if isinstance(failure, CANNOT_GO_BACK)
         }
         if self._progress is not None:
             self._progress(self.state)
-        if (obstacle := _obstacle(failures)) is not None:
+        if (obstacle := _passing_failure(failures)) is not None:
             raise obstacle
 
-    async def _producer(self, way: Way) -> Producer:
-        producer = self._producers.get(way)
+    async def _producer(self, destination: Destination) -> Producer:
+        producer = self._producers.get(destination)
         if producer is None:
-            topic, schema_id, schema_version = way
+            topic, schema_id, schema_version = destination
             client = self._letters._client
             settings = ProducerSettings(timeout=client._timeout, schema=(schema_id, schema_version))
             producer = client._keep(Producer(client._brokers, topic, settings, create_topic=False))
-            self._producers[way] = await self._stack.enter_async_context(producer)
+            self._producers[destination] = await self._stack.enter_async_context(producer)
         return producer
 
-    async def _settle(self, letters: list[DeadLetter]) -> None:
+    async def _ack(self, letters: list[DeadLetter]) -> None:
         offsets: dict[int, list[int | tuple[int, int]]] = {}
         for letter in letters:
             offsets.setdefault(letter.message.partition, []).append(letter.message.offset)
@@ -425,25 +434,25 @@ class _RedriveRun:
             await self._letters._client.skip(self._letters.topic, REDRIVE, partition, ones)
 
 
-async def _send_one_by_one(producer: Producer, letters: list[DeadLetter], failures: list[DanubeError | None]) -> None:
-    """Those that were refused, again: perhaps it was not they who were wrong, but one that shared a batch with them.
+async def _resend_refused(producer: Producer, letters: list[DeadLetter], failures: list[DanubeError | None]) -> None:
+    """Send the letters that were refused as Invalid again, one by one: another letter of the batch may be the reason.
 
-    What is in the way of one is in the way of those behind it.
+    Updates `failures`. An error that may pass later also becomes the error of the letters after it.
     """
-    obstacle = _obstacle(failures)
-    for place, failure in enumerate(failures):
+    obstacle = _passing_failure(failures)
+    for index, failure in enumerate(failures):
         if isinstance(failure, Invalid):
-            failures[place] = obstacle or await _send(producer, letters[place])
-            obstacle = _obstacle([failures[place]])
+            failures[index] = obstacle or await _send(producer, letters[index])
+            obstacle = _passing_failure([failures[index]])
 
 
-def _obstacle(failures: Iterable[DanubeError | None]) -> DanubeError | None:
-    """The first that may be gone the next time, if there is one."""
+def _passing_failure(failures: Iterable[DanubeError | None]) -> DanubeError | None:
+    """Return the first error that may not occur the next time; None if there is no such error."""
     return next((one for one in failures if one is not None and not isinstance(one, CANNOT_GO_BACK)), None)
 
 
 async def _send(producer: Producer, letter: DeadLetter) -> DanubeError | None:
-    """Why it failed, if it did."""
+    """Send one letter back and return the error, or None."""
     try:
         await producer.send(
             letter.message.payload,
@@ -457,7 +466,7 @@ async def _send(producer: Producer, letter: DeadLetter) -> DanubeError | None:
 
 
 def parse_place(text: str | Place) -> Place:
-    """PARTITION:OFFSET, as a text or as two numbers; or Invalid."""
+    """Parse PARTITION:OFFSET, given as text or as two numbers. Raises Invalid."""
     parts = text.split(":") if isinstance(text, str) else list(text)
     if len(parts) == 1:
         parts = ["0", *parts]

@@ -1,4 +1,4 @@
-"""Messages that a subscription has not settled, read without a consumer: nothing is delivered, nothing is locked."""
+"""Reads the messages that a subscription has not acked, without a consumer: nothing is delivered or locked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from pydanube.client.connection.routing import Brokers
-from pydanube.client.consuming.acks import Range, merged
+from pydanube.client.consuming.acks import Range, merge_ranges
 from pydanube.client.consuming.messages import Message, PeekedMessage
 from pydanube.client.history.reader import Reader
 from pydanube.codec.native import requests
@@ -16,14 +16,14 @@ from pydanube.model.errors import NotFound
 from pydanube.model.limits import KIB
 from pydanube.model.topics import SubscriptionType
 
-ASKED_AT_ONCE: Final = 1_000
-"""Offsets asked of the broker at a time."""
+UNACKED_AT_ONCE: Final = 1_000
+"""Offsets requested at a time."""
 
 PENDING_AT_ONCE: Final = 250
-"""The same, with what keeps each of them: a broker tells of no more."""
+"""Pending messages requested at a time: the most that a broker returns."""
 
-STRETCH_GAP: Final = 256
-"""Reading on over so many settled messages is cheaper than asking again."""
+GAP_MAX: Final = 256
+"""Reading so many acked messages in between is cheaper than another request."""
 
 _FETCH_BYTES: Final = 256 * KIB
 
@@ -31,7 +31,7 @@ _FETCH_BYTES: Final = 256 * KIB
 async def peek(
     brokers: Brokers, topic: str, subscription: str, count: int, partition: int | None = None
 ) -> list[PeekedMessage]:
-    """The first `count` of them, partition by partition."""
+    """Return the first `count` messages that are not acked, partition by partition, with their states."""
     route = await brokers.retrying(lambda: brokers.route(topic, age_max=0.0))
     if partition is not None and not 0 <= partition < len(route.partitions):
         raise NotFound(f"{topic} has no partition {partition}: it has {len(route.partitions)}, counted from 0")
@@ -49,68 +49,72 @@ async def peek(
             pending = await brokers.call(request, requests.PendingMessages)
             if not pending.messages:
                 break
-            found += await _peeked(brokers, topic, index, pending)
+            found += await _read_pending(brokers, topic, index, pending)
             after = pending.messages[-1].offset + 1
     return found
 
 
-async def _peeked(
+async def _read_pending(
     brokers: Brokers, topic: str, partition: int, pending: requests.PendingMessages
 ) -> list[PeekedMessage]:
     known = {one.offset: one for one in pending.messages}
     delays = pending.type in (str(SubscriptionType.SHARED), str(SubscriptionType.KEY_SHARED))
     found: list[PeekedMessage] = []
-    for stretch in _stretches(merged((offset, offset + 1) for offset in known)):
-        async with aclosing(_read(brokers, topic, partition, stretch)) as messages:
+    for group in _group_ranges(merge_ranges((offset, offset + 1) for offset in known)):
+        async with aclosing(_read(brokers, topic, partition, group)) as messages:
             async for message in messages:
                 one = known[message.offset]
-                due_us = message._delivery.deliver_at_us(message._place) if delays else 0
-                unread = one.state == "ready" and not one.redeliveries  # or read, and due: then its time has come
+                due_us = message._delivery.deliver_at_us(message._index) if delays else 0
+                unread = one.state == "ready" and not one.redeliveries  # one delivered before is past its delivery time
                 if one.state == "delayed" or (unread and due_us > pending.now_us):
                     one = replace(one, state="delayed", until_us=due_us)
-                found.append(PeekedMessage(message.payload, message.offset, message._place, message._delivery, one))
+                found.append(PeekedMessage(message.payload, message.offset, message._index, message._delivery, one))
     return found
 
 
-async def unsettled_messages(
+async def unacked_messages(
     brokers: Brokers, topic: str, subscription: str, partition: int, after: int = 0
 ) -> AsyncGenerator[Message, None]:
-    """Every one of a partition from offset `after` on, in order, as far as it goes now. To be closed: `aclosing`."""
+    """Yield the messages of a partition from offset `after` on that are not acked now, in order.
+
+    A caller that stops early closes the generator (`aclosing`).
+    """
     while True:
-        ranges = await _unsettled(brokers, topic, subscription, partition, after)
+        ranges = await _unacked_ranges(brokers, topic, subscription, partition, after)
         if not ranges:
             return
-        for stretch in _stretches(ranges):
-            async with aclosing(_read(brokers, topic, partition, stretch)) as messages:
+        for group in _group_ranges(ranges):
+            async with aclosing(_read(brokers, topic, partition, group)) as messages:
                 async for message in messages:
                     yield message
         after = ranges[-1][1]
 
 
-async def _unsettled(brokers: Brokers, topic: str, subscription: str, partition: int, after: int) -> list[Range]:
+async def _unacked_ranges(brokers: Brokers, topic: str, subscription: str, partition: int, after: int) -> list[Range]:
     request = requests.ListUnsettled(
-        topic=topic, subscription=subscription, partition=partition, messages_max=ASKED_AT_ONCE, after=after
+        topic=topic, subscription=subscription, partition=partition, messages_max=UNACKED_AT_ONCE, after=after
     )
     return (await brokers.call(request, requests.OffsetRanges)).ranges
 
 
-def _stretches(ranges: list[Range]) -> list[list[Range]]:
-    """Ranges that lie close enough together to be read in one go."""
-    stretches = [[ranges[0]]]
+def _group_ranges(ranges: list[Range]) -> list[list[Range]]:
+    """Group ranges that are close enough together to be read by one reader."""
+    groups = [[ranges[0]]]
     for one in ranges[1:]:
-        if one[0] - stretches[-1][-1][1] <= STRETCH_GAP:
-            stretches[-1].append(one)
+        if one[0] - groups[-1][-1][1] <= GAP_MAX:
+            groups[-1].append(one)
         else:
-            stretches.append([one])
-    return stretches
+            groups.append([one])
+    return groups
 
 
 async def _read(brokers: Brokers, topic: str, partition: int, ranges: list[Range]) -> AsyncGenerator[Message, None]:
+    """Yield the messages in these ranges."""
     wanted = iter(ranges)
     start, end = next(wanted)
     async with Reader(brokers, topic, partition, start, ranges[-1][1], _FETCH_BYTES) as reader:
         async for message in reader:
-            while message.offset >= end:  # the last message read lies before the last end
+            while message.offset >= end:  # ends at the last range, because the reader ends there
                 start, end = next(wanted)
             if message.offset >= start:
                 yield message

@@ -1,4 +1,4 @@
-"""Administration of object storage: what is there, what waits, whether it is sound, and what can go.
+"""Administration of object storage: usage, segments, uploads, verification, and deletion of unneeded objects.
 
 ```python
 usage = await client.storage_usage()
@@ -7,8 +7,8 @@ found = await client.verify_storage("/default/orders")
 assert not found.damages
 ```
 
-The broker answers in steps of about a second, so that whatever takes long can be watched, slowed down and ended. A
-`progress` is called after each step.
+The broker works in steps of about a second, so that a long call can be observed, slowed down and cancelled. The
+function `progress` is called after each step.
 """
 
 from __future__ import annotations
@@ -40,49 +40,49 @@ from pydanube.model.storage import (
 from pydanube.runtime.tasks import run_together
 
 STEP_BYTES: Final = 8 * 1024 * 1024
-"""What one step of a verification reads, about."""
+"""About so many bytes are read by one step of a verification."""
 
 SEGMENTS_AT_ONCE: Final = 1000
-SEGMENTS_A_STEP: Final = 100
-"""Where only as many are wanted as some range needs."""
+SEGMENTS_PER_HISTORY_REQUEST: Final = 100
+"""Segments requested at a time for a range of offsets, which mostly needs few."""
 
 HISTORIES_AT_ONCE: Final = 32
-"""Requests under way: half of what a broker works at for one connection."""
+"""Unanswered requests: half of those that a broker works on for one connection at once."""
 
 
 class StoredHistory(NamedTuple):
-    """Where in object storage the offsets of a partition are: what whoever reads them there has to know."""
+    """Where the offsets of a partition are in object storage: what a program needs to read them there."""
 
     store: str
-    """Its URL, without credentials."""
+    """The URL of the object store, without credentials."""
     topic_id: int
     segments: list[SegmentInfo]
 
 
 class StorageAdmin(Openable):
-    """The part of a client that looks after object storage."""
+    """The calls of a client that administrate object storage."""
 
     _brokers: Brokers
 
     async def storage_usage(self, topic: str | None = None) -> StorageUsage:
-        """What is in the log and in object storage, of one topic or of all, and how uploads are doing."""
-        request = requests.DescribeStorage(topic=_name(topic))
-        answer = first = await self._storage(request, requests.StorageUsed)
+        """Return what one topic, or all, have in the log and in object storage, and the state of the uploads."""
+        request = requests.DescribeStorage(topic=_checked_name(topic))
+        answer = first = await self._request(request, requests.StorageUsed)
         found: dict[tuple[str, int], PartitionUsage] = {}
         while True:
             for one in answer.partitions:
                 key = (one.topic, one.partition)
-                found[key] = _together(found[key], one) if key in found else one
+                found[key] = _add_usage(found[key], one) if key in found else one
             if answer.next is None:
                 return StorageUsage(first.status, list(found.values()))
-            answer = await self._storage(
+            answer = await self._request(
                 requests.DescribeStorage(topic=request.topic, place=answer.next), requests.StorageUsed
             )
 
     async def storage_segments(
         self, topic: str, partition: int = 0, *, start: AnyPosition = EARLIEST, count: int | None = None
     ) -> list[SegmentDescription]:
-        """The objects that hold a partition's history, from the one that holds `start` on; `count`: not more."""
+        """Return at most `count` segments of a partition, from the one that holds `start` on."""
         check_count("partition", partition, 0, PARTITIONS_MAX - 1)
         found: list[SegmentDescription] = []
         begin = wire_start(start)
@@ -90,55 +90,62 @@ class StorageAdmin(Openable):
             wanted = SEGMENTS_AT_ONCE if count is None else min(SEGMENTS_AT_ONCE, count - len(found))
             if wanted <= 0:
                 return found
-            request = requests.ListSegments(topic=_name(topic), partition=partition, start=begin, count=wanted)
-            answer = await self._storage(request, requests.SegmentList)
+            request = requests.ListSegments(topic=_checked_name(topic), partition=partition, start=begin, count=wanted)
+            answer = await self._request(request, requests.SegmentList)
             found += answer.segments
             if answer.next_offset < 0:
                 return found
             begin = requests.Start("offset", answer.next_offset)
 
     async def storage_histories(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[StoredHistory]:
-        """For each topic, partition, start and end: where those offsets are in object storage, as far as they are.
+        """Find where offsets are in object storage, as far as they are there; `wanted` is topic, partition, start, end.
 
-        A topic or a partition that is not there has none; whoever reads it from the broker is told so.
+        For a topic or a partition that does not exist the result has no segments; reading it from the broker raises
+        NotFound.
         """
         histories: list[StoredHistory | None] = [None] * len(wanted)
-        places = asyncio.Semaphore(HISTORIES_AT_ONCE)
+        slots = asyncio.Semaphore(HISTORIES_AT_ONCE)
 
-        async def look(number: int, topic: str, partition: int, start: int, end: int) -> None:
-            async with places:
+        async def find(number: int, topic: str, partition: int, start: int, end: int) -> None:
+            async with slots:
                 try:
-                    histories[number] = await self._history(topic, partition, start, end)
+                    histories[number] = await self._find_history(topic, partition, start, end)
                 except NotFound:
                     histories[number] = StoredHistory(store="", topic_id=0, segments=[])
 
-        await run_together(look(number, *one) for number, one in enumerate(wanted))
+        await run_together(find(number, *one) for number, one in enumerate(wanted))
         return [one for one in histories if one is not None]
 
-    async def _history(self, topic: str, partition: int, start: int, end: int) -> StoredHistory:
+    async def _find_history(self, topic: str, partition: int, start: int, end: int) -> StoredHistory:
         check_count("partition", partition, 0, PARTITIONS_MAX - 1)
         found: list[SegmentInfo] = []
-        place = start
+        offset = start
         while True:
-            begin = requests.Start("offset", place)
-            request = requests.ListSegments(topic=_name(topic), partition=partition, start=begin, count=SEGMENTS_A_STEP)
-            answer = await self._storage(request, requests.SegmentList)
+            begin = requests.Start("offset", offset)
+            request = requests.ListSegments(
+                topic=_checked_name(topic), partition=partition, start=begin, count=SEGMENTS_PER_HISTORY_REQUEST
+            )
+            answer = await self._request(request, requests.SegmentList)
             reached = found[-1].end_offset if found else 0
-            found += (_located(one, answer.topic_id, reached) for one in answer.segments if one.first_offset < end)
-            place = answer.next_offset
-            if not start <= place < end:
+            found += (_segment_info(one, answer.topic_id, reached) for one in answer.segments if one.first_offset < end)
+            offset = answer.next_offset
+            if not start <= offset < end:
                 return StoredHistory(answer.store, answer.topic_id, found)
 
     async def upload_storage(
         self, topic: str | None = None, *, progress: Callable[[StorageUpload], None] | None = None
     ) -> StorageUpload:
-        """Upload what waits now, however little, and wait for it: of one topic or of all. Raises Unavailable when the
-        store does not take it. Cancelled, it goes on all the same."""
-        state = (await self._storage(requests.UploadStorage(topic=_name(topic)), requests.StorageUploading)).upload
+        """Upload everything of one topic, or of all, that is not uploaded yet, and wait until it is.
+
+        Raises Unavailable if the object store does not accept it. Cancelled, the upload continues.
+        """
+        state = (
+            await self._request(requests.UploadStorage(topic=_checked_name(topic)), requests.StorageUploading)
+        ).upload
         while not state.done:
             if progress is not None:
                 progress(state)
-            state = (await self._storage(requests.UploadStorage(run=state.run), requests.StorageUploading)).upload
+            state = (await self._request(requests.UploadStorage(run=state.run), requests.StorageUploading)).upload
         if progress is not None:
             progress(state)
         if state.failure:
@@ -152,18 +159,18 @@ class StorageAdmin(Openable):
         rate: float | None = None,
         progress: Callable[[StorageVerified], None] | None = None,
     ) -> StorageVerified:
-        """Let the broker read every object of a topic, or of all topics, and tell what is damaged or missing.
+        """Let the broker read every object of one topic, or of all, and report what is damaged or missing.
 
-        Nothing is changed. `rate`: at most so many bytes a second. What is uploaded meanwhile is read too.
+        Nothing is changed. `rate` limits the bytes read in a second. Objects uploaded meanwhile are read too.
         """
         if rate is not None:
             check_number("rate", rate, 1, 1e15)
-        name, clock = _name(topic), self._brokers.clock
+        name, clock = _checked_name(topic), self._brokers.clock
         begin, step_bytes = clock.monotonic(), STEP_BYTES if rate is None else int(min(STEP_BYTES, rate))
         found, place = StorageVerified(), StoragePlace()
         while True:
             request = requests.VerifyStorage(topic=name, place=place, bytes_max=step_bytes)
-            answer = await self._storage(request, requests.StorageStep)
+            answer = await self._request(request, requests.StorageStep)
             found = found.plus(answer.verified)
             if progress is not None:
                 progress(found)
@@ -180,15 +187,17 @@ class StorageAdmin(Openable):
         dry_run: bool = False,
         progress: Callable[[StorageCollected], None] | None = None,
     ) -> StorageCollected:
-        """Delete objects that nobody needs any more and whose grace period is over; the broker does so by itself
-        every minute. `orphans`: also what was left by uploads that were cut short, which takes a listing of the whole
-        store. `dry_run`: only count."""
+        """Delete objects that are no longer needed and whose grace period is over, as the broker does every minute.
+
+        orphans     also delete what interrupted uploads left behind; this lists the whole store
+        dry_run     only count the objects
+        """
         found = StorageCollected()
         for kind in (False, True) if orphans else (False,):
             after = ""
             while True:
                 request = requests.CollectGarbage(orphans=kind, dry_run=dry_run, after=after)
-                answer = await self._storage(request, requests.GarbageCollected)
+                answer = await self._request(request, requests.GarbageCollected)
                 found = found.plus(answer.collected)
                 if progress is not None:
                     progress(found)
@@ -197,17 +206,18 @@ class StorageAdmin(Openable):
                     break
         return found
 
-    async def _storage(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
+    async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
+        """Send a request to any broker, again after a disconnect, and return the answer."""
         self._check_open()
         return await self._brokers.call(request, answer)
 
 
-def _name(topic: str | None) -> str:
+def _checked_name(topic: str | None) -> str:
     return "" if topic is None else str(TopicName.parse(topic))
 
 
-def _located(segment: SegmentDescription, topic_id: int, reached: int) -> SegmentInfo:
-    """What it holds from `reached` on: segments that were listed before may have been merged into this one since."""
+def _segment_info(segment: SegmentDescription, topic_id: int, reached: int) -> SegmentInfo:
+    """Return the segment from offset `reached` on: segments listed before may have been merged into this one since."""
     return SegmentInfo(
         object=segment.object,
         section=segment.section,
@@ -223,7 +233,7 @@ def _located(segment: SegmentDescription, topic_id: int, reached: int) -> Segmen
     )
 
 
-def _together(one: PartitionUsage, more: PartitionUsage) -> PartitionUsage:
+def _add_usage(one: PartitionUsage, more: PartitionUsage) -> PartitionUsage:
     return replace(
         one,
         segments=one.segments + more.segments,

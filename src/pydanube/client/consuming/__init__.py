@@ -1,1 +1,1 @@
-"""The consumer: prefetch and flow control, messages, acks and ack timeouts, dead letters."""
+"""The consumer: prefetch and flow control, received messages, acks, nacks and ack timeouts."""

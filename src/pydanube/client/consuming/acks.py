@@ -1,24 +1,29 @@
-"""Gathers what a consumer has acked and nacked in one partition, so that many of them make few small frames.
+"""Collects the acks and nacks of one consumer in one partition, so that many of them travel in a few small frames.
 
 ```
- add() ---> gathered --take()--------> sent, not yet confirmed --confirm()--> forgotten
-                                        unconfirmed(): sent again through the next session
- nack() --> gathered --take_nacks()--> sent and forgotten: what gets lost with its session is redelivered anyway
+ add() ---> collected --take()--------> sent, not yet confirmed --confirm()--> forgotten
+                                         unconfirmed(): sent again through the next session
+ nack() --> collected --take_nacks()--> sent and forgotten: if the session is lost, the messages are redelivered anyway
 ```
 
-Within a seek generation acks are valid by offset: it does not matter through which session a message came. A seek ends
-the generation, and the source begins with new `Acks`: what is said of deliveries of before stays here and is never
-sent. The common case, one message after the other, only moves the end of a range.
+Within a seek generation acks are valid by offset: it does not matter through which session a message was delivered. A
+seek ends the generation, and the partition source starts with a new `Acks`; acks of deliveries from before the seek
+stay in the old one and are never sent. The common case, acking one message after the other, only moves the end of a
+range.
 
-A nack takes its offsets out of the gathered acks. So whatever is still gathered for an offset that was nacked came
-after the nack, and nacks that are sent before acks keep the order of the two.
+A nack removes its offsets from the collected acks. An offset that is both nacked and in the collected acks was
+therefore acked after the nack, and sending nacks before acks keeps the order of the two.
+
+`AckTimeouts` exists only while the subscription has an ack timeout. It contains the messages that the application has
+received and neither acked nor nacked; prefetched messages that the application has not received are not in it.
 
 Invariants
-    an acked offset is gathered or sent until the broker has confirmed that it is durable, or until it is nacked
-    `on_dirty` is called when there were no acks to send and now there are; `on_nack` likewise
+    an acked offset is collected or sent until the broker has confirmed that it is durable, or until it is nacked
+    `on_first_ack` is called when the first ack to send is added, `on_first_nack` when the first nack to send is added
     confirmed_number <= sent_number
-    with `unsettled` set no range grows (`end` stays -1): every settlement passes through here
-    once `closed` is set no range grows either: whoever acks looks at it first
+    with `timeouts` set no range grows (`end` stays -1): every ack and nack also stops a timeout
+    once `closed` is set no range grows either: callers check it before they add an ack
+    the offsets in `AckTimeouts` are in the order in which they were received, so the first one expires first
 """
 
 from __future__ import annotations
@@ -39,21 +44,23 @@ OffsetArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class AckSet(NamedTuple):
-    """Acks to send: ranges in order (many scattered ones as a table of two columns), and everything below `below` (0:
-    nothing more). `number` is for `confirm`."""
+    """Acks to send: sorted ranges, and every offset below `cumulative_end` (0: none).
+
+    Many scattered ranges are an array with the columns start and end. `number` is the argument of `Acks.confirm`.
+    """
 
     number: int
     ranges: list[Range] | OffsetArray
-    below: int
+    cumulative_end: int
 
-    def listed(self) -> list[Range]:
+    def range_list(self) -> list[Range]:
         if isinstance(self.ranges, np.ndarray):
             return [(start, end) for start, end in self.ranges.tolist()]
         return self.ranges
 
 
 class NackSet(NamedTuple):
-    """Nacks to send, alike in everything but their offsets. `delay_ms` -1: as the failure policy says."""
+    """Nacks to send that differ only in their offsets. `delay_ms` -1: the failure policy decides."""
 
     ranges: list[Range]
     delay_ms: int
@@ -62,68 +69,71 @@ class NackSet(NamedTuple):
 
 
 class AckTimeouts:
-    """Offsets and when they were taken, by the client's monotonic clock."""
+    """The running ack timeouts of one partition: when each offset was received, by the client's monotonic clock."""
 
-    __slots__ = ("_monotonic", "_on_first", "_taken_at", "timeout_s")
+    __slots__ = ("_monotonic", "_on_first", "_received_at", "timeout_s")
 
     def __init__(self, timeout_s: float, monotonic: Callable[[], float], on_first: Callable[[], None]) -> None:
+        """`on_first` is called when a timeout starts and none was running."""
         assert timeout_s > 0
         self.timeout_s = timeout_s
         self._monotonic = monotonic
         self._on_first = on_first
-        self._taken_at: dict[int, float] = {}
+        self._received_at: dict[int, float] = {}
 
     def __len__(self) -> int:
-        return len(self._taken_at)
+        return len(self._received_at)
 
-    def taken(self, offsets: Iterable[int]) -> None:
-        """The application has these from now on. A second delivery counts from its own time."""
+    def start(self, offsets: Iterable[int]) -> None:
+        """Start the timeouts of messages that the application receives now; a redelivery starts its timeout again."""
         now = self._monotonic()
-        was_empty = not self._taken_at
+        was_empty = not self._received_at
         for offset in offsets:
-            self._taken_at.pop(offset, None)
-            self._taken_at[offset] = now
-        if was_empty and self._taken_at:
+            self._received_at.pop(offset, None)
+            self._received_at[offset] = now
+        if was_empty and self._received_at:
             self._on_first()
 
-    def settled(self, start: int, end: int) -> None:
-        """Offsets [start, end) were acked or nacked."""
-        if end - start <= len(self._taken_at):
+    def stop(self, start: int, end: int) -> None:
+        """Stop the timeouts of offsets [start, end), which were acked or nacked."""
+        if end - start <= len(self._received_at):
             for offset in range(start, end):
-                self._taken_at.pop(offset, None)
+                self._received_at.pop(offset, None)
         else:
-            for offset in [one for one in self._taken_at if start <= one < end]:
-                del self._taken_at[offset]
+            for offset in [one for one in self._received_at if start <= one < end]:
+                del self._received_at[offset]
 
     def clear(self) -> None:
-        self._taken_at.clear()
+        self._received_at.clear()
 
-    def due(self) -> list[int]:
-        """Take out those whose time is up."""
+    def take_expired(self) -> list[int]:
+        """Remove the offsets whose timeout has expired and return them."""
         now = self._monotonic()
-        due: list[int] = []
-        for offset, taken_at in self._taken_at.items():
-            if taken_at + self.timeout_s > now:
+        expired: list[int] = []
+        for offset, received_at in self._received_at.items():
+            if received_at + self.timeout_s > now:
                 break
-            due.append(offset)
-        for offset in due:
-            del self._taken_at[offset]
-        return due
+            expired.append(offset)
+        for offset in expired:
+            del self._received_at[offset]
+        return expired
 
-    def wait_s(self) -> float | None:
-        """How long until the first is due; None when there is none."""
-        for taken_at in self._taken_at.values():
-            return max(0.0, taken_at + self.timeout_s - self._monotonic())
+    def next_expiry_s(self) -> float | None:
+        """Return the seconds until the next timeout expires, or None if none is running."""
+        for received_at in self._received_at.values():
+            return max(0.0, received_at + self.timeout_s - self._monotonic())
         return None
 
 
 class Acks:
-    """The acks and nacks of one partition of one consumer."""
+    """The acks and nacks of one partition of one consumer, of one seek generation."""
 
     __slots__ = (
-        "_below",
-        "_high",
+        "_cumulative_end",
+        "_highest_end",
         "_nacks",
+        "_on_first_ack",
+        "_on_first_nack",
         "_ranges",
         "_scattered",
         "_sent",
@@ -132,133 +142,139 @@ class Acks:
         "confirmed_number",
         "end",
         "generation",
-        "on_dirty",
-        "on_nack",
         "sent_number",
-        "unsettled",
+        "timeouts",
     )
 
     def __init__(
-        self, on_dirty: Callable[[], None], on_nack: Callable[[], None], generation: int = GENERATION_UNKNOWN
+        self,
+        on_first_ack: Callable[[], None],
+        on_first_nack: Callable[[], None],
+        generation: int = GENERATION_UNKNOWN,
     ) -> None:
-        self.on_dirty = on_dirty
-        self.on_nack = on_nack
         self.generation = generation
         """The seek generation of the deliveries that are acked here; unknown before the first attachment, and with a
         broker of an earlier release."""
         self.closed: DanubeError | None = None
-        """Why nothing said here reaches the broker any more."""
-        self.unsettled: AckTimeouts | None = None
-        """What the application took, while an ack timeout counts; see `watch`."""
+        """Why acks and nacks can no longer reach the broker; None while they can."""
+        self.timeouts: AckTimeouts | None = None
+        """The running ack timeouts; None without an ack timeout."""
         self.end = -1
-        """The end of the range that grows now; -1 when there is none. An ack of this offset may just move it by one."""
+        """The end of the growing range, -1 if there is none. To ack exactly this offset, a caller may just add one."""
         self.sent_number = 0
         self.confirmed_number = 0
+        self._on_first_ack = on_first_ack
+        self._on_first_nack = on_first_nack
         self._start = -1
         self._ranges: list[Range] = []
         self._scattered: list[OffsetArray] = []
-        """Offsets of batches that were gathered from larger ones, still one by one."""
-        self._high = 0
-        """No gathered range but the growing one ends above this."""
-        self._below = 0
+        """Offsets of batches that the broker made of rows of larger batches, not yet joined to ranges."""
+        self._highest_end = 0
+        """No collected range ends above this, except the growing one."""
+        self._cumulative_end = 0
         self._sent: deque[AckSet] = deque()
         self._nacks: list[NackSet] = []
 
-    def watch(self, unsettled: AckTimeouts | None) -> None:
-        """From now on tell this one what is settled; None: nobody."""
-        self._keep_growing()
-        self.unsettled = unsettled
+    def set_timeouts(self, timeouts: AckTimeouts | None) -> None:
+        """Stop a timeout in `timeouts` with every ack and nack from now on; None: there is no ack timeout."""
+        self._close_growing_range()
+        self.timeouts = timeouts
 
     def close(self, error: DanubeError) -> None:
-        """Whatever comes from now on is refused with this."""
-        self.watch(None)
+        """Refuse every later ack and nack with `error`."""
+        self.set_timeouts(None)
         self.closed = self.closed or error
+
+    def abandon(self) -> None:
+        """Accept later acks and nacks without effect: a seek has made these deliveries obsolete."""
+        self._on_first_ack = self._on_first_nack = _do_nothing
+        self.set_timeouts(None)
 
     # -- acks --------------------------------------------------------------------------------------------------------
 
     def add(self, start: int, end: int) -> None:
-        """Offsets [start, end) are done."""
+        """Ack the offsets [start, end)."""
         if start == self.end:
             self.end = end
             return
-        if not self.dirty:
-            self.on_dirty()
-        self._keep_growing()
+        if not self.has_acks:
+            self._on_first_ack()
+        self._close_growing_range()
         self._start, self.end = start, end
-        if self.unsettled is not None:
-            self.unsettled.settled(start, end)
-            self._keep_growing()
+        if self.timeouts is not None:
+            self.timeouts.stop(start, end)
+            self._close_growing_range()
 
     def add_many(self, ranges: Sequence[Range]) -> None:
-        """All of these, which rise, are done."""
-        if len(ranges) == 1 or self.unsettled is not None:
+        """Ack several ranges, which are in ascending order."""
+        if len(ranges) == 1 or self.timeouts is not None:
             for start, end in ranges:
                 self.add(start, end)
             return
-        if not self.dirty:
-            self.on_dirty()
-        self._keep_growing()
+        if not self.has_acks:
+            self._on_first_ack()
+        self._close_growing_range()
         self._ranges.extend(ranges)
-        self._high = max(self._high, ranges[-1][1])
+        self._highest_end = max(self._highest_end, ranges[-1][1])
 
     def add_scattered(self, offsets: OffsetArray) -> None:
-        """All of these, which rise, are done."""
-        if not self.dirty:
-            self.on_dirty()
+        """Ack single offsets, which are in ascending order."""
+        if not self.has_acks:
+            self._on_first_ack()
         self._scattered.append(offsets)
-        self._high = max(self._high, int(offsets[-1]) + 1)
+        self._highest_end = max(self._highest_end, int(offsets[-1]) + 1)
 
-    def add_below(self, end: int) -> None:
-        """Everything below `end` is done."""
-        if end > self._below:
-            if not self.dirty:
-                self.on_dirty()
-            self._below = end
-        if self.unsettled is not None:
-            self.unsettled.settled(0, end)
+    def add_cumulative(self, end: int) -> None:
+        """Ack every offset below `end`."""
+        if end > self._cumulative_end:
+            if not self.has_acks:
+                self._on_first_ack()
+            self._cumulative_end = end
+        if self.timeouts is not None:
+            self.timeouts.stop(0, end)
 
     @property
-    def dirty(self) -> bool:
-        """Acks wait to be sent."""
-        return self.end >= 0 or self._below > 0 or bool(self._ranges or self._scattered)
+    def has_acks(self) -> bool:
+        """Whether there are acks to send."""
+        return self.end >= 0 or self._cumulative_end > 0 or bool(self._ranges or self._scattered)
 
     def take(self) -> AckSet:
-        """What to send now."""
-        self._keep_growing()
+        """Return the collected acks, which the caller sends; they count as sent until they are confirmed."""
+        self._close_growing_range()
         if self._ranges:
-            self._list_scattered()
-        ranges = table(self._scattered) if self._scattered else merged(self._ranges)
-        below = self._below
-        self._ranges, self._scattered, self._below, self._high = [], [], 0, 0
+            self._join_scattered()
+        ranges = join_offsets(self._scattered) if self._scattered else merge_ranges(self._ranges)
+        cumulative_end = self._cumulative_end
+        self._ranges, self._scattered, self._cumulative_end, self._highest_end = [], [], 0, 0
         self.sent_number += 1
-        taken = AckSet(self.sent_number, ranges, below)
+        taken = AckSet(self.sent_number, ranges, cumulative_end)
         self._sent.append(taken)
         return taken
 
     def confirm(self, number: int) -> None:
-        """Everything up to this `take` is durable."""
+        """Forget the sent acks up to `AckSet.number`: the broker has them durable."""
         self.confirmed_number = max(self.confirmed_number, number)
         while self._sent and self._sent[0].number <= number:
             self._sent.popleft()
 
     def unconfirmed(self) -> AckSet | None:
-        """What was sent and may be lost with its session."""
+        """Return all acks that were sent and not confirmed, to be sent again; None if there are none."""
         if not self._sent:
             return None
-        ranges = merged(one for sent in self._sent for one in sent.listed())
-        return AckSet(self.sent_number, ranges, max(sent.below for sent in self._sent))
+        ranges = merge_ranges(one for sent in self._sent for one in sent.range_list())
+        return AckSet(self.sent_number, ranges, max(sent.cumulative_end for sent in self._sent))
 
     # -- nacks -------------------------------------------------------------------------------------------------------
 
     def nack(self, ranges: Sequence[Range], delay_ms: int, reason: str, timeout: bool = False) -> None:
-        """These offsets were not managed, whatever was said of them before."""
+        """Nack these offsets, and withdraw their acks that were not sent yet."""
         self._withdraw(ranges)
-        if self.unsettled is not None:
+        if self.timeouts is not None:
             for start, end in ranges:
-                self.unsettled.settled(start, end)
+                self.timeouts.stop(start, end)
         last = self._nacks[-1] if self._nacks else None
         if last is None:
-            self.on_nack()
+            self._on_first_nack()
         if last is None or last[1:] != (delay_ms, reason, timeout):
             self._nacks.append(NackSet(list(ranges), delay_ms, reason, timeout))
         else:
@@ -269,45 +285,47 @@ class Acks:
         return bool(self._nacks)
 
     def take_nacks(self) -> list[NackSet]:
-        """What to send now, in this order and before any acks."""
+        """Return the collected nacks; the caller sends them in this order, and before any acks."""
         nacks, self._nacks = self._nacks, []
-        return [one._replace(ranges=merged(one.ranges)) for one in nacks]
+        return [one._replace(ranges=merge_ranges(one.ranges)) for one in nacks]
 
     def session_ended(self) -> None:
-        """What was not acked comes again: what was taken and what was nacked means nothing any more."""
+        """Forget nacks and timeouts: the broker redelivers every message that was not acked."""
         self._nacks.clear()
-        if self.unsettled is not None:
-            self.unsettled.clear()
+        if self.timeouts is not None:
+            self.timeouts.clear()
 
     def _withdraw(self, ranges: Sequence[Range]) -> None:
         lowest = min(start for start, _ in ranges)
-        if lowest >= self._high and lowest >= self.end and lowest >= self._below:
-            return  # all that is gathered lies before them
-        self._keep_growing()
-        self._list_scattered()
-        gathered = self._ranges
-        if lowest < self._below:
-            gathered.append((lowest, self._below))
-            self._below = lowest
-        self._ranges = without(merged(gathered), merged(ranges))
-        self._high = self._ranges[-1][1] if self._ranges else 0
+        if lowest >= self._highest_end and lowest >= self.end and lowest >= self._cumulative_end:
+            return  # every collected ack is of a lower offset
+        self._close_growing_range()
+        self._join_scattered()
+        collected = self._ranges
+        if lowest < self._cumulative_end:
+            collected.append((lowest, self._cumulative_end))
+            self._cumulative_end = lowest
+        self._ranges = subtract_ranges(merge_ranges(collected), merge_ranges(ranges))
+        self._highest_end = self._ranges[-1][1] if self._ranges else 0
 
-    def _list_scattered(self) -> None:
-        """From here on there are only ranges."""
+    def _join_scattered(self) -> None:
         if self._scattered:
-            self._ranges += [(start, end) for start, end in table(self._scattered).tolist()]
+            self._ranges += [(start, end) for start, end in join_offsets(self._scattered).tolist()]
             self._scattered = []
 
-    def _keep_growing(self) -> None:
-        """The range that grows is as long as it gets."""
+    def _close_growing_range(self) -> None:
         if self.end >= 0:
             self._ranges.append((self._start, self.end))
-            self._high = max(self._high, self.end)
+            self._highest_end = max(self._highest_end, self.end)
             self._start = self.end = -1
 
 
-def table(scattered: Sequence[OffsetArray]) -> OffsetArray:
-    """These offsets as ranges: two columns, start and end, in order."""
+def _do_nothing() -> None:
+    pass
+
+
+def join_offsets(scattered: Sequence[OffsetArray]) -> OffsetArray:
+    """Return the offsets as sorted ranges: an array with the columns start and end."""
     offsets = np.concatenate(scattered) if len(scattered) > 1 else scattered[0]
     steps = offsets[1:] - offsets[:-1]
     if len(steps) and np.minimum.reduce(steps) <= 0:
@@ -320,13 +338,13 @@ def table(scattered: Sequence[OffsetArray]) -> OffsetArray:
     return ranges
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same offsets as sorted ranges that neither overlap nor touch."""
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Return the same offsets as sorted ranges that neither overlap nor touch."""
     result: list[Range] = []
     given = sorted(ranges)
     starts, ends = map(itemgetter(0), given), map(itemgetter(1), given)
     if all(map(lt, ends, islice(starts, 1, None))):
-        return given  # they are already, which is seen without a loop
+        return given  # nothing to merge; this test is faster than the loop below
     for start, end in given:
         if result and start <= result[-1][1]:
             if end > result[-1][1]:
@@ -336,25 +354,25 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return result
 
 
-def portions(ranges: Iterable[Range], offsets_max: int) -> Iterator[list[Range]]:
-    """The same ranges, so many offsets at a time."""
+def split_ranges(ranges: Iterable[Range], offsets_max: int) -> Iterator[list[Range]]:
+    """Yield the same ranges in lists of at most `offsets_max` offsets each."""
     portion: list[Range] = []
-    room = offsets_max
+    free = offsets_max
     for start, end in ranges:
         while start < end:
-            stop = min(end, start + room)
+            stop = min(end, start + free)
             portion.append((start, stop))
-            room -= stop - start
+            free -= stop - start
             start = stop
-            if not room:
+            if not free:
                 yield portion
-                portion, room = [], offsets_max
+                portion, free = [], offsets_max
     if portion:
         yield portion
 
 
-def without(ranges: Sequence[Range], removed: Sequence[Range]) -> list[Range]:
-    """The offsets of `ranges` that are not in `removed`; both are merged, and so is the result."""
+def subtract_ranges(ranges: Sequence[Range], removed: Sequence[Range]) -> list[Range]:
+    """Return the offsets of `ranges` that are not in `removed`. Both are merged, and so is the result."""
     result: list[Range] = []
     at = 0
     for start, end in ranges:

@@ -1,15 +1,15 @@
-"""The consumer: one queue over all partitions of its topics, acks gathered into few frames, sessions that come back.
+"""The consumer: receives from all partitions of its topics through one queue, and reconnects by itself.
 
-The broker pushes within the credit it is given; what the user takes makes room for more. When a connection ends, what
-was not acked comes again, and acks that were not confirmed are sent again.
+The broker pushes messages within the credit it is granted; messages that the user takes make new credit available.
+After a disconnect the broker redelivers what was not acked, and acks that were not confirmed are sent again.
 
-A message that cannot be managed is given back with `nack`: the subscription's failure policy says when it comes again,
-and what becomes of it when it fails too often. With an ack timeout, a message that the application took and has not
-settled in time is given back by itself; one that was only sent ahead is not.
+An application that cannot process a message nacks it: the failure policy of the subscription says when it is
+redelivered, and what happens if it fails too often. With an ack timeout, a message that the application has received
+and neither acked nor nacked in time is nacked automatically; prefetched messages are not.
 
 Invariants
     an ack or a nack costs no round trip; `flush`, `close` and leaving the block wait until every ack is durable
-    a failure of one partition that cannot heal (a takeover, a deleted topic) is raised by the next receive
+    a permanent failure of one partition (a takeover by another consumer, a deleted topic) is raised by the next receive
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .partition_sources import PartitionSources, SubscribeOptions, is_pattern
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """What a user said about a consumer, not yet checked."""
+    """The options of a consumer as the user passed them, not checked; see `Client.consumer`."""
 
     subscription: str
     type: str | None
@@ -49,7 +49,7 @@ class ConsumerOptions:
 
 
 class Consumer(MessageStream):
-    """Receives through a subscription. Made by `client.consumer`; belongs to the loop it was opened on."""
+    """Receives messages through a subscription. Made by `client.consumer`; used on the event loop that opened it."""
 
     _what = "consumer"
 
@@ -57,76 +57,76 @@ class Consumer(MessageStream):
         self,
         brokers: Brokers,
         topics: str | Iterable[str],
-        wanted: ConsumerOptions,
+        options: ConsumerOptions,
         settings: ConsumerSettings,
     ) -> None:
         super().__init__(brokers.clock)
-        self.subscription = parse_subscription(wanted.subscription)
-        self._type = None if wanted.type is None else SubscriptionType.parse(wanted.type)
-        self.name = _checked_name(wanted.name) or identity()
+        self.subscription = parse_subscription(options.subscription)
+        self._type = None if options.type is None else SubscriptionType.parse(options.type)
+        self.name = _checked_name(options.name) or identity()
         names, patterns = _split_topics(topics)
-        self._sources = PartitionSources(brokers, self._wish(names, patterns, wanted), settings, self._queue)
+        self._sources = PartitionSources(brokers, self._checked(names, patterns, options), settings, self._queue)
 
-    def _wish(self, names: list[str], patterns: list[str], wanted: ConsumerOptions) -> SubscribeOptions:
-        check_count("priority", wanted.priority, 0, 2**31 - 1)
-        if wanted.priority and self._type not in (None, SubscriptionType.FAILOVER):
+    def _checked(self, names: list[str], patterns: list[str], options: ConsumerOptions) -> SubscribeOptions:
+        check_count("priority", options.priority, 0, 2**31 - 1)
+        if options.priority and self._type not in (None, SubscriptionType.FAILOVER):
             raise Invalid(f"priority belongs to failover subscriptions, this one is {self._type}")
-        if wanted.ack_timeout is not None:
-            check_number("ack_timeout", wanted.ack_timeout, 0, DELAY_MS_MAX / 1_000)
-        if wanted.failure_policy is not None and not isinstance(wanted.failure_policy, FailurePolicy):
-            raise Invalid(f"failure_policy={wanted.failure_policy!r} is none: use pydanube.FailurePolicy(...)")
+        if options.ack_timeout is not None:
+            check_number("ack_timeout", options.ack_timeout, 0, DELAY_MS_MAX / 1_000)
+        if options.failure_policy is not None and not isinstance(options.failure_policy, FailurePolicy):
+            raise Invalid(f"failure_policy={options.failure_policy!r} is none: use pydanube.FailurePolicy(...)")
         return SubscribeOptions(
             names,
             patterns,
             self.subscription,
             self._type,
-            wire_start(wanted.start),
+            wire_start(options.start),
             self.name,
-            wanted.create_topic,
-            wanted.priority,
-            _filters(wanted.key_filters, self._type),
-            wanted.failure_policy,
-            wanted.ack_timeout,
+            options.create_topic,
+            options.priority,
+            _checked_filters(options.key_filters, self._type),
+            options.failure_policy,
+            options.ack_timeout,
         )
 
     @property
     def type(self) -> SubscriptionType | None:
-        """Of the subscription: what was asked for, or, once it is open, what it turned out to be."""
+        """The type of the subscription: the one asked for; if none was, that of the subscription, known once open."""
         return self._sources.type if self._type is None else self._type
 
     @property
     def topics(self) -> list[str]:
-        """The topics it receives from at present."""
+        """The topics that the consumer receives from at present."""
         return self._sources.topics
 
     async def ack(self, received: Message | ReceivedBatch) -> None:
-        """A message, or a batch of them, is done. Does not wait for the broker; see `flush`.
+        """Acknowledge a message, or all messages of a batch. Does not wait for the broker; see `flush`.
 
-        Refused once the consumer that received it is closed, or has failed: the message comes again.
+        Raises Refused if the consumer that received it is closed or has failed: the message is redelivered.
         """
         if type(received) is Message:
             acks = received._delivery.acks
-            if acks is not None and acks.end == received.offset:  # the next one: its range grows
+            if acks is not None and acks.end == received.offset:  # the next offset: extend the range
                 acks.end = received.offset + 1
                 return
         record_ack(received)
 
     async def ack_cumulative(self, received: Message | ReceivedBatch) -> None:
-        """Everything of its partition up to and including this message (or batch) is done.
+        """Acknowledge every message of the partition up to and including this message or batch.
 
-        Refused on shared and key-shared subscriptions, where others have messages from between.
+        Raises Refused on shared and key-shared subscriptions, where other consumers hold some of those messages.
         """
         self._check_cumulative(received)
         record_ack_cumulative(received)
 
     async def nack(self, received: Message | ReceivedBatch, delay: float | None = None, reason: str = "") -> None:
-        """A message, or a batch of them, was not managed: it comes again. Does not wait for the broker.
+        """Return a message, or all messages of a batch, for redelivery. Does not wait for the broker.
 
-        delay       seconds until then; None: as the subscription's failure policy says, longer with each failure
-        reason      shown by `message.failure_reason` when it comes again, and by its dead letter
+        delay       seconds until the redelivery; None: the subscription's failure policy decides, longer each time
+        reason      shown by `failure_reason` of the redelivered message, and by its dead letter
 
-        Counts as a failure: after as many redeliveries as the failure policy allows the message becomes a dead letter,
-        is dropped, or blocks. Takes back an ack of it that has not been sent yet.
+        A nack counts as a failure: after as many redeliveries as the failure policy allows, the message is
+        dead-lettered, dropped, or blocks the subscription. A nack withdraws an ack that has not been sent yet.
         """
         record_nack(received, *checked_nack(delay, reason))
 
@@ -138,15 +138,15 @@ class Consumer(MessageStream):
             raise Refused(f"a {kind} subscription has no cumulative ack: others hold messages from between, use ack")
 
     async def flush(self) -> None:
-        """Wait until every ack so far is durable at the broker. Raises Unavailable after the client's timeout."""
+        """Wait until every ack so far is durable at its broker. Raises Unavailable after the client's timeout."""
         self._check_open()
         await self._sources.flush()
 
     async def seek(self, position: AnyPosition) -> None:
-        """Move the subscription, on every partition of its topics: the next message received is from there.
+        """Move the subscription to `position` on every partition of its topics; receiving continues from there.
 
-        Durable on return. Acks and nacks of messages received before mean nothing afterwards, in whichever consumer of
-        the subscription. Cancelled, the subscription may have moved on some partitions.
+        Durable on return. Acks and nacks of messages that any consumer of the subscription received before have no
+        effect afterwards. Cancelled, the subscription may have moved on some partitions only.
         """
         start = wire_start(position)
         self._check_open()
@@ -154,9 +154,9 @@ class Consumer(MessageStream):
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
-    def _taken(self, batch: ReceivedBatch) -> None:
-        if self._sources.taken(batch):
-            self._pause_due = True  # credit leaves when the loop runs
+    def _batch_begun(self, batch: ReceivedBatch) -> None:
+        if self._sources.consumed(batch):
+            self._pause_due = True  # the credit is sent when the event loop runs
 
     async def _begin(self) -> None:
         await self._sources.open()
@@ -172,10 +172,10 @@ class Consumer(MessageStream):
 
 
 def record_ack(received: Message | ReceivedBatch) -> None:
-    """`Consumer.ack`, for code on the loop's thread that is no coroutine."""
+    """Do what `Consumer.ack` does, for callers on the event loop's thread that are not coroutines."""
     if isinstance(received, ReceivedBatch) and received.is_scattered:
         acks = received.acks
-        if acks is not None and acks.closed is None and acks.unsettled is None:
+        if acks is not None and acks.closed is None and acks.timeouts is None:
             acks.add_scattered(received.offsets)
             return
     acks, ranges = acks_of(received)
@@ -184,7 +184,7 @@ def record_ack(received: Message | ReceivedBatch) -> None:
 
 def record_ack_cumulative(received: Message | ReceivedBatch) -> None:
     acks, ranges = acks_of(received)
-    acks.add_below(ranges[-1][1])
+    acks.add_cumulative(ranges[-1][1])
 
 
 def record_nack(received: Message | ReceivedBatch, delay_ms: int, reason: str) -> None:
@@ -193,17 +193,21 @@ def record_nack(received: Message | ReceivedBatch, delay_ms: int, reason: str) -
 
 
 def checked_nack(delay: float | None, reason: str) -> tuple[int, str]:
-    """Delay in milliseconds (-1: the policy's) and reason, as they travel; or Invalid."""
+    """Return the delay in milliseconds (-1: the failure policy decides) and the reason to send. Raises Invalid."""
     if delay is not None:
         check_number("delay", delay, 0, DELAY_MS_MAX / 1_000)
     if not isinstance(reason, str):
         raise Invalid(f"reason {reason!r} is not text")
-    written = reason.encode("utf-8", "backslashreplace").decode()  # an OSError may quote a file name that is no text
+    # the text of an OSError may quote a file name that is not UTF-8
+    written = reason.encode("utf-8", "backslashreplace").decode()
     return -1 if delay is None else round(delay * 1_000), written[:REASON_CHARACTERS_MAX]
 
 
 def acks_of(received: Message | ReceivedBatch) -> tuple[Acks, list[tuple[int, int]]]:
-    """Where acks of it are gathered, and its offsets; or Invalid, or why its consumer cannot take them any more."""
+    """Return the `Acks` that `received` belongs to, and its offsets.
+
+    Raises Invalid if a consumer did not receive it, and the reason if its consumer cannot ack any more.
+    """
     acks: Acks | None = None
     if isinstance(received, Message):
         acks, ranges = received._delivery.acks, [(received.offset, received.offset + 1)]
@@ -224,7 +228,7 @@ def _checked_name(name: str | None) -> str | None:
     return name
 
 
-def _filters(given: Iterable[str], kind: SubscriptionType | None) -> Sequence[str]:
+def _checked_filters(given: Iterable[str], kind: SubscriptionType | None) -> Sequence[str]:
     filters = [given] if isinstance(given, str) else list(given)
     if filters and kind not in (None, SubscriptionType.KEY_SHARED):
         raise Invalid(f"key_filters belong to key-shared subscriptions, this one is {kind}")
@@ -235,7 +239,7 @@ def _filters(given: Iterable[str], kind: SubscriptionType | None) -> Sequence[st
 
 
 def _split_topics(topics: str | Iterable[str]) -> tuple[list[str], list[str]]:
-    """Full names, and patterns."""
+    """Split the topics that the user passed into full names and patterns. Raises Invalid."""
     given = [topics] if isinstance(topics, str) else list(topics)
     if not given:
         raise Invalid("a consumer needs a topic, a list of topics, or a pattern such as /default/orders-*")

@@ -1,7 +1,7 @@
-"""An async iterator over messages, or over batches of them: what consumers and readers have in common.
+"""An async iterator over messages or batches: the common base of consumers and readers.
 
-The way of one message through `async for` is the hot path: while messages are here it never suspends. Every now and
-then it lets the loop run all the same, so that acks and credit leave and other tasks get their turn.
+One step of `async for` is the hot path: while messages are in the queue it does not suspend, except from time to time,
+so that the event loop can send acks and credit and run other tasks.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from .receiver_queue import ReceiverQueue
 T = TypeVar("T")
 
 PAUSE_SECONDS: Final = 0.005
-"""So long a loop over messages may keep the event loop to itself (looked at between chunks)."""
+"""How long a loop over messages may run before it lets the event loop run (checked between chunks)."""
 
 
 class MessageStream(Openable, AsyncIterator[Message]):
-    """Subclasses bring the batches into `_queue`."""
+    """Returns the messages of `_queue`; subclasses put the batches into it."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self._queue = ReceiverQueue(self._taken)
+        self._queue = ReceiverQueue(self._batch_begun)
         self._pause_due = False
         self._monotonic = clock.monotonic
-        self._ran_at = 0.0
+        self._paused_at = 0.0
+        """When the event loop could run last."""
 
     async def __anext__(self) -> Message:
         try:
             return self._queue.ready()
         except StopIteration:
             pass
-        if self._over:
+        if self._at_end:
             raise StopAsyncIteration
         message = await self._next()
         if message is None:
@@ -49,19 +50,22 @@ class MessageStream(Openable, AsyncIterator[Message]):
         return message
 
     async def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises TimeoutError after `timeout` seconds. Cancelled, no message is lost.
+        """Return the next message. Raises TimeoutError after `timeout` seconds. Cancelled, no message is lost.
 
-        With 0 it only looks: the loop gets a turn, and what is here then is returned.
+        A timeout of 0 does not wait: the event loop runs once, and a message that is in the queue then is returned.
         """
         check_timeout(timeout)
         try:
             return self._queue.ready()
         except StopIteration:
             pass
-        return await self._within(timeout, self._next, self._message_here)
+        return await self._within(timeout, self._next, self._take_message)
 
     async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch:
-        """The next messages of one partition, as they come. Raises TimeoutError. Cancelled, nothing is lost."""
+        """Return the next batch: messages of one partition, as they were delivered.
+
+        Raises TimeoutError after `timeout` seconds. Cancelled, no message is lost.
+        """
         check_timeout(timeout)
         if self._opened and not self._pause_due and self._queue.failure is None:
             batch = self._queue.take_batch()
@@ -70,49 +74,48 @@ class MessageStream(Openable, AsyncIterator[Message]):
         return await self._within(timeout, self._next_batch, self._queue.take_batch)
 
     async def batches(self) -> AsyncIterator[ReceivedBatch]:
-        """`async for batch in ...`: as receive_batch, until the end."""
+        """Iterate over batches, as `receive_batch` returns them, until the end of the stream."""
         while (batch := await self._next_batch()) is not None:
             yield batch
 
     async def _within(
-        self, timeout: float | None, wait: Callable[[], Awaitable[T | None]], look: Callable[[], T | None]
+        self, timeout: float | None, wait: Callable[[], Awaitable[T | None]], take: Callable[[], T | None]
     ) -> T:
-        """What `wait` brings before the deadline, if there is one."""
-        found = await wait() if timeout is None else await self._before_deadline(timeout, wait, look)
+        """Return the result of `wait`, or raise TimeoutError; `take` returns what is in the queue without waiting."""
+        found = await wait() if timeout is None else await self._before_deadline(timeout, wait, take)
         if found is None:
-            raise self._over_error()
+            raise self._end_error()
         return found
 
     async def _before_deadline(
-        self, timeout: float, wait: Callable[[], Awaitable[T | None]], look: Callable[[], T | None]
+        self, timeout: float, wait: Callable[[], Awaitable[T | None]], take: Callable[[], T | None]
     ) -> T | None:
-        """What arrived together with the deadline is not late."""
         await self._ready_to_receive()
         try:
             async with asyncio.timeout(timeout):
                 return await wait()
         except TimeoutError:
-            await asyncio.sleep(0)  # what the loop has read from its sockets meanwhile is handed out in this turn
+            await asyncio.sleep(0)  # what arrived together with the deadline is not late: let the loop deliver it
             self._check_readable()
-            found = look()
-            if found is None and not self._over:
+            found = take()
+            if found is None and not self._at_end:
                 raise TimeoutError(f"no message within {timeout:g} s") from None
             return found
 
     async def _next(self) -> Message | None:
-        """The slow path: the chunk is used up. None at the end."""
+        """Return the next message when the chunk is used up, or None at the end of the stream."""
         await self._ready_to_receive()
         while True:
             self._check_readable()
-            if self._pause_due or self._monotonic() - self._ran_at > PAUSE_SECONDS:
+            if self._pause_due or self._monotonic() - self._paused_at > PAUSE_SECONDS:
                 await self._pause()
-            message = self._message_here()  # another task may have been here meanwhile
-            if message is not None or self._over:
+            message = self._take_message()  # another task may have taken messages during the pause
+            if message is not None or self._at_end:
                 return message
             await self._queue.wait()
-            self._ran_at = self._monotonic()
+            self._paused_at = self._monotonic()
 
-    def _message_here(self) -> Message | None:
+    def _take_message(self) -> Message | None:
         queue = self._queue
         while True:
             try:
@@ -125,7 +128,7 @@ class MessageStream(Openable, AsyncIterator[Message]):
         return await self._next_taken(self._queue.take_batch)
 
     async def _next_portion(self) -> ReceivedBatch | None:
-        """For the blocking form: what it may hand out one by one from its own thread."""
+        """Return the next batch whose messages the blocking client returns one by one; None at the end."""
         return await self._next_taken(self._queue.take_portion)
 
     async def _receive_portion(self, timeout: float | None) -> ReceivedBatch:
@@ -139,26 +142,26 @@ class MessageStream(Openable, AsyncIterator[Message]):
             if self._pause_due:
                 await self._pause()
             batch = take()
-            if batch is not None or self._over:
+            if batch is not None or self._at_end:
                 return batch
             await queue.wait()
 
     async def _ready_to_receive(self) -> None:
-        """Before anything is waited for, and before a deadline counts."""
+        """Called before a receive waits and before its timeout counts; subclasses may open themselves here."""
 
     async def _pause(self) -> None:
         self._pause_due = False
         await asyncio.sleep(0)
-        self._ran_at = self._monotonic()
+        self._paused_at = self._monotonic()
 
-    def _taken(self, batch: ReceivedBatch) -> None:
-        """The user begins with this batch: make room for another."""
+    def _batch_begun(self, batch: ReceivedBatch) -> None:
+        """Called when the user begins with a batch, so that another can be prefetched."""
 
     @property
-    def _over(self) -> bool:
+    def _at_end(self) -> bool:
         return self._closed or (self._queue.ended and self._queue.empty)
 
-    def _over_error(self) -> DanubeError:
+    def _end_error(self) -> DanubeError:
         return Refused(f"this {self._what} is closed" if self._closed else f"this {self._what} has reached its end")
 
     def _check_readable(self) -> None:

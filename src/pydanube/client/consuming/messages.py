@@ -1,7 +1,7 @@
-"""What is received: one message, or a batch of them from one partition. Columns are made when they are asked for.
+"""Received messages: a single one, or a batch of one partition, whose columns are decoded when they are first used.
 
-A delivery is a stored batch and the rows of it that are meant; the rest of the batch is never shown. Or it is a copy of
-some rows that the broker gathered, each with the offset it has in the log.
+A delivery is a stored batch with a selection of its rows; other rows are not visible to the user. Or it is a batch that
+the broker made of some rows of a larger one, in which each row has the offset that it has in the log.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TimeArray = np.ndarray[Any, np.dtype[np.datetime64]]
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One message. Its memory is its batch's: keep a message for long and the batch stays with it."""
+    """A received message. It refers to its batch: as long as the message is kept, the whole batch stays in memory."""
 
     payload: bytes
     offset: int
-    _place: int
+    _index: int
     _delivery: ReceivedBatch
 
     @property
@@ -47,41 +47,41 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def key(self) -> str | None:
-        return self._delivery.keys[self._place]
+        return self._delivery.keys[self._index]
 
     @property
     def attributes(self) -> dict[str, str]:
-        return self._delivery.attributes[self._place]
+        return self._delivery.attributes[self._index]
 
     @property
     def publish_time(self) -> datetime:
-        """When its producer says it was made; UTC."""
-        return self._delivery.publish_time_at(self._place)
+        """When the message was made, as its producer said; UTC."""
+        return self._delivery.publish_time_at(self._index)
 
     @property
     def deliver_at(self) -> datetime | None:
-        """When its producer wanted it delivered; UTC. None: at once."""
-        return self._delivery.deliver_at_at(self._place)
+        """The time before which the message is not delivered, as its producer said; UTC. None: no such time."""
+        return self._delivery.deliver_at_at(self._index)
 
     @property
     def append_time(self) -> datetime:
-        """When the broker took it; UTC. Never goes back within a partition."""
-        return self._delivery.append_time_at(self._place)
+        """When the broker appended the message; UTC. Does not decrease within a partition."""
+        return self._delivery.append_time_at(self._index)
 
     @property
     def producer(self) -> str:
-        """Its producer's name; empty where it has none."""
+        """The name of the producer; empty if it has none."""
         return self._delivery.producer
 
     @property
     def redeliveries(self) -> int:
-        """How often it came again after a nack or an ack timeout. A lost connection does not count."""
-        return self._delivery.redeliveries_at(self._place)
+        """How often the message was redelivered after a nack or an ack timeout. A lost connection does not count."""
+        return self._delivery.redeliveries_at(self._index)
 
     @property
     def failure_reason(self) -> str | None:
-        """Why it failed the last time: what its nack said, or "ack timeout". None if it never failed."""
-        return self._delivery.failure_reason_at(self._place)
+        """Why the message failed last: the reason of its nack, or "ack timeout". None if it never failed."""
+        return self._delivery.failure_reason_at(self._index)
 
     @property
     def schema_id(self) -> int:
@@ -99,23 +99,23 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class PeekedMessage(Message, frozen=True, eq=False, gc=False):
-    """A message as `client.peek` finds it. Its redeliveries and its failure reason are those it would come with."""
+    """A message that `client.peek` found. Its redeliveries and failure reason are those of its next delivery."""
 
     _pending: PendingMessage
 
     @property
     def state(self) -> PendingState:
-        """What keeps it; see `model.pending`."""
+        """Why the message is not acked yet; see `model.pending`."""
         return self._pending.state
 
     @property
     def until(self) -> datetime | None:
-        """When a message that is waiting or delayed is due; UTC."""
+        """When a waiting or delayed message will be delivered; UTC. None for other states."""
         return datetime_from_micros(self._pending.until_us) if self._pending.until_us else None
 
     @property
     def consumer(self) -> str:
-        """Who has it, while it is unacked; else empty."""
+        """The name of the consumer that the message was delivered to, while it is unacked; else empty."""
         return self._pending.consumer
 
     @property
@@ -128,7 +128,7 @@ class PeekedMessage(Message, frozen=True, eq=False, gc=False):
 
 
 class ReceivedBatch:
-    """Messages of one partition, as columns: row i of each belongs to message i. Iterating gives the messages."""
+    """Messages of one partition as columns: row i of each belongs to message i. Iterating yields the messages."""
 
     __slots__ = (
         "_append_time",
@@ -158,7 +158,7 @@ class ReceivedBatch:
         self.topic = topic
         self.partition = partition
         self.acks = acks
-        """Where acks of these messages are gathered; None for a reader's."""
+        """Collects the acks of these messages; None in a reader."""
         self._batch = batch
         self._rows = rows
         self._redelivered = redelivered
@@ -176,8 +176,8 @@ class ReceivedBatch:
         return self.messages(0, len(self))
 
     def __getitem__(self, index: int) -> Message:
-        place = range(len(self))[index]
-        return Message(self.payloads[place], self.offset_at(place), place, self)
+        index = range(len(self))[index]  # counts from the end if negative; raises IndexError
+        return Message(self.payloads[index], self.offset_at(index), index, self)
 
     def __repr__(self) -> str:
         first, last = self.offset_at(0), self.offset_at(len(self) - 1)
@@ -213,7 +213,7 @@ class ReceivedBatch:
 
     @property
     def publish_times(self) -> TimeArray:
-        """As numpy's datetime64[us], which is UTC."""
+        """A numpy array of datetime64[us], in UTC."""
         return self.publish_times_us.view("datetime64[us]")
 
     @property
@@ -223,7 +223,7 @@ class ReceivedBatch:
 
     @property
     def append_time(self) -> datetime:
-        """When the broker took the first of these; UTC. Mostly they all came with it: `append_times` knows."""
+        """When the broker appended the first of these messages; UTC. `append_times` has the time of each."""
         if self._append_time is None:
             row = 0 if self._rows is None else int(self._rows[0])
             self._append_time = datetime_from_micros(self._batch.append_time_at(row))
@@ -231,24 +231,24 @@ class ReceivedBatch:
 
     @property
     def append_times(self) -> TimeArray:
-        """As numpy's datetime64[us], which is UTC."""
+        """A numpy array of datetime64[us], in UTC."""
         return self._selected_array(self._batch.append_times).view("datetime64[us]")
 
     @property
     def redeliveries(self) -> Sequence[int]:
-        """How often each came again after a nack or an ack timeout."""
+        """How often each message was redelivered after a nack or an ack timeout."""
         return self._redelivered or [0] * len(self)
 
-    def redeliveries_at(self, place: int) -> int:
-        return self._redelivered[place] if self._redelivered else 0
+    def redeliveries_at(self, index: int) -> int:
+        return self._redelivered[index] if self._redelivered else 0
 
     @property
     def failure_reasons(self) -> Sequence[str | None]:
-        """Why each failed the last time; None where it never did."""
+        """Why each message failed last; None for those that never failed."""
         return self._reasons or [None] * len(self)
 
-    def failure_reason_at(self, place: int) -> str | None:
-        return self._reasons[place] if self._reasons else None
+    def failure_reason_at(self, index: int) -> str | None:
+        return self._reasons[index] if self._reasons else None
 
     @property
     def producer(self) -> str:
@@ -263,7 +263,7 @@ class ReceivedBatch:
         return self._batch.header.schema_version
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """The messages as an Arrow record batch, without a copy where the batch is whole and not compressed."""
+        """Return the messages as an Arrow record batch; without a copy if the batch is whole and not compressed."""
         whole = self._batch.to_arrow()
         if self._rows is None:
             return whole
@@ -273,13 +273,13 @@ class ReceivedBatch:
 
     @property
     def stored_bytes(self) -> int:
-        """What the batch takes in memory and on the wire."""
+        """The size of the whole stored batch, in memory and on the wire."""
         return len(self._batch.view)
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def messages(self, start: int, end: int) -> Iterator[Message]:
-        """Messages [start, end) of this batch."""
+        """Iterate over the messages [start, end) of this batch."""
         if self._rows is None and self._batch.span == self._batch.count:
             base = self._batch.base_offset
             offsets: Iterator[int] | range = range(base + start, base + end)
@@ -287,31 +287,31 @@ class ReceivedBatch:
             offsets = iter(self.offsets[start:end].tolist())
         return map(Message, islice(self.payloads, start, end), offsets, range(start, end), repeat(self))
 
-    def offset_at(self, place: int) -> int:
-        row = place if self._rows is None else int(self._rows[place])
+    def offset_at(self, index: int) -> int:
+        row = index if self._rows is None else int(self._rows[index])
         return self._batch.offset_at(row)
 
-    def publish_time_at(self, place: int) -> datetime:
-        row = place if self._rows is None else int(self._rows[place])
+    def publish_time_at(self, index: int) -> datetime:
+        row = index if self._rows is None else int(self._rows[index])
         return datetime_from_micros(self._batch.publish_time_at(row))
 
-    def append_time_at(self, place: int) -> datetime:
-        if not place or not self._batch.header.columns & APPEND_TIME:
+    def append_time_at(self, index: int) -> datetime:
+        if not index or not self._batch.header.columns & APPEND_TIME:
             return self.append_time
-        row = place if self._rows is None else int(self._rows[place])
+        row = index if self._rows is None else int(self._rows[index])
         return datetime_from_micros(self._batch.append_time_at(row))
 
-    def deliver_at_at(self, place: int) -> datetime | None:
-        time_us = self.deliver_at_us(place)
+    def deliver_at_at(self, index: int) -> datetime | None:
+        time_us = self.deliver_at_us(index)
         return datetime_from_micros(time_us) if time_us else None
 
-    def deliver_at_us(self, place: int) -> int:
-        """Microseconds since 1970; 0: at once."""
+    def deliver_at_us(self, index: int) -> int:
+        """Microseconds since 1970; 0: the message has no delivery time."""
         times = self._batch.deliver_at
-        return 0 if times is None else int(times[place if self._rows is None else int(self._rows[place])])
+        return 0 if times is None else int(times[index if self._rows is None else int(self._rows[index])])
 
     def part(self, start: int, end: int) -> ReceivedBatch:
-        """Messages [start, end) as a batch of their own, over the same memory."""
+        """Return the messages [start, end) as a batch of their own, over the same memory."""
         rows: range | Int64Array = range(start, end) if self._rows is None else self._rows[start:end]
         return ReceivedBatch(
             self._batch,
@@ -325,15 +325,15 @@ class ReceivedBatch:
 
     @property
     def is_scattered(self) -> bool:
-        """Its offsets are no range, or nobody has looked whether they are."""
+        """Whether the offsets may be something else than one range; they are not examined."""
         if self._rows is None:
             return self._batch.header.derived
         return not isinstance(self._rows, range) or self._batch.span != self._batch.count
 
     def offset_ranges(self) -> list[tuple[int, int]]:
-        """The offsets of these messages as ranges [start, end).
+        """Return the offsets of these messages as ranges [start, end).
 
-        A whole batch includes offsets that hold no row, unless the broker gathered it from a larger one.
+        The range of a whole batch includes offsets without a row, unless the broker made the batch of a larger one.
         """
         batch = self._batch
         if self._rows is None and not batch.header.derived:
@@ -364,7 +364,7 @@ class ReceivedBatch:
 
 
 def rows_of(ranges: Sequence[tuple[int, int]], count: int) -> range | Int64Array | None:
-    """A delivery's row ranges as a selection; None means every row. The caller has checked them against `count`."""
+    """Return the selection for a delivery's row ranges; None means every row. The caller has checked the ranges."""
     if not ranges or (len(ranges) == 1 and ranges[0] == (0, count)):
         return None
     if len(ranges) == 1:

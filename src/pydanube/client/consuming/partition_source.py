@@ -1,18 +1,24 @@
-"""A consumer's hold on one partition: attaches, is delivered to, acks, and attaches again when the connection ends.
+"""Receives from one partition: attaches to its owner, takes deliveries, sends acks, attaches again after a disconnect.
 
 ```
- attach:   Subscribe --> ConsumerOpened --> ACK (what the last session left unconfirmed) --> CREDIT --> DELIVER ...
+ attach:   Subscribe --> ConsumerOpened --> ACK (unconfirmed acks of the last session) --> CREDIT --> DELIVER ...
 ```
 
-Acks come before credit, so the broker has heard of them before it chooses what to deliver again.
+Acks are sent before credit, so the broker knows them before it chooses what to redeliver.
 
-Whoever seeks the subscription ends a *generation* of deliveries. The broker tells the generation when the source
-attaches, and again (CONSUMER_CHANGED) before the first delivery behind a seek; acks and nacks name it.
+A seek, by any consumer of the subscription, ends a *generation* of deliveries. The broker sends the generation when the
+source attaches, and again (CONSUMER_CHANGED) before the first delivery after a seek; acks and nacks name it.
+
+Flow control: the broker may push messages and bytes within the credit it was granted; messages that the user takes
+make new credit available.
 
 Invariants
     acks and nacks of deliveries of an earlier generation are not sent, or are ignored by the broker
     deliveries of an older session are never mixed with those of the present one
     a batch is verified whole before a user sees it
+    granted and not yet delivered + delivered and not yet consumed <= target, in messages and in bytes (except for one
+    batch)
+    credit is granted in steps of at least half the target, so that it needs few frames
 """
 
 from __future__ import annotations
@@ -35,63 +41,65 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from .acks import Acks, AckSet, AckTimeouts, merged, portions
+from .acks import Acks, AckSet, AckTimeouts, merge_ranges, split_ranges
 from .messages import ReceivedBatch, rows_of
 
 log = get_logger(__name__)
 
 RANGES_PER_FRAME: Final = 10_000
-"""An ACK frame's head has to fit its limit."""
+"""The head of an ACK frame with this many ranges is within its size limit."""
 
 
-class Receiver(Protocol):
-    """The consumer, as a source sees it."""
+class SourceListener(Protocol):
+    """What a partition source calls in its consumer."""
 
     def delivered(self, batch: ReceivedBatch) -> None: ...
-    def restarted(self, source: PartitionSource) -> list[ReceivedBatch]:
-        """Forget what it delivered and nobody took: it comes again, unless somebody sought. Returns what was forgotten
-        and not begun."""
+    def discard_deliveries(self, source: PartitionSource) -> list[ReceivedBatch]:
+        """Remove the batches of this source that wait for the user: the broker sends them again, unless there was a
+        seek. Returns those of them that the user had not begun with."""
 
-    def failed(self, source: PartitionSource, error: DanubeError) -> None: ...
-    def dirty(self, source: PartitionSource) -> None:
-        """It has acks to send, before long."""
+    def source_failed(self, source: PartitionSource, error: DanubeError) -> None:
+        """The source cannot receive any more, and trying again would not help."""
 
-    def nacked(self, source: PartitionSource) -> None:
-        """It has nacks to send, at the end of this turn."""
+    def schedule_acks(self, source: PartitionSource) -> None:
+        """Call `send_acks` within the time that acks are collected."""
 
-    def timeout_changed(self) -> None:
-        """Messages count from when they are taken, or do so no longer: those made ready are made ready anew."""
+    def schedule_nacks(self, source: PartitionSource) -> None:
+        """Call `send_acks` at the end of this turn of the event loop."""
 
-    def confirmed(self) -> None: ...
+    def ack_timeout_changed(self) -> None:
+        """The ack timeout began or ceased to exist: messages that are prepared for the user are prepared again."""
+
+    def acks_confirmed(self) -> None: ...
 
 
 class FlowControl:
-    """Counts one session's credit."""
+    """Counts the credit of one session."""
 
     __slots__ = ("_bytes", "_bytes_target", "_messages", "_messages_target")
 
     def __init__(self, messages: int, size: int) -> None:
         self._messages = 0
         self._bytes = 0
-        self.aim(messages, size)
+        self.set_target(messages, size)
 
-    def aim(self, messages: int, size: int) -> None:
-        """From now on this much may be ahead."""
+    def set_target(self, messages: int, size: int) -> None:
+        """Set how many messages and bytes may be granted or prefetched at the same time."""
         assert messages > 0 and size > 0
         self._messages_target = messages
         self._bytes_target = size
 
     def restart(self) -> None:
-        """A new session: nothing is granted, nothing is here."""
+        """Begin a new session, in which nothing is granted and nothing was delivered."""
         self._messages = self._bytes = 0
 
-    def taken(self, messages: int, size: int) -> None:
-        """The user took so much of what was delivered."""
+    def consumed(self, messages: int, size: int) -> None:
+        """Count what the user took of the deliveries."""
         self._messages -= messages
         self._bytes -= size
 
     def grant(self) -> tuple[int, int] | None:
-        """Credit to give now, counted as given; None while less than half of the target is missing."""
+        """Return the credit to send now, and count it as granted; None while less than half of the target is free."""
         messages = self._messages_target - self._messages
         size = self._bytes_target - self._bytes
         if 2 * messages < self._messages_target and 2 * size < self._bytes_target:
@@ -102,45 +110,46 @@ class FlowControl:
 
 
 class PartitionSource:
-    """One partition of one subscription."""
+    """A consumer's attachment to one partition."""
 
     def __init__(
         self,
         brokers: Brokers,
         tasks: Tasks,
-        receiver: Receiver,
+        listener: SourceListener,
         subscribe: requests.Subscribe,
-        credit: FlowControl,
         ack_timeout_s: float | None = None,
     ) -> None:
+        """`ack_timeout_s` is the consumer's own ack timeout; None: that of the subscription."""
         self.topic = subscribe.topic
         self.partition = subscribe.partition
-        self.credit = credit
         self.type: SubscriptionType | None = None
-        """Of the subscription, once attached."""
-        self.ack_failure: DanubeError | None = None
-        self.stopped = False
-        """The consumer is being closed: a session that ends stays ended."""
+        """The type of the subscription, once attached."""
         self._brokers = brokers
         self._tasks = tasks
-        self._receiver = receiver
+        self._listener = listener
         self._subscribe = subscribe
+        self._flow = FlowControl(1, 1)
         self._backoff = RetryBackoff(brokers.random)
         self._connection: Connection | None = None
         self._handle = 0
         self._subscription_id = self._epoch = self._moves = 0
         self._confirming = 0
-        self._fruitless = False
+        """The number of the last ack set for which a confirmation was requested."""
+        self._ack_failure: DanubeError | None = None
+        self._stopped = False
+        self._nothing_delivered = False
+        """The present session, or the one before it, has delivered nothing yet."""
         self._attaching: asyncio.Task[None] | None = None
         self._own_timeout_s = ack_timeout_s
         self._timeout_s = 0.0
         self._expiring: asyncio.Task[None] | None = None
-        self.acks = Acks(self._dirty, self._nacked)
+        self.acks = self._new_acks()
 
     # -- attaching ---------------------------------------------------------------------------------------------------
 
     async def attach(self) -> None:
-        """One try. Cancelled, the broker is told to let go again."""
+        """Try once to attach. Cancelled while the broker attaches it, it is detached again."""
         connection = await self._brokers.owner(self.topic, self.partition)
         await connection.request(
             self._subscribe,
@@ -154,24 +163,24 @@ class PartitionSource:
         connection.listen(opened.handle, self)
         self._connection, self._handle = connection, opened.handle
         self._confirming = 0
-        if self._is_void(opened):
-            self.forget_acks()
-            self._receiver.confirmed()
+        if self._makes_acks_obsolete(opened):
+            self.replace_acks()
+            self._listener.acks_confirmed()
         self.acks.generation, self._subscription_id = opened.generation, opened.subscription_id
         self._epoch, self._moves = opened.owner_epoch, opened.moves
         if opened.type:
             self.type = SubscriptionType.parse(opened.type)
         self._set_ack_timeout(opened.ack_timeout_ms)
-        left = self.acks.unconfirmed()
-        if left is not None:
-            self._send(connection, left, confirm=True)
-        if self.acks.dirty:
+        unconfirmed = self.acks.unconfirmed()
+        if unconfirmed is not None:
+            self._send(connection, unconfirmed, confirm=True)
+        if self.acks.has_acks:
             self.send_acks()
-        self.credit.restart()
+        self._flow.restart()
         self.give_credit()
 
-    def _is_void(self, opened: requests.ConsumerOpened) -> bool:
-        """Whether acks of earlier deliveries mean nothing: somebody sought, or it is another subscription."""
+    def _makes_acks_obsolete(self, opened: requests.ConsumerOpened) -> bool:
+        """Return whether the subscription was moved by a seek, or made anew, since the earlier deliveries."""
         if self._subscription_id not in (0, opened.subscription_id):
             return True
         if GENERATION_UNKNOWN not in (self.acks.generation, opened.generation):
@@ -179,9 +188,9 @@ class PartitionSource:
         return self._epoch == opened.owner_epoch and self._moves != opened.moves
 
     async def detach(self) -> None:
-        """Let go: nothing is delivered any more. A broker that cannot be asked lets go with the connection."""
+        """End the session. A broker that does not answer detaches the consumer when the connection ends."""
         connection, handle = self._connection, self._handle
-        self._let_go()
+        self._end_session()
         if self._attaching is not None:
             self._attaching.cancel()
             self._attaching = None
@@ -191,7 +200,12 @@ class PartitionSource:
             except DanubeError as error:
                 log.debug("consumer.close_failed", topic=self.topic, partition=self.partition, error=error.message)
 
-    def _let_go(self) -> None:
+    def stop(self, error: DanubeError) -> None:
+        """Do not attach again, and refuse later acks with `error`: the consumer is being closed."""
+        self._stopped = True
+        self.acks.close(error)
+
+    def _end_session(self) -> None:
         self.acks.session_ended()
         if self._connection is not None:
             self._connection.forget(self)
@@ -199,15 +213,15 @@ class PartitionSource:
             self._connection = None
 
     def reattach(self) -> None:
-        """Attach again, however long it takes."""
-        if self._attaching is None and not self.stopped:
+        """Attach again in the background, and keep trying until it works or is refused for good."""
+        if self._attaching is None and not self._stopped:
             self._attaching = self._tasks.spawn(self._reattach(), f"attach {self.topic}[{self.partition}]")
 
     async def _reattach(self) -> None:
         try:
-            if self._fruitless:  # sessions come and go without a delivery: do not hurry
+            if self._nothing_delivered:  # sessions come and go without a delivery: slow down
                 await self._brokers.clock.sleep(self._backoff.next())
-            self._fruitless = True
+            self._nothing_delivered = True
             while self._connection is None:
                 try:
                     await self.attach()
@@ -215,7 +229,7 @@ class PartitionSource:
                 except DanubeError as error:
                     self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
                     if not worth_retrying(error):
-                        self._receiver.failed(self, error)
+                        self._listener.source_failed(self, error)
                         return
                 await self._brokers.clock.sleep(self._backoff.next())
         finally:
@@ -236,95 +250,104 @@ class PartitionSource:
                 Corrupt(f"a batch of {self.topic}, partition {self.partition}, arrived damaged: {error.message}")
             )
             return
-        self._fruitless = False
+        self._nothing_delivered = False
         self._backoff.reset()
         rows = rows_of(head.ranges, opened.count)
         received = ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries, head.reasons)
-        self._receiver.delivered(received)
+        self._listener.delivered(received)
 
     def changed(self, ack_timeout_ms: int, generation: int) -> None:
-        """The subscription has another ack timeout, or was sought: deliveries that follow are of this generation."""
+        """Take over the subscription's ack timeout, and the generation of the deliveries that follow."""
         self._set_ack_timeout(ack_timeout_ms)
         if generation not in (GENERATION_UNKNOWN, self.acks.generation):
-            for batch in self._receiver.restarted(self):
-                self.credit.taken(len(batch), batch.stored_bytes)
-            self.forget_acks(generation)
+            for batch in self._listener.discard_deliveries(self):
+                self._flow.consumed(len(batch), batch.stored_bytes)
+            self.replace_acks(generation)
             self._moves = generation
-            self._receiver.confirmed()
+            self._listener.acks_confirmed()
             self.give_credit()
 
     def closed(self, error: DanubeError) -> None:
-        """The broker took the subscription away, or what it sends cannot be used."""
-        self._let_go()
-        self._receiver.restarted(self)
+        """End the session: the broker closed it, or a delivery was damaged."""
+        self._end_session()
+        self._listener.discard_deliveries(self)
         self._brokers.moved(self.topic)
         if worth_retrying(error):
             self.reattach()
         else:
-            self._receiver.failed(self, error)
+            self._listener.source_failed(self, error)
 
     def _lost(self, error: DanubeError) -> None:
         log.debug("consumer.connection_lost", topic=self.topic, partition=self.partition, error=error.message)
         self._connection = None
         self.acks.session_ended()
-        self._receiver.restarted(self)
+        self._listener.discard_deliveries(self)
         self.reattach()
 
-    # -- credit and acks ---------------------------------------------------------------------------------------------
+    # -- flow control and acks ---------------------------------------------------------------------------------------
 
-    def taken(self, batch: ReceivedBatch) -> bool:
-        """The user took a batch of the present session; True when that gave the broker new credit."""
-        self.credit.taken(len(batch), batch.stored_bytes)
+    def set_prefetch(self, messages: int, size: int) -> None:
+        """Set how many messages and bytes the broker may send ahead; counts from the next grant on."""
+        self._flow.set_target(messages, size)
+
+    def consumed(self, batch: ReceivedBatch) -> bool:
+        """Count a batch of the present session that the user took. Returns whether the broker was sent new credit."""
+        self._flow.consumed(len(batch), batch.stored_bytes)
         return self.give_credit()
 
     def give_credit(self) -> bool:
         connection = self._connection
         if connection is None or connection.lost is not None:
             return False
-        grant = self.credit.grant()
+        grant = self._flow.grant()
         if grant is None:
             return False
         connection.give_credit(self._handle, *grant)
         return True
 
-    def forget_acks(self, generation: int = GENERATION_UNKNOWN) -> None:
-        """Begin with new acks after a seek: those of what was received before it mean nothing. `generation` is that of
-        the deliveries that follow, where it is known yet."""
-        self.acks.on_dirty = self.acks.on_nack = _ignore
-        self.acks.watch(None)
-        self.acks = Acks(self._dirty, self._nacked, generation)
+    def replace_acks(self, generation: int = GENERATION_UNKNOWN) -> None:
+        """Begin with new acks after a seek; those of earlier deliveries are abandoned. `generation` is that of the
+        deliveries that follow, if it is already known."""
+        self.acks.abandon()
+        self.acks = self._new_acks(generation)
         self._confirming = 0
-        self._watch_unsettled()
+        self._apply_ack_timeout()
 
-    def _dirty(self) -> None:
-        self._receiver.dirty(self)
+    def _new_acks(self, generation: int = GENERATION_UNKNOWN) -> Acks:
+        listener = self._listener
+        return Acks(partial(listener.schedule_acks, self), partial(listener.schedule_nacks, self), generation)
 
-    def _nacked(self) -> None:
-        self._receiver.nacked(self)
+    def take_ack_failure(self) -> DanubeError | None:
+        """Return why acks were refused since the last call, if any were."""
+        failure, self._ack_failure = self._ack_failure, None
+        return failure
 
     def send_acks(self, confirm: bool = False) -> None:
-        """Send what was gathered: nacks now, acks now or through the next session. Now and then asks to confirm."""
+        """Send the collected nacks and acks; without a session, drop the nacks and keep the acks for the next session.
+
+        A confirmation is requested with `confirm`, and whenever no other one is awaited.
+        """
         connection, acks = self._connection, self.acks
         if connection is None or connection.lost is not None:
             acks.session_ended()
             return
         if acks.has_nacks:
             self._send_nacks(connection)
-        if acks.dirty:
+        if acks.has_acks:
             self._send(connection, acks.take(), confirm or self._confirming <= acks.confirmed_number)
         elif confirm and acks.confirmed_number < acks.sent_number and self._confirming < acks.sent_number:
             self._send(connection, AckSet(acks.sent_number, [], 0), confirm=True)
 
     def _send_nacks(self, connection: Connection) -> None:
         for nack in self.acks.take_nacks():
-            for ranges in portions(nack.ranges, NACKED_MESSAGES_MAX):
+            for ranges in split_ranges(nack.ranges, NACKED_MESSAGES_MAX):
                 about = (nack.delay_ms, nack.reason, nack.timeout, self.acks.generation)
                 connection.nack(requests.Nack(self._handle, ranges, *about))
 
     def _send(self, connection: Connection, taken: AckSet, confirm: bool) -> None:
         generation = self.acks.generation
-        if taken.below:
-            connection.ack(self._handle, [(0, taken.below)], cumulative=True, generation=generation)
+        if taken.cumulative_end:
+            connection.ack(self._handle, [(0, taken.cumulative_end)], cumulative=True, generation=generation)
         ranges = taken.ranges
         for start in range(0, len(ranges) - RANGES_PER_FRAME, RANGES_PER_FRAME):
             connection.ack(self._handle, ranges[start : start + RANGES_PER_FRAME], generation=generation)
@@ -339,63 +362,61 @@ class PartitionSource:
     def _confirmed(
         self, connection: Connection, handle: int, acks: Acks, number: int, error: DanubeError | None
     ) -> None:
-        if acks is not self.acks or connection.lost is not None or self.stopped:
+        if acks is not self.acks or connection.lost is not None or self._stopped:
             return
         if error is not None and (self._connection is not connection or self._handle != handle):
-            return  # its session had ended: the next one sends them again
+            return  # the session had ended: the next one sends these acks again
         if error is not None and worth_retrying(error):
             self._confirming = acks.confirmed_number
-            self._tasks.spawn(self._ack_again(acks), f"ack {self.topic}[{self.partition}]")
+            self._tasks.spawn(self._send_unconfirmed(acks), f"ack {self.topic}[{self.partition}]")
             return
         if error is not None:
-            self.ack_failure = self.ack_failure or error
+            self._ack_failure = self._ack_failure or error
         acks.confirm(number)
-        self._receiver.confirmed()
+        self._listener.acks_confirmed()
 
-    async def _ack_again(self, acks: Acks) -> None:
+    async def _send_unconfirmed(self, acks: Acks) -> None:
         await self._brokers.clock.sleep(self._backoff.next())
-        left = acks.unconfirmed()
+        unconfirmed = acks.unconfirmed()
         connection = self._connection
-        if left is not None and acks is self.acks and connection is not None and connection.lost is None:
-            self._send(connection, left, confirm=True)
+        if unconfirmed is not None and acks is self.acks and connection is not None and connection.lost is None:
+            self._send(connection, unconfirmed, confirm=True)
 
     # -- ack timeout -------------------------------------------------------------------------------------------------
 
     def _set_ack_timeout(self, ack_timeout_ms: int) -> None:
-        """How long the application may keep a message of this subscription without settling it; 0: for ever."""
+        """Use the consumer's own ack timeout, or else `ack_timeout_ms` of the subscription; 0: no timeout."""
         timeout_s = ack_timeout_ms / 1_000 if self._own_timeout_s is None else self._own_timeout_s
         if timeout_s != self._timeout_s:
             self._timeout_s = timeout_s
-            self._watch_unsettled()
-            self._receiver.timeout_changed()
+            self._apply_ack_timeout()
+            self._listener.ack_timeout_changed()
 
-    def _watch_unsettled(self) -> None:
+    def _apply_ack_timeout(self) -> None:
         if self._expiring is not None:
             self._expiring.cancel()
             self._expiring = None
-        unsettled = self.acks.unsettled
+        timeouts = self.acks.timeouts
         if self._timeout_s == 0:
-            self.acks.watch(None)
-        elif unsettled is None:
-            self.acks.watch(AckTimeouts(self._timeout_s, self._brokers.clock.monotonic, self._first_taken))
+            self.acks.set_timeouts(None)
+        elif timeouts is None:
+            monotonic = self._brokers.clock.monotonic
+            self.acks.set_timeouts(AckTimeouts(self._timeout_s, monotonic, self._start_expiring))
         else:
-            unsettled.timeout_s = self._timeout_s
-            self._first_taken()
+            timeouts.timeout_s = self._timeout_s
+            self._start_expiring()
 
-    def _first_taken(self) -> None:
-        if self._expiring is None and not self.stopped:
-            self._expiring = self._tasks.spawn(self._expire(), f"ack timeout {self.topic}[{self.partition}]")
+    def _start_expiring(self) -> None:
+        if self._expiring is None and not self._stopped:
+            self._expiring = self._tasks.spawn(self._nack_expired(), f"ack timeout {self.topic}[{self.partition}]")
 
-    async def _expire(self) -> None:
-        """Give back what was taken and not settled in time, until nothing is left to watch."""
-        unsettled = self.acks.unsettled
-        while unsettled is not None and (wait_s := unsettled.wait_s()) is not None:
+    async def _nack_expired(self) -> None:
+        """Nack the messages whose ack timeout expires, until no timeout is running."""
+        timeouts = self.acks.timeouts
+        while timeouts is not None and (wait_s := timeouts.next_expiry_s()) is not None:
             await self._brokers.clock.sleep(wait_s)
-            due = unsettled.due()
-            if due:
-                self.acks.nack(merged((offset, offset + 1) for offset in due), -1, ACK_TIMEOUT, timeout=True)
+            expired = timeouts.take_expired()
+            if expired:
+                ranges = merge_ranges((offset, offset + 1) for offset in expired)
+                self.acks.nack(ranges, -1, ACK_TIMEOUT, timeout=True)
         self._expiring = None
-
-
-def _ignore() -> None:
-    """Acks that lead nowhere."""

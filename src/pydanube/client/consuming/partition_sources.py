@@ -1,9 +1,12 @@
-"""What works behind a consumer: a source for every partition of its topics, and the acks they send together.
+"""The partition sources of one consumer: finds the partitions of its topics and attaches a source to each of them.
+
+Sends the acks and nacks of all sources together, moves all of them with a seek, and looks for new topics and
+partitions.
 
 Invariants
-    the prefetch limits hold over all sources together (but each has a hundredth, and one message, if there are many)
-    topics that a pattern finds later, and partitions that are added later, are read from their beginning: what came in
-    before they were found counts too
+    the prefetch limits hold over all sources together (but each gets at least a hundredth of them, and one message)
+    topics that a pattern matches later, and partitions that are added later, are read from their beginning, so that no
+    message is missed that was published before they were found
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.client.settings import ConsumerSettings
@@ -27,29 +30,31 @@ from pydanube.runtime.telemetry import get_logger
 
 from .acks import Acks
 from .messages import ReceivedBatch
-from .partition_source import FlowControl, PartitionSource
+from .partition_source import PartitionSource
+from .receiver_queue import ReceiverQueue
 
 log = get_logger(__name__)
 
 SHARES_MAX: Final = 100
-"""Where there are more sources than this, each has this part of the prefetch limits: one alone must get ahead too."""
-
+"""The prefetch limits are divided into at most so many shares, so that one busy partition among many stays fast."""
 
 REQUESTS_AT_ONCE: Final = 128
-"""Unanswered requests while a consumer opens: enough to keep a broker busy, which runs 64 of a connection at once, and
-few enough that each is answered long before its time is over."""
+"""Unanswered requests while a consumer opens: enough to keep a broker busy, which works on 64 of one connection at
+once, and few enough that each is answered long before it times out."""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-async def _all_of(items: Sequence[ItemT], work: Callable[[ItemT], Awaitable[ResultT]]) -> list[ResultT]:
-    """Do the work for every item, REQUESTS_AT_ONCE at a time, and return the results in their order. The first failure
-    ends the others and is raised. Cancelled, all of them are."""
-    places = asyncio.Semaphore(REQUESTS_AT_ONCE)
+async def _for_all(items: Sequence[ItemT], work: Callable[[ItemT], Awaitable[ResultT]]) -> list[ResultT]:
+    """Await `work` for every item, REQUESTS_AT_ONCE at a time, and return the results in the order of the items.
+
+    The first failure cancels the others and is raised.
+    """
+    slots = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     async def one(item: ItemT) -> ResultT:
-        async with places:
+        async with slots:
             return await work(item)
 
     return await run_together(one(item) for item in items)
@@ -61,7 +66,7 @@ def is_pattern(topic: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeOptions:
-    """What a consumer asked for."""
+    """The options of a consumer, checked: what its Subscribe requests are made of."""
 
     names: Sequence[str]
     patterns: Sequence[str]
@@ -76,32 +81,27 @@ class SubscribeOptions:
     ack_timeout_s: float | None = None
 
 
-class Queue(Protocol):
-    """Where received batches go: the consumer's stream."""
-
-    def put(self, batch: ReceivedBatch) -> None: ...
-    def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> list[ReceivedBatch]: ...
-    def rechunk(self) -> None: ...
-    def fail(self, error: DanubeError) -> None: ...
-
-
 class PartitionSources:
     """Every partition that one consumer receives from."""
 
-    def __init__(self, brokers: Brokers, wish: SubscribeOptions, settings: ConsumerSettings, queue: Queue) -> None:
+    def __init__(
+        self, brokers: Brokers, options: SubscribeOptions, settings: ConsumerSettings, queue: ReceiverQueue
+    ) -> None:
         self._brokers = brokers
-        self._wish = wish
+        self._options = options
         self._settings = settings
         self._queue = queue
         self._tasks = Tasks()
         self._sources: dict[tuple[str, int], PartitionSource] = {}
-        self._growing: set[str] = set()
-        """Topics that may get more partitions."""
-        self._dirty: list[PartitionSource] = []
-        self._nacked: list[PartitionSource] = []
+        self._partitioned: set[str] = set()
+        """Partitioned topics, which may get more partitions."""
+        self._with_acks: list[PartitionSource] = []
+        self._with_nacks: list[PartitionSource] = []
         self._ack_timer: asyncio.TimerHandle | None = None
-        self._progress = asyncio.Event()
-        self._steering = asyncio.Lock()
+        self._acks_progressed = asyncio.Event()
+        """Set when acks were confirmed or need no confirmation any more."""
+        self._changing_sources = asyncio.Lock()
+        """Held while sources are added or a seek detaches them."""
         self._failure: DanubeError | None = None
         self._closed = False
 
@@ -111,78 +111,77 @@ class PartitionSources:
 
     @property
     def type(self) -> SubscriptionType | None:
-        """What the subscription turned out to be; None before that is known."""
+        """The type of the subscription; None before the first source is attached."""
         return next((source.type for source in self._sources.values() if source.type is not None), None)
 
     def type_of(self, topic: str) -> SubscriptionType | None:
-        """The same, of one topic: each has a subscription of its own."""
+        """The type of the subscription on one topic: each topic has a subscription of its own."""
         return next((source.type for source in self._sources.values() if source.topic == topic), None)
 
     async def open(self) -> None:
-        """Attach to everything; raises what the first refusal says. Cancelled: to be closed."""
-        topics = list(self._wish.names)
-        if self._wish.patterns:
-            topics += [topic for topic in await self._matching() if topic not in topics]
-        await self._attach_to(topics, self._wish.start)
-        if self._wish.patterns or self._growing:
-            self._tasks.spawn(self._watch(), f"watch topics for {self._wish.subscription}")
+        """Attach to every partition, or raise the first refusal. Cancelled or failed, the caller closes this."""
+        topics = list(self._options.names)
+        if self._options.patterns:
+            topics += [topic for topic in await self._matching_topics() if topic not in topics]
+        await self._attach_to(topics, self._options.start)
+        if self._options.patterns or self._partitioned:
+            self._tasks.spawn(self._attach_new(), f"watch topics for {self._options.subscription}")
 
     async def close(self) -> None:
-        """Let go of everything; acks that can still leave do."""
+        """Detach every source, after a last attempt to send the collected acks and nacks."""
         self._closed = True
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._send_acks()
         self._send_nacks()
         for source in self._sources.values():
-            source.stopped = True
-            source.acks.close(Refused("this consumer is closed"))
+            source.stop(Refused("this consumer is closed"))
         await self._tasks.close()
         await asyncio.gather(*(source.detach() for source in self._sources.values()))
 
-    def taken(self, batch: ReceivedBatch) -> bool:
-        """The user begins with this batch; True when that gave a broker new credit."""
+    def consumed(self, batch: ReceivedBatch) -> bool:
+        """Count a batch that the user begins with. Returns whether a broker was sent new credit."""
         source = self._sources.get((batch.topic, batch.partition))
-        return source is not None and source.acks is batch.acks and source.taken(batch)
+        return source is not None and source.acks is batch.acks and source.consumed(batch)
 
     async def seek(self, position: requests.Start) -> None:
-        async with self._steering:
+        """Detach every source, move the subscription on every topic, and attach the sources again."""
+        async with self._changing_sources:
             sources = list(self._sources.values())
             await asyncio.gather(*(source.detach() for source in sources))
             for source in sources:
-                self.restarted(source)
+                self.discard_deliveries(source)
             try:
                 for topic in self.topics:
-                    request = requests.Seek(topic=topic, subscription=self._wish.subscription, position=position)
+                    request = requests.Seek(topic=topic, subscription=self._options.subscription, position=position)
                     await self._brokers.call(request, requests.Done)
                     for source in sources:
                         if source.topic == topic:
-                            source.forget_acks()
+                            source.replace_acks()
             finally:
-                self._progress.set()  # whoever waits for acks that were forgotten waits no longer
+                self._acks_progressed.set()  # a flush no longer waits for the acks that were replaced
                 for source in sources:
                     source.reattach()
 
     # -- acks --------------------------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Wait until every ack so far is durable."""
+        """Wait until every ack so far is durable at its broker. Raises Unavailable after the client's timeout."""
         waiting: list[tuple[PartitionSource, Acks, int]] = []
         for source in self._sources.values():
             source.send_acks(confirm=True)
-            waiting.append((source, source.acks, source.acks.sent_number + source.acks.dirty))
+            waiting.append((source, source.acks, source.acks.sent_number + source.acks.has_acks))
         try:
             async with asyncio.timeout(self._settings.timeout):
                 while waiting := [one for one in waiting if self._unconfirmed(*one)]:
-                    self._progress.clear()
-                    await self._progress.wait()
+                    self._acks_progressed.clear()
+                    await self._acks_progressed.wait()
                     for source, _, _ in waiting:
                         source.send_acks(confirm=True)
         except TimeoutError:
             raise Unavailable(f"acks were not confirmed within {self._settings.timeout:g} s") from None
         for source in self._sources.values():
-            failure, source.ack_failure = source.ack_failure, None
-            if failure is not None:
+            if (failure := source.take_ack_failure()) is not None:
                 raise failure
 
     def _unconfirmed(self, source: PartitionSource, acks: Acks, number: int) -> bool:
@@ -191,139 +190,136 @@ class PartitionSources:
         present = self._sources.get((source.topic, source.partition)) is source and source.acks is acks
         return present and acks.confirmed_number < number
 
-    def dirty(self, source: PartitionSource) -> None:
-        self._dirty.append(source)
+    def _send_acks(self) -> None:
+        self._ack_timer = None
+        sources, self._with_acks = self._with_acks, []
+        for source in sources:
+            source.send_acks()
+
+    def _send_nacks(self) -> None:
+        sources, self._with_nacks = self._with_nacks, []
+        for source in sources:
+            source.send_acks()
+
+    # -- what sources call: see SourceListener -----------------------------------------------------------------------
+
+    def schedule_acks(self, source: PartitionSource) -> None:
+        self._with_acks.append(source)
         if self._ack_timer is None and not self._closed:
             loop = asyncio.get_running_loop()
             self._ack_timer = loop.call_later(self._settings.ack_linger_ms / 1_000, self._send_acks)
 
-    def nacked(self, source: PartitionSource) -> None:
-        self._nacked.append(source)
-        if len(self._nacked) == 1:
+    def schedule_nacks(self, source: PartitionSource) -> None:
+        self._with_nacks.append(source)
+        if len(self._with_nacks) == 1:
             asyncio.get_running_loop().call_soon(self._send_nacks)
 
-    def _send_nacks(self) -> None:
-        nacked, self._nacked = self._nacked, []
-        for source in nacked:
-            source.send_acks()
+    def acks_confirmed(self) -> None:
+        self._acks_progressed.set()
 
-    def timeout_changed(self) -> None:
-        self._queue.rechunk()
-
-    def confirmed(self) -> None:
-        self._progress.set()
-
-    def _send_acks(self) -> None:
-        self._ack_timer = None
-        dirty, self._dirty = self._dirty, []
-        for source in dirty:
-            source.send_acks()
-
-    # -- what sources tell -------------------------------------------------------------------------------------------
+    def ack_timeout_changed(self) -> None:
+        self._queue.restore_chunk()
 
     def delivered(self, batch: ReceivedBatch) -> None:
         self._queue.put(batch)
 
-    def restarted(self, source: PartitionSource) -> list[ReceivedBatch]:
+    def discard_deliveries(self, source: PartitionSource) -> list[ReceivedBatch]:
         return self._queue.discard(lambda batch: batch.acks is source.acks)
 
-    def failed(self, source: PartitionSource, error: DanubeError) -> None:
-        if isinstance(error, NotFound) and source.topic not in self._wish.names:
+    def source_failed(self, source: PartitionSource, error: DanubeError) -> None:
+        if isinstance(error, NotFound) and source.topic not in self._options.names:
             self._sources.pop((source.topic, source.partition), None)  # found by a pattern, deleted since
         else:
             self._failure = self._failure or error
             source.acks.close(error)
             self._queue.fail(error)
-        self._progress.set()
+        self._acks_progressed.set()
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def _attach_to(self, topics: Sequence[str], start: requests.Start) -> None:
-        """Attach to every partition of these topics, or to none."""
-        found = await _all_of(topics, lambda topic: self._sources_of(topic, start))
+        """Attach to every partition of these topics, or to none of them."""
+        found = await _for_all(topics, lambda topic: self._new_sources(topic, start))
         added = [source for sources in found for source in sources]
         for source in added:
             self._sources[source.topic, source.partition] = source
         self._share_prefetch()
         try:
-            await _all_of(added, lambda one: self._brokers.retrying(one.attach, one.topic, one.partition))
+            await _for_all(added, lambda one: self._brokers.retrying(one.attach, one.topic, one.partition))
         except BaseException:
             for source in added:
                 self._sources.pop((source.topic, source.partition), None)
                 await source.detach()
             raise
 
-    async def _sources_of(self, topic: str, start: requests.Start) -> list[PartitionSource]:
-        """A source for every partition that has none yet."""
-        wish = self._wish
-        create = wish.create_topic and topic in wish.names
+    async def _new_sources(self, topic: str, start: requests.Start) -> list[PartitionSource]:
+        """Return a source for every partition of the topic that has none yet."""
+        options = self._options
+        create = options.create_topic and topic in options.names
         route = await self._brokers.retrying(lambda: self._brokers.route(topic, create, age_max=0.0))
         if route.partitioned:
-            self._growing.add(topic)
+            self._partitioned.add(topic)
         subscriptions = [
             requests.Subscribe(
                 topic=topic,
                 partition=partition,
-                subscription=wish.subscription,
-                consumer=wish.consumer,
-                type="" if wish.type is None else str(wish.type),
+                subscription=options.subscription,
+                consumer=options.consumer,
+                type="" if options.type is None else str(options.type),
                 start=start,
-                priority=wish.priority,
-                key_filters=list(wish.key_filters),
-                failure_policy=wish.failure_policy,
+                priority=options.priority,
+                key_filters=list(options.key_filters),
+                failure_policy=options.failure_policy,
             )
             for partition in range(len(route.partitions))
             if (topic, partition) not in self._sources
         ]
-        return [
-            PartitionSource(self._brokers, self._tasks, self, one, FlowControl(1, 1), wish.ack_timeout_s)
-            for one in subscriptions
-        ]
+        return [PartitionSource(self._brokers, self._tasks, self, one, options.ack_timeout_s) for one in subscriptions]
 
     def _share_prefetch(self) -> None:
-        """Of few messages each source gets few, but one at least: where there is none, nothing comes."""
-        share, settings = min(len(self._sources) or 1, SHARES_MAX), self._settings
+        """Divide the prefetch limits among the sources; each gets at least one message, or nothing would arrive."""
+        shares, settings = min(len(self._sources) or 1, SHARES_MAX), self._settings
         for source in self._sources.values():
-            source.credit.aim(max(1, settings.prefetch_messages // share), max(1, settings.prefetch_bytes // share))
+            source.set_prefetch(max(1, settings.prefetch_messages // shares), max(1, settings.prefetch_bytes // shares))
 
-    async def _matching(self) -> list[str]:
-        """The topics that the patterns mean now."""
+    async def _matching_topics(self) -> list[str]:
+        """Return the existing topics that match a pattern of the consumer."""
         found: set[str] = set()
-        for pattern in self._wish.patterns:
+        for pattern in self._options.patterns:
             namespace = pattern.split("/")[1]
             request = requests.ListTopics(namespace="" if is_pattern(namespace) else namespace)
             listed = await self._brokers.call(request, requests.Names)
             found.update(topic for topic in listed.names if fnmatchcase(topic, pattern))
         return sorted(found)
 
-    async def _unknown(self) -> list[str]:
+    async def _new_topics(self) -> list[str]:
         present = {topic for topic, _ in self._sources}
-        return [topic for topic in await self._matching() if topic not in present]
+        return [topic for topic in await self._matching_topics() if topic not in present]
 
-    async def _grown(self) -> list[str]:
-        """The topics that have partitions without a source."""
+    async def _grown_topics(self) -> list[str]:
+        """Return the topics that have partitions without a source."""
         grown: list[str] = []
-        for topic in sorted(self._growing & {topic for topic, _ in self._sources}):
+        for topic in sorted(self._partitioned & {topic for topic, _ in self._sources}):
             try:
                 route = await self._brokers.route(topic, age_max=self._settings.refresh_seconds / 2)
             except NotFound:
-                continue  # its sources are told
+                continue  # its sources fail by themselves
             if any((topic, partition) not in self._sources for partition in range(len(route.partitions))):
                 grown.append(topic)
         return grown
 
-    async def _watch(self) -> None:
-        """Look for new topics and new partitions, for ever. Cancelled, the consumer is being closed."""
+    async def _attach_new(self) -> None:
+        """Look for new topics and new partitions regularly and attach to them, until the consumer is closed."""
         while True:
             await self._brokers.clock.sleep(self._settings.refresh_seconds)
             try:
-                for topic in [*await self._grown(), *await self._unknown()]:
+                for topic in [*await self._grown_topics(), *await self._new_topics()]:
                     with suppress(NotFound):  # deleted since it was listed
-                        async with self._steering:
+                        async with self._changing_sources:
                             await self._attach_to([topic], requests.Start("earliest"))
             except DanubeError as error:
                 if not worth_retrying(error):
                     self._failure = self._failure or error
                     self._queue.fail(error)
                     return
-                log.warning("consumer.refresh_failed", subscription=self._wish.subscription, error=error.message)
+                log.warning("consumer.refresh_failed", subscription=self._options.subscription, error=error.message)

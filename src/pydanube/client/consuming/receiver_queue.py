@@ -1,13 +1,13 @@
-"""Received batches that wait for the user, and the chunk of messages that is ready to be handed out.
+"""The receiver queue: prefetched batches that wait for the user, and a chunk of messages prepared from the first one.
 
 ```
- put() --> batches --> current batch --> chunk: up to CHUNK_MESSAGES messages, handed out by ready()
-                              \\-- take_batch(): what is left of it, or the next one whole
+ put() --> batches --> current batch --> chunk: up to CHUNK_MESSAGES messages, returned one by one by ready()
+                              \\-- take_batch(): the rest of the current batch, or the whole next one
 ```
 
 Invariants
-    a message is handed out once, in the order of its partition
-    whoever waits is woken when a batch arrives, when the stream fails, and when it ends
+    each message is returned once, in the order of its partition
+    every waiting receiver is woken when a batch arrives, when the stream fails, and when it ends
 """
 
 from __future__ import annotations
@@ -23,26 +23,36 @@ from pydanube.model.errors import DanubeError
 from .messages import Message, ReceivedBatch
 
 CHUNK_MESSAGES: Final = 128
-"""Messages made ready at a time."""
+"""Messages prepared at a time."""
 
-_NOTHING: Final[Iterator[Message]] = iter(())
+_NO_MESSAGES: Final[Iterator[Message]] = iter(())
 
 
 class ReceiverQueue:
     """A queue of batches that can be taken message by message."""
 
-    __slots__ = ("_batches", "_chunk", "_chunk_end", "_current", "_on_begun", "_waiting", "ended", "failure", "ready")
+    __slots__ = (
+        "_batches",
+        "_chunk",
+        "_chunk_end",
+        "_current",
+        "_on_batch_begun",
+        "_waiting",
+        "ended",
+        "failure",
+        "ready",
+    )
 
-    def __init__(self, on_begun: Callable[[ReceivedBatch], None]) -> None:
-        self.ready: Callable[[], Message] = _NOTHING.__next__
-        """The next message of the chunk; raises StopIteration when it is used up."""
+    def __init__(self, on_batch_begun: Callable[[ReceivedBatch], None]) -> None:
+        self.ready: Callable[[], Message] = _NO_MESSAGES.__next__
+        """Returns the next message of the chunk; raises StopIteration after the last one."""
         self.failure: DanubeError | None = None
         self.ended = False
-        """Nothing will be put any more."""
-        self._on_begun = on_begun
+        """No further batch will be put."""
+        self._on_batch_begun = on_batch_begun
         self._batches: deque[ReceivedBatch] = deque()
         self._current: ReceivedBatch | None = None
-        self._chunk: Iterator[Message] = _NOTHING
+        self._chunk: Iterator[Message] = _NO_MESSAGES
         self._chunk_end = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -58,7 +68,7 @@ class ReceiverQueue:
             self.wake()
 
     def discard(self, unwanted: Callable[[ReceivedBatch], bool]) -> list[ReceivedBatch]:
-        """Forget batches that will come again; what was handed out stays handed out. Returns those not begun."""
+        """Drop the `unwanted` batches, also the rest of the current one. Returns those the user had not begun with."""
         dropped = [batch for batch in self._batches if unwanted(batch)]
         if dropped:
             self._batches = deque(batch for batch in self._batches if not unwanted(batch))
@@ -67,14 +77,14 @@ class ReceiverQueue:
         return dropped
 
     def fail(self, error: DanubeError) -> None:
-        """From now on receiving raises this."""
+        """Drop everything; receiving raises `error` from now on."""
         self.failure = self.failure or error
         self._batches.clear()
         self._drop_current()
         self.wake()
 
     def end(self) -> None:
-        """What is here is all there will be."""
+        """End the stream after the batches that are in the queue."""
         self.ended = True
         self.wake()
 
@@ -86,74 +96,77 @@ class ReceiverQueue:
     # -- taking ------------------------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Make the next chunk ready. False when there is nothing."""
+        """Prepare the next chunk. Returns False if the queue is empty."""
         current = self._current
         if current is None or self._chunk_end >= len(current):
             self._drop_current()
             if not self._batches:
                 return False
             current = self._current = self._batches.popleft()
-            self._on_begun(current)
+            self._on_batch_begun(current)
         start = self._chunk_end
         end = min(start + CHUNK_MESSAGES, len(current))
-        if current.acks is not None and current.acks.unsettled is not None:
-            end = start + 1  # its ack timeout begins when the application gets it, not before
-            current.acks.unsettled.taken((current.offset_at(start),))
+        if current.acks is not None and current.acks.timeouts is not None:
+            end = start + 1  # one message: its ack timeout starts when the application receives it, not before
+            current.acks.timeouts.start((current.offset_at(start),))
         self._chunk_end = end
         self._chunk = iter(list(current.messages(start, end)))
         self.ready = self._chunk.__next__
         return True
 
     def take_batch(self) -> ReceivedBatch | None:
-        """What is left of the current batch, or the next one."""
-        batch = self._left_or_next()
-        if batch is not None and batch.acks is not None and batch.acks.unsettled is not None:
-            batch.acks.unsettled.taken(batch.offsets.tolist())
+        """Take the rest of the current batch, or the next batch; None if the queue is empty."""
+        batch = self._take_rest_or_next()
+        if batch is not None and batch.acks is not None and batch.acks.timeouts is not None:
+            batch.acks.timeouts.start(batch.offsets.tolist())
         return batch
 
     def take_portion(self) -> ReceivedBatch | None:
-        """As much as can be handed over at once to whoever gives messages to the application one by one."""
+        """Take a batch for the blocking client, which returns its messages one by one from another thread.
+
+        With an ack timeout that batch has a single message, because the timeout starts here.
+        """
         current = self._current
         if current is None and self._batches:
             current = self._batches[0]
-        if current is None or current.acks is None or current.acks.unsettled is None:
+        if current is None or current.acks is None or current.acks.timeouts is None:
             return self.take_batch()
         message = next(self._chunk, None)
         if message is None:
             if not self.advance():
                 return None
             message = next(self._chunk)
-        return message._delivery.part(message._place, message._place + 1)
+        return message._delivery.part(message._index, message._index + 1)
 
-    def rechunk(self) -> None:
-        """What was made ready and not handed out goes back into its batch."""
+    def restore_chunk(self) -> None:
+        """Put the prepared messages that were not returned back into their batch."""
         self._chunk_end -= length_hint(self._chunk)
-        self._chunk = _NOTHING
-        self.ready = _NOTHING.__next__
+        self._chunk = _NO_MESSAGES
+        self.ready = _NO_MESSAGES.__next__
 
-    def _left_or_next(self) -> ReceivedBatch | None:
+    def _take_rest_or_next(self) -> ReceivedBatch | None:
         current = self._current
         if current is not None:
-            place = self._chunk_end - length_hint(self._chunk)
+            start = self._chunk_end - length_hint(self._chunk)
             self._drop_current()
-            if place < len(current):
-                return current.part(place, len(current))
+            if start < len(current):
+                return current.part(start, len(current))
         if not self._batches:
             return None
         batch = self._batches.popleft()
-        self._on_begun(batch)
+        self._on_batch_begun(batch)
         return batch
 
     def _drop_current(self) -> None:
         self._current = None
         self._chunk_end = 0
-        self._chunk = _NOTHING
-        self.ready = _NOTHING.__next__
+        self._chunk = _NO_MESSAGES
+        self.ready = _NO_MESSAGES.__next__
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     async def wait(self) -> None:
-        """Until something was put, failed or ended. Cancelled, nothing is lost."""
+        """Wait until a batch is put, or the stream fails or ends. Cancelled, nothing is lost."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(woken)
         try:

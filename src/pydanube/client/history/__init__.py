@@ -1,1 +1,1 @@
-"""Reading by offset, without a subscription."""
+"""Reads by offset, without a subscription: from brokers (readers, fetches of a range), and which segments to read."""

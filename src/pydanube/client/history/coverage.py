@@ -1,11 +1,11 @@
-"""Which objects of a store make up a partition's history, where several hold the same offsets.
+"""Decides which segments make up the history of a partition, if several segments hold the same offsets.
 
-The catalog knows, and so does a list that was made from it; then nothing has to be decided here. A store alone shows
-more than that: segments that were replaced by larger ones and are not deleted yet, and what an owner uploaded that had
-been fenced. So among segments that were found by looking,
+The catalog of a broker, and lists made from it, name each offset once; then there is nothing to decide. An object store
+alone may also have segments that were replaced by larger ones and are not deleted yet, and segments that an owner
+uploaded after it had been fenced. Among segments that were found by listing the store,
 
-    what a later owner has written ends what earlier ones wrote: from its first offset on, they do not count
-    of one owner's segments, which agree where they overlap, the one that reaches furthest is read
+    from the first offset that a later owner wrote on, the segments of earlier owners are ignored
+    of the segments of one owner, which agree where they overlap, the one that reaches furthest is read
 
 Owners are ordered by epoch, and the ledgers of one owner by their ids, which only grow.
 """
@@ -26,15 +26,16 @@ from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.positions import OFFSET_END, Position
 
 _TIME_END: Final = 1 << 62
-"""Later than anything."""
+"""Later than every append time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
     """Offsets [first_offset, end_offset) of a partition, and the section of an object that holds them.
 
-    Whoever plans on one machine and reads on another sends these. Only the first six are needed; what else is known
-    saves requests: the object's size one for each object, the times the opening of objects that are out of range.
+    A program that plans on one machine and reads on another sends these. Only the first six fields are needed. Others
+    save requests: with `object_bytes` one request per object is saved, with the append times no object is opened that
+    is out of the wanted range.
     """
 
     object: str
@@ -47,11 +48,11 @@ class SegmentInfo:
     epoch: int = 0
     start: int = 0
     end: int = 0
-    """Bytes of the object."""
+    """The section is at bytes [start, end) of the object."""
     object_bytes: int = 0
     append_time_min: int = 0
     append_time_max: int = 0
-    """Microseconds since 1970; 0 stands for unknown."""
+    """Microseconds since 1970; 0: unknown."""
 
     @classmethod
     def of(cls, key: str, number: int, section: SegmentSection, object_bytes: int) -> SegmentInfo:
@@ -76,7 +77,7 @@ class SegmentInfo:
 
 
 class CoverageWindow(NamedTuple):
-    """What is wanted, by offset and by append time; None where nothing was said."""
+    """The range to read, by offset and by append time; an offset is None if the user named none."""
 
     first_offset: int | None
     end_offset: int | None
@@ -97,7 +98,7 @@ class CoverageWindow(NamedTuple):
         )
 
     def touches(self, info: SegmentInfo) -> bool:
-        """False where the description of a segment says that nothing of it is wanted."""
+        """Return False if the description of a segment shows that nothing of it is wanted."""
         if info.end_offset <= (self.first_offset or 0) or info.first_offset >= self._end_offset:
             return False
         return not info.append_time_max or (
@@ -105,7 +106,7 @@ class CoverageWindow(NamedTuple):
         )
 
     def within(self, info: SegmentInfo, section: SegmentSection) -> WantedRange:
-        """What is wanted of one segment; the index has narrowed its offsets down by time."""
+        """Return the wanted part of one segment; the section's index narrows the offsets down by time."""
         first, end = section.offsets_between(self.start_us, self.end_us)
         first_offset = max(first, info.first_offset, self.first_offset or 0)
         return WantedRange(first_offset, min(end, info.end_offset, self._end_offset), self.start_us, self.end_us)
@@ -116,7 +117,7 @@ class CoverageWindow(NamedTuple):
 
 
 class WantedRange(NamedTuple):
-    """What is wanted of one segment: offsets, and the append times a batch must have besides."""
+    """The wanted part of one segment: the offsets, and the append times that a batch must also have."""
 
     first_offset: int
     end_offset: int
@@ -124,7 +125,7 @@ class WantedRange(NamedTuple):
     end_us: int
 
     def rows_of(self, batch: Batch) -> tuple[int, int]:
-        """The rows [start, end) of a batch that are wanted."""
+        """Return the wanted rows [start, end) of a batch."""
         if not self.start_us <= batch.append_time < self.end_us:
             return 0, 0
         if self.first_offset <= batch.base_offset and batch.end_offset <= self.end_offset:
@@ -133,40 +134,40 @@ class WantedRange(NamedTuple):
         return bisect_left(offsets, self.first_offset), bisect_left(offsets, self.end_offset)
 
 
-def resolved(found: Iterable[SegmentInfo]) -> list[SegmentInfo]:
-    """The history that these segments of one partition make up: in order, without overlaps, possibly with gaps."""
+def resolve_overlaps(found: Iterable[SegmentInfo]) -> list[SegmentInfo]:
+    """Return the history of one partition, made of these segments: in order, without overlaps, possibly with gaps."""
     owners: dict[tuple[int, int], list[SegmentInfo]] = {}
     for info in found:
         owners.setdefault((info.epoch, info.ledger_id), []).append(info)
     history: list[SegmentInfo] = []
     limit = OFFSET_END
     for owner in sorted(owners, reverse=True):
-        history = _of_one_owner(owners[owner], limit) + history
+        history = _resolve_owner(owners[owner], limit) + history
         limit = history[0].first_offset if history else limit
     return history
 
 
-def _of_one_owner(found: list[SegmentInfo], limit: int) -> list[SegmentInfo]:
-    """From left to right up to the limit, each time the segment that reaches furthest."""
+def _resolve_owner(found: list[SegmentInfo], limit: int) -> list[SegmentInfo]:
+    """Choose among the segments of one owner, up to offset `limit`: always the one that reaches furthest."""
     kept: list[SegmentInfo] = []
     waiting = deque(sorted(found, key=lambda info: info.first_offset))
-    place = 0
+    offset = 0
     while waiting:
-        place = max(place, waiting[0].first_offset)
-        best, end = None, place
-        while waiting and waiting[0].first_offset <= place:
+        offset = max(offset, waiting[0].first_offset)
+        best, end = None, offset
+        while waiting and waiting[0].first_offset <= offset:
             info = waiting.popleft()
             if info.end_offset > end:
                 best, end = info, info.end_offset
         end = min(end, limit)
-        if best is not None and end > place:
-            kept.append(replace(best, first_offset=place, end_offset=end))
-            place = end
+        if best is not None and end > offset:
+            kept.append(replace(best, first_offset=offset, end_offset=end))
+            offset = end
     return kept
 
 
-def ordered(segments: Sequence[SegmentInfo]) -> list[SegmentInfo]:
-    """A list that somebody else has decided on, by offset. Invalid when it contradicts itself."""
+def sort_segments(segments: Sequence[SegmentInfo]) -> list[SegmentInfo]:
+    """Return the segments of one partition sorted by offset. Raises Invalid if they overlap or are of several."""
     if len({(info.topic_id, info.partition) for info in segments}) > 1:
         raise Invalid("segments of several partitions were given: read one partition at a time")
     by_offset = sorted(segments, key=lambda info: info.first_offset)
@@ -180,16 +181,19 @@ def ordered(segments: Sequence[SegmentInfo]) -> list[SegmentInfo]:
 
 
 def check_covered(segments: Sequence[SegmentInfo], first_offset: int | None, end_offset: int | None) -> None:
-    """NotFound unless these segments, in order, hold the range without a gap. None: from or to where they are."""
-    place = first_offset
+    """Raise NotFound unless these sorted segments hold the offsets [first_offset, end_offset) without a gap.
+
+    None stands for the first or the last offset that the segments have.
+    """
+    offset = first_offset
     for info in segments:
         if end_offset is not None and info.first_offset >= end_offset:
             break
-        if place is not None and info.first_offset > place:
-            raise _missing(place, info.first_offset)
-        place = info.end_offset if place is None else max(place, info.end_offset)
-    if end_offset is not None and (place or 0) < end_offset:
-        raise _missing(place or 0, end_offset)
+        if offset is not None and info.first_offset > offset:
+            raise _missing(offset, info.first_offset)
+        offset = info.end_offset if offset is None else max(offset, info.end_offset)
+    if end_offset is not None and (offset or 0) < end_offset:
+        raise _missing(offset or 0, end_offset)
 
 
 def _missing(start: int, end: int) -> NotFound:

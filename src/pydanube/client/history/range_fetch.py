@@ -1,11 +1,11 @@
-"""A range of offsets of one partition, as the broker's answers: for programs that read a lot and know how much.
+"""Fetches a range of offsets of one partition, for programs that read much and know the range.
 
-Unlike a reader it ends where the log ends, tells where the log began and ended at each answer, and leaves the bytes to
-be cut and verified (`split_batches`) on whichever thread has the time for it.
+Unlike a reader, the fetch of a range ends at the end of the log; each answer says where the log starts and ends; and
+the answers are bytes, which the caller splits and verifies (`split_batches`) on a thread of its choice.
 
 Invariants
-    the answers follow each other: each begins where the one before said to go on
-    at most AHEAD answers wait for whoever iterates, and one more is on its way
+    each answer starts at the `next_offset` of the one before
+    at most AHEAD answers wait to be taken, and one more fetch is in flight
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FETCH_BYTES: Final = 4 * MIB
 
 _FETCH_BYTES_MIN: Final = 64 * KIB
 _MESSAGE_BYTES: Final = 1 * KIB
-"""What a message is taken to be until an answer has shown it."""
+"""The assumed size of a message before the first answer."""
 
 
 class RangeFetch(NamedTuple):
@@ -36,17 +36,20 @@ class RangeFetch(NamedTuple):
     start: int
     end: int
     topic_id: int = 0
-    """0: whichever topic has this name at each answer."""
+    """The topic must have this id; 0: any topic with this name."""
 
 
 async def fetches(
     brokers: Brokers, span: RangeFetch, fetch_bytes: int = FETCH_BYTES
 ) -> AsyncGenerator[FetchAnswer, None]:
-    """The answers to fetches of a span, until it is covered or the log ends. The first and the last may hold batches
-    that reach beyond it. NotFound when the topic of this name is another one by now. Left early, close it; cancelled,
-    nothing is left behind."""
+    """Fetch the range `span` and yield the broker's answers, until the range or the log ends.
+
+    The first and the last answer may contain batches that reach beyond the range. Raises NotFound if the topic was
+    deleted, also if another one has its name now. A caller that stops early closes the generator (`aclosing`).
+    Cancelled, nothing is left behind.
+    """
     answers: asyncio.Queue[FetchAnswer | Exception | None] = asyncio.Queue(AHEAD)
-    async with Tasks(on_crash=_told_by_the_queue) as tasks:
+    async with Tasks(on_crash=_raised_by_the_iterator) as tasks:
         tasks.spawn(_fetch_all(brokers, span, fetch_bytes, answers), f"fetch {span.topic}")
         while (answer := await answers.get()) is not None:
             if isinstance(answer, Exception):
@@ -57,28 +60,28 @@ async def fetches(
 async def _fetch_all(
     brokers: Brokers, span: RangeFetch, fetch_bytes: int, answers: asyncio.Queue[FetchAnswer | Exception | None]
 ) -> None:
-    """Until the end or the first failure, which goes into the queue like everything else."""
-    topic, partition, place, end, topic_id = span
+    """Put the answers into the queue, then None or the error that ended the fetches."""
+    topic, partition, offset, end, topic_id = span
     message_bytes = float(_MESSAGE_BYTES)
 
     async def fetch() -> FetchAnswer:
         connection = await brokers.owner(topic, partition)
-        bytes_max = min(fetch_bytes, max(_FETCH_BYTES_MIN, int((end - place) * message_bytes)))
-        start = requests.Start("offset", place)
+        bytes_max = min(fetch_bytes, max(_FETCH_BYTES_MIN, int((end - offset) * message_bytes)))
+        start = requests.Start("offset", offset)
         return await connection.fetch(requests.Fetch(topic, partition, start, bytes_max, topic_id=topic_id))
 
     try:
-        while place < end:
+        while offset < end:
             answer = await brokers.retrying(fetch, topic, partition)
             await answers.put(answer)
-            if answer.next_offset <= place:
+            if answer.next_offset <= offset:
                 break
-            message_bytes = len(answer.body) / max(1, answer.next_offset - max(place, answer.start_offset)) + 1
-            place = answer.next_offset
+            message_bytes = len(answer.body) / max(1, answer.next_offset - max(offset, answer.start_offset)) + 1
+            offset = answer.next_offset
         await answers.put(None)
     except Exception as error:
         await answers.put(error)
 
 
-def _told_by_the_queue(task: asyncio.Task[Any], error: BaseException) -> None:
-    """Whatever went wrong is in the queue."""
+def _raised_by_the_iterator(task: asyncio.Task[Any], error: BaseException) -> None:
+    """Do nothing: the error is in the queue, and `fetches` raises it."""

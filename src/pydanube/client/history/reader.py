@@ -1,9 +1,9 @@
-"""The reader: one partition by offset, without a subscription. It reads ahead while the user works.
+"""The reader: reads one partition by offset, without a subscription, and prefetches while the user works.
 
 Invariants
-    messages come in the order of their offsets, each once; after a lost connection it goes on at the next offset
-    all of them are of the topic that had the name when it was opened; NotFound once that one is gone
-    at most READ_AHEAD_FETCHES answers are held that the user has not begun with
+    messages are returned in the order of their offsets, each once; after a disconnect reading continues at the next one
+    all of them are of the topic that had the name when the reader was opened; NotFound is raised once it is deleted
+    at most READ_AHEAD_FETCHES answers are held with batches that the user has not begun with
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pydanube.runtime.tasks import Tasks
 READ_AHEAD_FETCHES: Final = 2
 FETCH_BYTES: Final = 1 * MIB
 WAIT_MS: Final = 5_000
-"""How long the broker holds a fetch at the end of the log before it answers with nothing."""
+"""How long the broker waits for messages at the end of the log before it sends an empty answer."""
 
 
 class Reader(MessageStream):
-    """Reads one partition. Made by `client.reader`; opened by `async with`, by awaiting it, or by reading from it."""
+    """Reads one partition. Made by `client.reader`; opened by `async with`, by awaiting it, or by the first receive."""
 
     _what = "reader"
 
@@ -52,9 +52,9 @@ class Reader(MessageStream):
         self.topic = str(TopicName.parse(topic))
         self.partition = partition
         self.next_offset = -1
-        """Where reading goes on; -1 until the first answer."""
+        """The offset of the next fetch; -1 before the reader is open."""
         self.end_offset = -1
-        """Where the partition ended at the last answer; -1 before it."""
+        """The end of the partition at the last answer; -1 before the first."""
         self._brokers = brokers
         self._topic_id = 0
         self._start = wire_start(start)
@@ -62,8 +62,9 @@ class Reader(MessageStream):
         self._stop_offset: int | None = None
         self._fetch_bytes = fetch_bytes
         self._tasks = Tasks()
-        self._held: list[int] = []
-        self._room = asyncio.Event()
+        self._batches_left: list[int] = []
+        """For each answer in the queue, the number of its batches that the user has not begun with."""
+        self._answer_consumed = asyncio.Event()
 
     async def _ready_to_receive(self) -> None:
         if not self._opened and not self._closed:
@@ -74,12 +75,12 @@ class Reader(MessageStream):
     async def _begin(self) -> None:
         self._topic_id = await self._brokers.retrying(self._identify, self.topic, self.partition)
         if self._end_position is not None:
-            self._stop_offset = await self._find(self._end_position)
-        self.next_offset = await self._find(self._start)
+            self._stop_offset = await self._find_offset(self._end_position)
+        self.next_offset = await self._find_offset(self._start)
         self._tasks.spawn(self._read_ahead(), f"read {self.topic}[{self.partition}]")
 
     async def _identify(self) -> int:
-        """The id of the topic that has the name now. NotFound, before anything is waited for."""
+        """Return the id of the topic. Raises NotFound if the topic or its partition does not exist."""
         route = await self._brokers.route(self.topic, age_max=0.0)
         await self._owner()
         return route.topic_id
@@ -87,7 +88,7 @@ class Reader(MessageStream):
     async def _owner(self) -> Connection:
         return await self._brokers.owner(self.topic, self.partition)
 
-    async def _find(self, position: requests.Start) -> int:
+    async def _find_offset(self, position: requests.Start) -> int:
         if position.kind == "offset":
             return position.value
         request = requests.FindOffset(topic=self.topic, partition=self.partition, position=position)
@@ -102,11 +103,11 @@ class Reader(MessageStream):
         """Fetch until the end that was asked for. Cancelled, nothing is left behind."""
         backoff = RetryBackoff(self._brokers.random)
         while not self._reached_stop():
-            while len(self._held) >= READ_AHEAD_FETCHES:
-                self._room.clear()
-                await self._room.wait()
+            while len(self._batches_left) >= READ_AHEAD_FETCHES:
+                self._answer_consumed.clear()
+                await self._answer_consumed.wait()
             try:
-                self._take(await self._fetch())
+                self._enqueue(await self._fetch())
                 backoff.reset()
                 continue
             except DanubeError as error:
@@ -130,17 +131,19 @@ class Reader(MessageStream):
             )
         )
 
-    def _take(self, fetched: FetchAnswer) -> None:
-        batches = [received for batch in split_batches(fetched.body) if (received := self._wanted(batch)) is not None]
+    def _enqueue(self, fetched: FetchAnswer) -> None:
+        batches = [
+            received for batch in split_batches(fetched.body) if (received := self._select_rows(batch)) is not None
+        ]
         self.next_offset = max(self.next_offset, fetched.next_offset)
         self.end_offset = fetched.end_offset
         if batches:
-            self._held.append(len(batches))
+            self._batches_left.append(len(batches))
             for received in batches:
                 self._queue.put(received)
 
-    def _wanted(self, batch: Batch) -> ReceivedBatch | None:
-        """The rows of a batch in [next_offset, stop_offset)."""
+    def _select_rows(self, batch: Batch) -> ReceivedBatch | None:
+        """Return the rows of a batch that are in [next_offset, stop_offset), or None if there are none."""
         received = ReceivedBatch(batch, self.topic, self.partition)
         stop = self._stop_offset
         if batch.base_offset >= self.next_offset and (stop is None or batch.end_offset <= stop):
@@ -153,11 +156,11 @@ class Reader(MessageStream):
     def _reached_stop(self) -> bool:
         return self._stop_offset is not None and self.next_offset >= self._stop_offset
 
-    def _taken(self, batch: ReceivedBatch) -> None:
-        self._held[0] -= 1
-        if self._held[0] == 0:
-            del self._held[0]
-            self._room.set()
+    def _batch_begun(self, batch: ReceivedBatch) -> None:
+        self._batches_left[0] -= 1
+        if self._batches_left[0] == 0:
+            del self._batches_left[0]
+            self._answer_consumed.set()
 
     async def _finish(self) -> None:
         self._queue.wake()
@@ -168,7 +171,7 @@ class Reader(MessageStream):
 
 
 def split_batches(body: memoryview) -> list[Batch]:
-    """The batches of a FETCHED body, each verified whole."""
+    """Split the body of a FETCHED frame into its batches, and verify each of them. Raises Corrupt."""
     batches: list[Batch] = []
     at = 0
     while at < len(body):
