@@ -159,7 +159,7 @@ async def test_nacks_that_were_not_sent_go_with_their_connection(wire: Wire) -> 
             wire.open_for_new = False
             wire.cut()
             source = consumer._sources._sources[TOPIC, 0]
-            await until(lambda: source._connection is None)
+            await until(lambda: source._session.handle is None)
             await consumer.nack(message, delay=60)
             wire.open_for_new = True
             again = await consumer.receive(timeout=60)

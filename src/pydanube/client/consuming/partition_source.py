@@ -1,4 +1,6 @@
-"""Receives from one partition: attaches to its owner, takes deliveries, sends acks, attaches again after a disconnect.
+"""Receives from one partition: attaches to its owner, takes deliveries and sends acks.
+
+An `OwnerSession` finds the owner, attaches, and attaches again after a disconnect:
 
 ```
  attach:   Subscribe --> ConsumerOpened --> ACK (unconfirmed acks of the last session) --> CREDIT --> DELIVER ...
@@ -30,11 +32,12 @@ from typing import Final, Protocol
 
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.owner_session import OwnerHandle, OwnerSession
 from pydanube.client.connection.routing import Brokers, worth_retrying
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import requests
 from pydanube.codec.native.frames import GENERATION_UNKNOWN, DeliverHead
-from pydanube.model.errors import Corrupt, DanubeError, NotOwner
+from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.model.failure import ACK_TIMEOUT
 from pydanube.model.limits import NACKED_MESSAGES_MAX
 from pydanube.model.topics import SubscriptionType
@@ -130,38 +133,49 @@ class PartitionSource:
         self._listener = listener
         self._subscribe = subscribe
         self._flow = FlowControl(1, 1)
-        self._backoff = RetryBackoff(brokers.random)
-        self._connection: Connection | None = None
-        self._handle = 0
+        backoff, opened_type = RetryBackoff(brokers.random), requests.ConsumerOpened
+        self._session = OwnerSession(brokers, tasks, self, opened_type, "consumer", self.topic, self.partition, backoff)
         self._subscription_id = self._epoch = self._moves = 0
         self._confirming = 0
         """The number of the last ack set for which a confirmation was requested."""
         self._ack_failure: DanubeError | None = None
         self._stopped = False
-        self._nothing_delivered = False
-        """The present session, or the one before it, has delivered nothing yet."""
-        self._attaching: asyncio.Task[None] | None = None
         self._own_timeout_s = ack_timeout_s
         self._timeout_s = 0.0
         self._expiring: asyncio.Task[None] | None = None
         self.acks = self._new_acks()
 
-    # -- attaching ---------------------------------------------------------------------------------------------------
+    # -- the session at the owner ------------------------------------------------------------------------------------
 
     async def attach(self) -> None:
         """Try once to attach. Cancelled while the broker attaches it, it is detached again."""
-        connection = await self._brokers.owner(self.topic, self.partition)
-        await connection.request(
-            self._subscribe,
-            requests.ConsumerOpened,
-            partial(self._attached, connection),
-            on_late=lambda opened: connection.tell(requests.CloseConsumer(handle=opened.handle)),
-        )
+        await self._session.open()
 
-    def _attached(self, connection: Connection, opened: requests.ConsumerOpened) -> None:
-        connection.on_lost(self, self._lost)
+    def reattach(self) -> None:
+        """Attach again in the background, and keep trying until it works or is refused for good."""
+        if not self._stopped:
+            self._session.reopen()
+
+    async def detach(self) -> None:
+        """End the session. A broker that does not answer detaches the consumer when the connection ends."""
+        await self._session.close(self._clean_up(self._session.detach()))
+
+    def stop(self, error: DanubeError) -> None:
+        """Do not attach again, and refuse later acks with `error`: the consumer is being closed."""
+        self._stopped = True
+        self.acks.close(error)
+
+    def open_request(self) -> requests.Subscribe:
+        return self._subscribe
+
+    def close_request(self, handle: int) -> requests.CloseConsumer:
+        return requests.CloseConsumer(handle=handle)
+
+    def session_wanted(self) -> bool:
+        return self._session.handle is None
+
+    def session_opened(self, connection: Connection, opened: requests.ConsumerOpened) -> None:
         connection.listen(opened.handle, self)
-        self._connection, self._handle = connection, opened.handle
         self._confirming = 0
         if self._makes_acks_obsolete(opened):
             self.replace_acks()
@@ -171,13 +185,36 @@ class PartitionSource:
         if opened.type:
             self.type = SubscriptionType.parse(opened.type)
         self._set_ack_timeout(opened.ack_timeout_ms)
-        unconfirmed = self.acks.unconfirmed()
+        handle, unconfirmed = self._session.handle, self.acks.unconfirmed()
+        assert handle is not None
         if unconfirmed is not None:
-            self._send(connection, unconfirmed, confirm=True)
+            self._send(handle, unconfirmed, confirm=True)
         if self.acks.has_acks:
             self.send_acks()
         self._flow.restart()
         self.give_credit()
+
+    def session_lost(self, error: DanubeError) -> None:
+        log.debug("consumer.connection_lost", topic=self.topic, partition=self.partition, error=error.message)
+        self.acks.session_ended()
+        self._listener.discard_deliveries(self)
+        self.reattach()
+
+    def open_failed(self, error: DanubeError) -> None:
+        """The attempt is repeated, or `reopen_ended` is called with its error."""
+
+    def reopen_ended(self, error: DanubeError | None) -> None:
+        if error is not None:
+            self._listener.source_failed(self, error)
+        elif self._session.handle is None:
+            self.reattach()  # the new session ended before this was called
+
+    def _clean_up(self, handle: OwnerHandle | None) -> OwnerHandle | None:
+        """Clean up after the session, and return its handle."""
+        self.acks.session_ended()
+        if handle is not None:
+            handle.connection.stop_listening(handle.number)
+        return handle
 
     def _makes_acks_obsolete(self, opened: requests.ConsumerOpened) -> bool:
         """Return whether the subscription was moved by a seek, or made anew, since the earlier deliveries."""
@@ -187,55 +224,6 @@ class PartitionSource:
             return self.acks.generation != opened.generation
         return self._epoch == opened.owner_epoch and self._moves != opened.moves
 
-    async def detach(self) -> None:
-        """End the session. A broker that does not answer detaches the consumer when the connection ends."""
-        connection, handle = self._connection, self._handle
-        self._end_session()
-        if self._attaching is not None:
-            self._attaching.cancel()
-            self._attaching = None
-        if connection is not None and connection.usable:
-            try:
-                await connection.request(requests.CloseConsumer(handle=handle), requests.Done, timeout=2.0)
-            except DanubeError as error:
-                log.debug("consumer.close_failed", topic=self.topic, partition=self.partition, error=error.message)
-
-    def stop(self, error: DanubeError) -> None:
-        """Do not attach again, and refuse later acks with `error`: the consumer is being closed."""
-        self._stopped = True
-        self.acks.close(error)
-
-    def _end_session(self) -> None:
-        self.acks.session_ended()
-        if self._connection is not None:
-            self._connection.forget(self)
-            self._connection.stop_listening(self._handle)
-            self._connection = None
-
-    def reattach(self) -> None:
-        """Attach again in the background, and keep trying until it works or is refused for good."""
-        if self._attaching is None and not self._stopped:
-            self._attaching = self._tasks.spawn(self._reattach(), f"attach {self.topic}[{self.partition}]")
-
-    async def _reattach(self) -> None:
-        try:
-            if self._nothing_delivered:  # sessions come and go without a delivery: slow down
-                await self._brokers.clock.sleep(self._backoff.next())
-            self._nothing_delivered = True
-            while self._connection is None:
-                try:
-                    await self.attach()
-                    continue
-                except DanubeError as error:
-                    self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
-                    if not worth_retrying(error):
-                        self._listener.source_failed(self, error)
-                        return
-                await self._brokers.clock.sleep(self._backoff.next())
-        finally:
-            if self._attaching is asyncio.current_task():
-                self._attaching = None
-
     # -- what the connection calls -----------------------------------------------------------------------------------
 
     def delivered(self, head: DeliverHead, batch: memoryview) -> None:
@@ -244,14 +232,13 @@ class PartitionSource:
             if head.ranges and any(start >= end or end > opened.count for start, end in head.ranges):
                 raise Corrupt("a delivery selects rows that its batch does not have")
         except Corrupt as error:
-            if self._connection is not None:
-                self._connection.tell(requests.CloseConsumer(handle=self._handle))
+            if self._session.handle is not None:
+                self._session.handle.give_back()
             self.closed(
                 Corrupt(f"a batch of {self.topic}, partition {self.partition}, arrived damaged: {error.message}")
             )
             return
-        self._nothing_delivered = False
-        self._backoff.reset()
+        self._session.retry.succeeded()
         rows = rows_of(head.ranges, opened.count)
         received = ReceivedBatch(opened, self.topic, self.partition, self.acks, rows, head.redeliveries, head.reasons)
         self._listener.delivered(received)
@@ -269,20 +256,13 @@ class PartitionSource:
 
     def closed(self, error: DanubeError) -> None:
         """End the session: the broker closed it, or a delivery was damaged."""
-        self._end_session()
+        self._clean_up(self._session.release())
         self._listener.discard_deliveries(self)
         self._brokers.moved(self.topic)
         if worth_retrying(error):
             self.reattach()
         else:
             self._listener.source_failed(self, error)
-
-    def _lost(self, error: DanubeError) -> None:
-        log.debug("consumer.connection_lost", topic=self.topic, partition=self.partition, error=error.message)
-        self._connection = None
-        self.acks.session_ended()
-        self._listener.discard_deliveries(self)
-        self.reattach()
 
     # -- flow control and acks ---------------------------------------------------------------------------------------
 
@@ -296,13 +276,13 @@ class PartitionSource:
         return self.give_credit()
 
     def give_credit(self) -> bool:
-        connection = self._connection
-        if connection is None or connection.lost is not None:
+        handle = self._session.handle
+        if handle is None or handle.connection.lost is not None:
             return False
         grant = self._flow.grant()
         if grant is None:
             return False
-        connection.give_credit(self._handle, *grant)
+        handle.connection.give_credit(handle.number, *grant)
         return True
 
     def replace_acks(self, generation: int = GENERATION_UNKNOWN) -> None:
@@ -327,44 +307,42 @@ class PartitionSource:
 
         A confirmation is requested with `confirm`, and whenever no other one is awaited.
         """
-        connection, acks = self._connection, self.acks
-        if connection is None or connection.lost is not None:
+        handle, acks = self._session.handle, self.acks
+        if handle is None or handle.connection.lost is not None:
             acks.session_ended()
             return
         if acks.has_nacks:
-            self._send_nacks(connection)
+            self._send_nacks(handle)
         if acks.has_acks:
-            self._send(connection, acks.take(), confirm or self._confirming <= acks.confirmed_number)
+            self._send(handle, acks.take(), confirm or self._confirming <= acks.confirmed_number)
         elif confirm and acks.confirmed_number < acks.sent_number and self._confirming < acks.sent_number:
-            self._send(connection, AckSet(acks.sent_number, [], 0), confirm=True)
+            self._send(handle, AckSet(acks.sent_number, [], 0), confirm=True)
 
-    def _send_nacks(self, connection: Connection) -> None:
+    def _send_nacks(self, handle: OwnerHandle) -> None:
         for nack in self.acks.take_nacks():
             for ranges in split_ranges(nack.ranges, NACKED_MESSAGES_MAX):
                 about = (nack.delay_ms, nack.reason, nack.timeout, self.acks.generation)
-                connection.nack(requests.Nack(self._handle, ranges, *about))
+                handle.connection.nack(requests.Nack(handle.number, ranges, *about))
 
-    def _send(self, connection: Connection, taken: AckSet, confirm: bool) -> None:
-        generation = self.acks.generation
+    def _send(self, handle: OwnerHandle, taken: AckSet, confirm: bool) -> None:
+        connection, generation = handle.connection, self.acks.generation
         if taken.cumulative_end:
-            connection.ack(self._handle, [(0, taken.cumulative_end)], cumulative=True, generation=generation)
+            connection.ack(handle.number, [(0, taken.cumulative_end)], cumulative=True, generation=generation)
         ranges = taken.ranges
         for start in range(0, len(ranges) - RANGES_PER_FRAME, RANGES_PER_FRAME):
-            connection.ack(self._handle, ranges[start : start + RANGES_PER_FRAME], generation=generation)
+            connection.ack(handle.number, ranges[start : start + RANGES_PER_FRAME], generation=generation)
         last = ranges[-(len(ranges) % RANGES_PER_FRAME or RANGES_PER_FRAME) :]
         on_done: Callable[[DanubeError | None], None] | None = None
         if confirm:
             self._confirming = taken.number
-            on_done = partial(self._confirmed, connection, self._handle, self.acks, taken.number)
+            on_done = partial(self._confirmed, handle, self.acks, taken.number)
         if len(last) or confirm:
-            connection.ack(self._handle, last, generation=generation, on_done=on_done)
+            connection.ack(handle.number, last, generation=generation, on_done=on_done)
 
-    def _confirmed(
-        self, connection: Connection, handle: int, acks: Acks, number: int, error: DanubeError | None
-    ) -> None:
-        if acks is not self.acks or connection.lost is not None or self._stopped:
+    def _confirmed(self, handle: OwnerHandle, acks: Acks, number: int, error: DanubeError | None) -> None:
+        if acks is not self.acks or handle.connection.lost is not None or self._stopped:
             return
-        if error is not None and (self._connection is not connection or self._handle != handle):
+        if error is not None and self._session.handle is not handle:
             return  # the session had ended: the next one sends these acks again
         if error is not None and worth_retrying(error):
             self._confirming = acks.confirmed_number
@@ -376,11 +354,11 @@ class PartitionSource:
         self._listener.acks_confirmed()
 
     async def _send_unconfirmed(self, acks: Acks) -> None:
-        await self._brokers.clock.sleep(self._backoff.next())
+        await self._brokers.clock.sleep(self._session.retry.next_wait())
         unconfirmed = acks.unconfirmed()
-        connection = self._connection
-        if unconfirmed is not None and acks is self.acks and connection is not None and connection.lost is None:
-            self._send(connection, unconfirmed, confirm=True)
+        handle = self._session.handle
+        if unconfirmed is not None and acks is self.acks and handle is not None and handle.connection.lost is None:
+            self._send(handle, unconfirmed, confirm=True)
 
     # -- ack timeout -------------------------------------------------------------------------------------------------
 

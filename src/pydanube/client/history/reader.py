@@ -13,15 +13,16 @@ from typing import Final
 
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
+from pydanube.client.connection.owner_session import OwnerRetry
 from pydanube.client.connection.pending_answers import FetchAnswer
-from pydanube.client.connection.routing import Brokers, worth_retrying
+from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.message_stream import MessageStream
 from pydanube.client.consuming.messages import ReceivedBatch
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import check_count
 from pydanube.codec.batch import HEADER_BYTES, Batch, read_header
 from pydanube.codec.native import requests
-from pydanube.model.errors import Corrupt, DanubeError, NotOwner
+from pydanube.model.errors import Corrupt, DanubeError
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, MIB
 from pydanube.model.names import TopicName
 from pydanube.runtime.tasks import Tasks
@@ -101,35 +102,30 @@ class Reader(MessageStream):
 
     async def _read_ahead(self) -> None:
         """Fetch until the end that was asked for. Cancelled, nothing is left behind."""
-        backoff = RetryBackoff(self._brokers.random)
+        owner = OwnerRetry(self._brokers, self.topic, self.partition, RetryBackoff(self._brokers.random))
         while not self._reached_stop():
             while len(self._batches_left) >= READ_AHEAD_FETCHES:
                 self._answer_consumed.clear()
                 await self._answer_consumed.wait()
             try:
-                self._enqueue(await self._fetch())
-                backoff.reset()
-                continue
+                await owner.run(self._fetch)
             except DanubeError as error:
-                if not worth_retrying(error):
-                    self._queue.fail(error)
-                    return
-                self._brokers.moved(self.topic, self.partition, error.owner if isinstance(error, NotOwner) else "")
-            await self._brokers.clock.sleep(backoff.next())
+                self._queue.fail(error)
+                return
+            owner.succeeded()
         self._queue.end()
 
-    async def _fetch(self) -> FetchAnswer:
-        connection = await self._owner()
-        return await connection.fetch(
-            requests.Fetch(
-                topic=self.topic,
-                partition=self.partition,
-                start=requests.Start("offset", self.next_offset),
-                bytes_max=self._fetch_bytes,
-                wait_ms=WAIT_MS,
-                topic_id=self._topic_id,
-            )
+    async def _fetch(self, connection: Connection) -> None:
+        """Fetch once at `next_offset`, and put the batches of the answer into the queue."""
+        request = requests.Fetch(
+            topic=self.topic,
+            partition=self.partition,
+            start=requests.Start("offset", self.next_offset),
+            bytes_max=self._fetch_bytes,
+            wait_ms=WAIT_MS,
+            topic_id=self._topic_id,
         )
+        self._enqueue(await connection.fetch(request))
 
     def _enqueue(self, fetched: FetchAnswer) -> None:
         batches = [
