@@ -1,4 +1,4 @@
-"""The ack timeout counts from when the application took a message, and costs nothing where there is none."""
+"""The ack timeout of a message starts when the application receives it; without a timeout there is no cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def acks_of(consumer: Consumer) -> Acks:
     return consumer._sources._sources[TOPIC, 0].acks
 
 
-async def test_what_is_taken_and_not_settled_comes_again(client: Client) -> None:
+async def test_a_message_that_is_not_acked_in_time_is_redelivered(client: Client) -> None:
     await publish(client, 3)
     async with client.consumer(
         TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
@@ -43,7 +43,7 @@ async def test_what_is_taken_and_not_settled_comes_again(client: Client) -> None
             await consumer.receive(timeout=0.3)
 
 
-async def test_what_was_only_sent_ahead_does_not_expire(client: Client) -> None:
+async def test_prefetched_messages_do_not_expire(client: Client) -> None:
     await publish(client, 200)
     async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
         await consumer.ack(await consumer.receive(timeout=60))
@@ -54,7 +54,7 @@ async def test_what_was_only_sent_ahead_does_not_expire(client: Client) -> None:
             await consumer.ack(message)
 
 
-async def test_a_batch_counts_from_when_it_was_received(client: Client) -> None:
+async def test_the_timeout_of_a_batch_starts_when_it_is_received(client: Client) -> None:
     await publish(client, 5)
     async with client.consumer(
         TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=SOON
@@ -69,7 +69,7 @@ async def test_a_batch_counts_from_when_it_was_received(client: Client) -> None:
             seen += len(again)
 
 
-async def test_without_a_timeout_messages_are_made_ready_by_the_chunk_and_nothing_is_watched(client: Client) -> None:
+async def test_without_a_timeout_messages_are_prepared_by_the_chunk(client: Client) -> None:
     await publish(client, 10)
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         await consumer.ack(await consumer.receive(timeout=60))
@@ -79,7 +79,7 @@ async def test_without_a_timeout_messages_are_made_ready_by_the_chunk_and_nothin
         assert acks.end == 2  # the range that grows
 
 
-async def test_it_is_switched_on_and_off_while_the_consumer_runs(client: Client) -> None:
+async def test_the_timeout_can_be_changed_while_the_consumer_runs(client: Client) -> None:
     await publish(client, 4)
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         await consumer.ack(await consumer.receive(timeout=60))
@@ -112,7 +112,7 @@ async def test_a_consumer_may_have_a_timeout_of_its_own(client: Client) -> None:
         client.consumer(TOPIC, subscription="billing", ack_timeout=-1)
 
 
-async def test_a_lost_connection_ends_what_was_running(wire: Wire) -> None:
+async def test_a_lost_connection_ends_the_running_timeouts(wire: Wire) -> None:
     async with pydanube.connect(wire.url) as client:
         await publish(client, 1)
         async with client.consumer(TOPIC, subscription="billing", start="earliest", failure_policy=SOON) as consumer:
@@ -123,7 +123,7 @@ async def test_a_lost_connection_ends_what_was_running(wire: Wire) -> None:
             await consumer.ack(again)
 
 
-def test_in_the_blocking_form_it_counts_from_the_hand_over_of_each_message() -> None:
+def test_in_the_blocking_client_the_timeout_of_each_message_starts_when_it_is_returned() -> None:
     with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
         with client.producer(TOPIC) as producer:
             producer.send_many([b"%d" % number for number in range(20)])
@@ -161,7 +161,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_every_message_is_settled_or_due_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
+def test_every_timeout_is_stopped_or_expires_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
     time, firsts = Time(), []
     timeouts = AckTimeouts(5.0, time, lambda: firsts.append(time.now))
     model: dict[int, float] = {}
@@ -184,7 +184,7 @@ def test_every_message_is_settled_or_due_once_and_in_order(steps: list[tuple[str
         assert wait == (max(0.0, min(model.values()) + 5.0 - time.now) if model else None)
 
 
-def test_with_a_watcher_every_ack_is_told() -> None:
+def test_every_ack_and_nack_stops_a_timeout() -> None:
     acks = Acks(lambda: None, lambda: None)
     acks.add(0, 3)
     timeouts = AckTimeouts(5.0, Time(), lambda: None)

@@ -1,4 +1,4 @@
-"""Acks are gathered into few ranges, none is forgotten, and credit follows what the user takes."""
+"""Acks are collected in few ranges, none is lost, and credit is granted as the user takes messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestAcks:
         assert acks.take().ranges == [(3, 6), (10, 13)]
         assert len(calls) == 1
 
-    def test_below_an_offset_are_told_apart(self) -> None:
+    def test_that_are_cumulative_are_kept_apart(self) -> None:
         acks, calls = gathered()
         acks.add_cumulative(7)
         acks.add_cumulative(5)
@@ -62,7 +62,7 @@ class TestAcks:
         assert acks.unconfirmed() is None
         assert acks.confirmed_number == acks.sent_number == 2
 
-    def test_of_batches_that_were_gathered_are_one_table_until_a_nack_takes_some_out(self) -> None:
+    def test_of_scattered_offsets_are_one_array_until_a_nack_withdraws_some(self) -> None:
         acks, calls = gathered()
         acks.add_scattered(np.array([1, 2, 5, 9]))
         acks.add_scattered(np.array([3, 9, 11]))
@@ -77,7 +77,9 @@ class TestAcks:
         assert len(calls) == 2
 
     @given(st.lists(st.one_of(st.tuples(st.just("add"), RANGES), st.just(("take", None)), st.just(("confirm", None)))))
-    def test_are_always_gathered_sent_or_confirmed(self, steps: list[tuple[str, list[tuple[int, int]] | None]]) -> None:
+    def test_are_always_collected_sent_or_confirmed(
+        self, steps: list[tuple[str, list[tuple[int, int]] | None]]
+    ) -> None:
         acks, calls = gathered()
         done: set[int] = set()
         sent: dict[int, set[int]] = {}

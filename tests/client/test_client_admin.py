@@ -37,7 +37,7 @@ async def test_policies_are_inherited_set_and_inherited_again(client: Client) ->
 @pytest.mark.parametrize(
     "wrong", [{"tttl": 5}, {"ttl_s": -5}, {"ttl_s": "5"}, {"ttl_s": 1.5}, {"backlog_action": "explode"}]
 )
-async def test_a_policy_that_is_none_is_refused_before_it_is_sent(client: Client, wrong: dict[str, Any]) -> None:
+async def test_an_invalid_policy_is_refused_before_it_is_sent(client: Client, wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         await client.set_policies(TOPIC, **wrong)
 
@@ -106,7 +106,7 @@ async def test_peeking_looks_at_one_partition_or_all(client: Client) -> None:
         await client.peek(TOPIC, "nobody")
 
 
-async def test_peeking_finds_what_lies_far_apart(client: Client) -> None:
+async def test_peeking_finds_messages_that_are_far_apart(client: Client) -> None:
     await publish(client, 5_000)
     await client.create_subscription(TOPIC, "billing", start="earliest")
     await client.skip(TOPIC, "billing", 0, [(1, 2_000), (2_001, 4_999)])
@@ -130,7 +130,7 @@ async def test_a_subscription_can_begin_at_an_offset_of_its_own_in_each_partitio
     assert await client.list_subscriptions(TOPIC) == ["engine"]
 
 
-async def test_an_engine_keeps_its_progress_by_comparing_first(client: Client) -> None:
+async def test_advance_moves_a_subscription_only_from_the_expected_offset(client: Client) -> None:
     await publish(client, 10)
     await client.create_subscription(TOPIC, "billing", start="earliest")
     await client.advance(TOPIC, "billing", 0, 4, expected=0)
@@ -142,7 +142,7 @@ async def test_an_engine_keeps_its_progress_by_comparing_first(client: Client) -
         await client.advance(TOPIC, "billing", 0, -1, expected=8)
 
 
-async def test_many_partitions_move_in_one_go_and_those_that_stand_elsewhere_stay(client: Client) -> None:
+async def test_advance_many_moves_only_partitions_at_the_expected_offset(client: Client) -> None:
     await client.create_topic(TOPIC, partitions=3)
     for partition in range(3):
         await publish(client, 5, partition_by=partition)

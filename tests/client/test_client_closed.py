@@ -1,4 +1,4 @@
-"""What is said to a consumer that is closed, or that failed, is refused: nobody would hear of it."""
+"""Acks and nacks of a consumer that is closed or has failed are refused, because they cannot be sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def backlog(client: Client) -> int:
     return (await client.describe_subscription(TOPIC, "billing")).partitions[0].lag
 
 
-async def test_a_closed_consumer_takes_no_acks_and_no_nacks(client: Client) -> None:
+async def test_a_closed_consumer_refuses_acks_and_nacks(client: Client) -> None:
     await publish(client, b"0", b"1", b"2")
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         first, second = await consumer.receive(timeout=60), await consumer.receive(timeout=60)
@@ -43,7 +43,7 @@ async def test_a_closed_consumer_takes_no_acks_and_no_nacks(client: Client) -> N
     assert await backlog(client) == 2
 
 
-async def test_another_consumer_does_not_take_them_either(client: Client) -> None:
+async def test_another_consumer_refuses_them_too(client: Client) -> None:
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as former:
         message = await former.receive(timeout=60)

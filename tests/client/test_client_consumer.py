@@ -78,7 +78,7 @@ async def test_a_subscription_is_durable_on_entering_the_block(client: Client) -
         assert (await consumer.receive(timeout=60)).payload == b"while nobody listens"
 
 
-async def test_start_counts_only_when_the_subscription_is_created(client: Client) -> None:
+async def test_start_is_used_only_when_the_subscription_is_created(client: Client) -> None:
     await publish(client, *numbered(3))
     async with client.consumer(TOPIC, subscription="billing", start=1) as consumer:
         assert [message.offset for message in await take(consumer, 2)] == [1, 2]
@@ -95,7 +95,7 @@ async def test_a_subscription_can_start_at_a_time(client: Client) -> None:
         assert (await consumer.receive(timeout=60)).payload == b"new"
 
 
-async def test_what_was_not_acked_comes_again_and_what_was_does_not(client: Client) -> None:
+async def test_only_messages_that_were_not_acked_are_redelivered(client: Client) -> None:
     await publish(client, *numbered(10))
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         messages = await take(consumer, 10)
@@ -119,7 +119,7 @@ async def test_acks_are_durable_after_flush(client: Client) -> None:
         await consumer.flush()
 
 
-async def test_acks_leave_by_themselves_after_a_moment(client: Client) -> None:
+async def test_acks_are_sent_automatically_after_the_linger_time(client: Client) -> None:
     await publish(client, *numbered(10))
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         for message in await take(consumer, 10):
@@ -145,7 +145,7 @@ async def test_batches_are_received_and_acked_whole(client: Client) -> None:
         assert await position(client) == 40
 
 
-async def test_a_batch_after_some_messages_is_the_rest_of_theirs(client: Client) -> None:
+async def test_receive_batch_after_receive_returns_the_rest_of_the_batch(client: Client) -> None:
     await publish(client, *numbered(500))
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         first = await take(consumer, 200)
@@ -162,7 +162,7 @@ async def test_a_batch_after_some_messages_is_the_rest_of_theirs(client: Client)
         assert await position(client) == 500
 
 
-async def test_an_acked_hole_makes_a_delivery_of_some_rows(client: Client) -> None:
+async def test_a_batch_with_acked_messages_is_redelivered_without_them(client: Client) -> None:
     """The broker sends the stored batch and says which rows are meant."""
     async with client.producer(TOPIC) as producer:
         await producer.send_many(
@@ -187,7 +187,7 @@ async def test_an_acked_hole_makes_a_delivery_of_some_rows(client: Client) -> No
         assert await position(client) == 10
 
 
-async def test_cumulative_acks_take_everything_before(client: Client) -> None:
+async def test_a_cumulative_ack_includes_everything_before(client: Client) -> None:
     await publish(client, *numbered(100), batch=30)
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         messages = await take(consumer, 50)
@@ -258,7 +258,7 @@ async def test_a_pattern_finds_topics_now_and_later(client: Client) -> None:
         await until(lambda: consumer.topics == ["/default/orders-us"])
 
 
-async def test_a_pattern_over_many_topics_does_not_ask_for_one_after_the_other(
+async def test_a_pattern_over_many_topics_attaches_to_them_concurrently(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = [f"/default/many-{number:03}" for number in range(200)]
@@ -334,7 +334,7 @@ async def test_an_exclusive_subscription_takes_one_consumer(client: Client) -> N
         pass
 
 
-async def test_the_same_name_takes_over_and_the_older_one_hears_of_it(client: Client) -> None:
+async def test_the_same_name_takes_over_and_the_older_consumer_fails(client: Client) -> None:
     await publish(client, *numbered(5))
     async with client.consumer(TOPIC, subscription="billing", start="earliest", name="me") as old:
         assert (await old.receive(timeout=60)).offset == 0
@@ -379,7 +379,7 @@ async def test_a_subscription_keeps_its_type_and_an_unknown_one_is_refused(clien
 @pytest.mark.parametrize(
     "wrong", [{"topic": []}, {"topic": "orders"}, {"topic": "orders-*"}, {"subscription": "a b"}, {"start": "soon"}]
 )
-async def test_what_makes_no_sense_is_refused(client: Client, wrong: dict[str, object]) -> None:
+async def test_invalid_options_are_refused(client: Client, wrong: dict[str, object]) -> None:
     with pytest.raises(Invalid):
         client.consumer(**{"topic": TOPIC, "subscription": "billing", **wrong})  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Dead letters are listed, shown, and sent back to where they came from; none is lost on the way."""
+"""Dead letters are listed, shown, and redriven to the topics they came from; none is lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def left(client: Client) -> list[str]:
     return [letter.place async for letter in client.dead_letters(LETTERS)]
 
 
-async def test_a_letter_tells_what_happened(client: Client) -> None:
+async def test_a_letter_has_the_history_of_its_message(client: Client) -> None:
     await bury(client, 2, returns="2")
     letter = await client.dead_letters(LETTERS).get("0:1")
     assert letter.place == "0:1"
@@ -73,7 +73,7 @@ async def test_a_letter_tells_what_happened(client: Client) -> None:
             parse_place(wrong)
 
 
-async def test_looking_leaves_no_trace(client: Client) -> None:
+async def test_listing_creates_no_subscription(client: Client) -> None:
     await bury(client, 3)
     letters = client.dead_letters(LETTERS)
     assert await left(client) == ["0:0", "0:1", "0:2"]
@@ -85,7 +85,7 @@ async def test_looking_leaves_no_trace(client: Client) -> None:
         await client.dead_letters("/default/nowhere").first(1)
 
 
-async def test_one_goes_back_and_is_remembered(client: Client) -> None:
+async def test_a_redriven_letter_is_not_redriven_again(client: Client) -> None:
     await client.create_topic(TOPIC)
     await bury(client, 3)
     letters = client.dead_letters(LETTERS)
@@ -103,7 +103,7 @@ async def test_one_goes_back_and_is_remembered(client: Client) -> None:
         await letters.redrive(["0:17"])
 
 
-async def test_all_go_back_step_by_step(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_letters_are_redriven_in_steps(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LETTERS_AT_ONCE", 10)
     await client.create_topic(TOPIC)
     await bury(client, 25)
@@ -119,7 +119,7 @@ async def test_all_go_back_step_by_step(client: Client, monkeypatch: pytest.Monk
     assert await payloads(client) == [b"%d" % number for number in range(27)]
 
 
-async def test_the_returns_are_counted(client: Client) -> None:
+async def test_redrives_are_counted(client: Client) -> None:
     await client.create_topic(TOPIC)
     await bury(client, 1, returns="1")
     await client.dead_letters(LETTERS).redrive()
@@ -127,7 +127,7 @@ async def test_the_returns_are_counted(client: Client) -> None:
         assert (await reader.receive(timeout=60)).attributes["x-redriven"] == "2"
 
 
-async def test_letters_are_chosen_by_where_they_came_from_and_may_go_elsewhere(client: Client) -> None:
+async def test_letters_are_selected_by_their_origin_and_may_be_sent_to_another_topic(client: Client) -> None:
     await client.create_topic(TOPIC)
     await client.create_topic("/default/repaired")
     await bury(client, 2)
@@ -168,7 +168,7 @@ async def test_a_topic_without_letters_is_left_as_it_was(client: Client) -> None
     assert not (await letters.get("0:0")).is_letter
 
 
-async def test_what_cannot_go_back_stays_and_says_why(client: Client) -> None:
+async def test_a_letter_that_cannot_be_sent_back_stays_with_the_reason(client: Client) -> None:
     await client.create_topic(TOPIC)
     await bury(client, 1, topic="/default/gone")
     async with client.producer(LETTERS) as producer:
@@ -182,7 +182,7 @@ async def test_what_cannot_go_back_stays_and_says_why(client: Client) -> None:
     assert "/default/gone" not in await client.list_topics()
 
 
-async def test_one_that_is_refused_stays_alone_and_the_others_go_back_once(client: Client) -> None:
+async def test_only_the_refused_letter_of_a_batch_stays_and_the_others_are_sent_once(client: Client) -> None:
     """It shares a batch with others, and a batch is refused whole."""
     await client.create_topic(TOPIC)
     await client.set_policies(TOPIC, message_bytes_max=100)
@@ -199,9 +199,7 @@ async def test_one_that_is_refused_stays_alone_and_the_others_go_back_once(clien
     assert await left(client) == ["0:2"]
 
 
-async def test_what_was_sent_is_settled_when_others_have_to_wait(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sent_letters_are_acked_also_when_others_fail(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await client.create_topic(TOPIC)
     await bury(client, 3)
     send = Producer.send
@@ -221,7 +219,7 @@ async def test_what_was_sent_is_settled_when_others_have_to_wait(
     assert await payloads(client) == [b"0", b"2", b"1"]
 
 
-async def test_an_obstacle_ends_what_is_sent_one_by_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_that_may_pass_ends_sending_one_by_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await client.create_topic(TOPIC)
     await client.set_policies(TOPIC, message_bytes_max=100)
     async with client.producer(LETTERS) as producer:
@@ -241,7 +239,7 @@ async def test_an_obstacle_ends_what_is_sent_one_by_one(client: Client, monkeypa
     assert tries == 4
 
 
-async def test_numbers_that_are_too_long_are_none(client: Client) -> None:
+async def test_numbers_that_are_too_long_are_ignored(client: Client) -> None:
     await client.create_topic(TOPIC)
     await bury(client, 1, returns="9" * 5_000)
     async with client.producer(LETTERS) as producer:
@@ -282,7 +280,7 @@ async def test_a_rate_is_kept_after_a_pause(client: Client) -> None:
     assert run.state.done == 6
 
 
-async def test_a_schema_goes_back_too(client: Client) -> None:
+async def test_a_redriven_message_keeps_its_schema(client: Client) -> None:
     await client.create_topic(TOPIC)
     settings = ProducerSettings(schema=(12, 3))
     async with Producer(client._brokers, LETTERS, settings, create_topic=True) as producer:
@@ -310,7 +308,7 @@ async def test_letters_of_several_partitions_and_topics(client: Client) -> None:
     assert await left(client) == []
 
 
-async def test_the_brokers_own_letters_are_read_and_go_back(client: Client) -> None:
+async def test_letters_written_by_the_broker_are_read_and_redriven(client: Client) -> None:
     policy = pydanube.FailurePolicy(
         redeliveries_max=0, poison=pydanube.Poison.DEAD_LETTER, dead_letter_topic=LETTERS, delay_ms=0
     )

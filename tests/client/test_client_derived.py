@@ -1,4 +1,4 @@
-"""Gathered batches (some rows, each with the offset it has in the log) and row selections work like whole ones."""
+"""Batches that the broker made of some rows of a larger one, and selections of rows, work like whole batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of offsets as the broker's answers, and where in object storage they lie."""
+"""Fetches of a range of offsets, and where a range is in object storage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def offsets(found: list[FetchAnswer]) -> list[int]:
     return [int(offset) for answer in found for batch in split_batches(answer.body) for offset in batch.offsets]
 
 
-async def test_a_range_comes_in_answers_that_follow_each_other(client: Client) -> None:
+async def test_a_range_is_fetched_in_consecutive_answers(client: Client) -> None:
     await publish(client, 1000)
     found = await answers(client, RangeFetch(TOPIC, 0, 120, 900))
     assert len(found) > 3
@@ -62,7 +62,7 @@ async def test_a_range_beyond_the_end_ends_where_the_log_does(client: Client) ->
     assert found[-1].next_offset == 100
 
 
-async def test_an_empty_range_asks_for_nothing(client: Client) -> None:
+async def test_an_empty_range_sends_no_fetch(client: Client) -> None:
     await publish(client, 100)
     assert await answers(client, RangeFetch(TOPIC, 0, 40, 40)) == []
 
@@ -91,7 +91,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[FetchAnswer]:
     return seen
 
 
-async def test_a_topic_that_is_made_anew_in_the_middle_of_a_range_ends_it(
+async def test_a_topic_that_is_recreated_in_the_middle_of_a_range_ends_it(
     client: Client, answered: list[FetchAnswer]
 ) -> None:
     await publish(client, 1000)
@@ -106,7 +106,7 @@ async def test_a_topic_that_is_made_anew_in_the_middle_of_a_range_ends_it(
             await anext(found)
 
 
-async def test_a_topic_that_somebody_else_made_anew_is_noticed_at_the_first_fetch(url: str, client: Client) -> None:
+async def test_a_topic_that_another_client_recreated_is_noticed_at_the_first_fetch(url: str, client: Client) -> None:
     await publish(client, 50)
     meant = (await client.describe_topic(TOPIC)).topic_id
     await answers(client, RangeFetch(TOPIC, 0, 0, 50, meant))  # what was looked up for this is known still
@@ -124,7 +124,7 @@ async def test_iterating_may_end_early(client: Client) -> None:
     assert first.next_offset < 1000
 
 
-async def test_histories_tell_where_ranges_lie(client: Client, tmp_path: Path) -> None:
+async def test_histories_name_the_segments_of_a_range(client: Client, tmp_path: Path) -> None:
     for _ in range(2):
         await publish(client, 500)
         await client.upload_storage(TOPIC)
@@ -142,7 +142,7 @@ async def test_histories_tell_where_ranges_lie(client: Client, tmp_path: Path) -
     assert {one.topic_id for history in found for one in history.segments} == {topic_id}
 
 
-async def test_histories_of_what_is_not_there_are_empty_and_the_others_are_told(client: Client) -> None:
+async def test_histories_of_missing_topics_and_partitions_are_empty(client: Client) -> None:
     await publish(client, 100)
     await client.upload_storage(TOPIC)
     found = await client.storage_histories([("/default/none", 0, 0, 10), (TOPIC, 0, 0, 100), (TOPIC, 7, 0, 10)])

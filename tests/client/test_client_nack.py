@@ -1,4 +1,4 @@
-"""Giving messages back: they come again, with the reason, and an ack and a nack of one message keep their order."""
+"""Nacked messages are redelivered with the reason, and an ack and a nack of one message keep their order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def position(client: Client) -> int:
 
 
 @pytest.mark.parametrize("kind", ["exclusive", "shared", "failover", "key-shared"])
-async def test_a_nacked_message_comes_again_with_its_reason(client: Client, kind: str) -> None:
+async def test_a_nacked_message_is_redelivered_with_its_reason(client: Client, kind: str) -> None:
     await publish(client, b"0", b"1", b"2")
     async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
         first, second, third = await take(consumer, 3)
@@ -52,7 +52,7 @@ async def test_a_nacked_message_comes_again_with_its_reason(client: Client, kind
     assert await position(client) == 3
 
 
-async def test_a_batch_is_nacked_whole_and_tells_the_reasons(client: Client) -> None:
+async def test_a_batch_is_nacked_whole_and_has_the_reasons(client: Client) -> None:
     await publish(client, b"0", b"1", b"2", b"3")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         batch = await consumer.receive_batch(timeout=60)
@@ -68,7 +68,7 @@ async def test_a_batch_is_nacked_whole_and_tells_the_reasons(client: Client) -> 
     assert seen == dict.fromkeys(range(4), (1, "later"))
 
 
-async def test_the_delay_counts_and_others_do_not_wait_for_it(client: Client) -> None:
+async def test_a_nacked_message_is_delayed_and_others_are_not(client: Client) -> None:
     await publish(client, b"0", b"1")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         first = await consumer.receive(timeout=60)
@@ -79,7 +79,7 @@ async def test_the_delay_counts_and_others_do_not_wait_for_it(client: Client) ->
         assert (await consumer.receive(timeout=60)).offset == 0
 
 
-async def test_the_last_word_about_a_message_counts(client: Client) -> None:
+async def test_the_last_ack_or_nack_of_a_message_counts(client: Client) -> None:
     await publish(client, b"0", b"1")
     async with client.consumer(
         TOPIC, subscription="billing", type="shared", start="earliest", failure_policy=AT_ONCE
@@ -108,7 +108,7 @@ async def test_a_cumulative_ack_is_refused_where_others_have_messages(client: Cl
 
 
 @pytest.mark.parametrize("wrong", [{"delay": -1}, {"delay": "soon"}, {"delay": 1e9}, {"reason": b"bytes"}])
-async def test_a_nack_that_makes_no_sense_is_refused(client: Client, wrong: dict[str, object]) -> None:
+async def test_an_invalid_nack_is_refused(client: Client, wrong: dict[str, object]) -> None:
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         message = await consumer.receive(timeout=60)
@@ -126,7 +126,7 @@ async def test_a_long_reason_is_cut(client: Client) -> None:
         assert (await consumer.receive(timeout=60)).failure_reason == "x" * 500
 
 
-async def test_a_reason_that_is_no_text_is_told_as_far_as_it_is_one(client: Client) -> None:
+async def test_a_reason_that_is_not_utf8_is_escaped(client: Client) -> None:
     await publish(client, b"0", b"1")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         first, second = await take(consumer, 2)
@@ -142,7 +142,7 @@ async def test_names_that_cannot_be_sent_are_refused_at_the_call(client: Client,
         client.consumer(TOPIC, subscription="billing", type="key-shared", **wrong)
 
 
-async def test_nacks_leave_before_the_consumer_does(client: Client) -> None:
+async def test_nacks_are_sent_before_the_consumer_closes(client: Client) -> None:
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", type="shared", start="earliest") as consumer:
         await consumer.nack(await consumer.receive(timeout=60), delay=0, reason="closing")
@@ -151,7 +151,7 @@ async def test_nacks_leave_before_the_consumer_does(client: Client) -> None:
         assert (again.redeliveries, again.failure_reason) == (1, "closing")
 
 
-async def test_nacks_that_were_not_sent_go_with_their_connection(wire: Wire) -> None:
+async def test_nacks_that_were_not_sent_are_dropped_with_their_connection(wire: Wire) -> None:
     async with pydanube.connect(wire.url) as client:
         await publish(client, b"0")
         async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
@@ -168,7 +168,7 @@ async def test_nacks_that_were_not_sent_go_with_their_connection(wire: Wire) -> 
         assert await position(client) == 1
 
 
-async def test_poison_becomes_a_dead_letter(client: Client) -> None:
+async def test_a_poison_message_is_dead_lettered(client: Client) -> None:
     policy = FailurePolicy(
         redeliveries_max=1, poison=pydanube.Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
     )
@@ -197,21 +197,23 @@ def offsets(ranges: list[tuple[int, int]]) -> set[int]:
 
 
 @given(RANGES, RANGES)
-def test_without_leaves_what_is_not_removed(ranges: list[tuple[int, int]], removed: list[tuple[int, int]]) -> None:
+def test_subtract_ranges_keeps_the_other_offsets(ranges: list[tuple[int, int]], removed: list[tuple[int, int]]) -> None:
     left = subtract_ranges(merge_ranges(ranges), merge_ranges(removed))
     assert offsets(left) == offsets(ranges) - offsets(removed)
     assert left == merge_ranges(left)
 
 
 @given(RANGES, st.integers(1, 7))
-def test_portions_are_all_of_it_in_order_and_none_is_too_large(ranges: list[tuple[int, int]], most: int) -> None:
+def test_split_ranges_keeps_all_offsets_in_order_and_the_limit(ranges: list[tuple[int, int]], most: int) -> None:
     given_out = list(split_ranges(merge_ranges(ranges), most))
     assert [len(offsets(one)) for one in given_out[:-1]] == [most] * (len(given_out) - 1)
     assert all(0 < len(offsets(one)) <= most for one in given_out)
     assert merge_ranges(one for each in given_out for one in each) == merge_ranges(ranges)
 
 
-async def test_more_nacks_than_a_frame_may_have_go_in_several(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_nacks_than_a_frame_may_have_are_sent_in_several(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source_module, "NACKED_MESSAGES_MAX", 3)
     monkeypatch.setattr(connection_module, "NACKED_MESSAGES_MAX", 3)  # of the broker, which runs in here too
     await publish(client, *[b"%d" % number for number in range(10)])
@@ -222,7 +224,7 @@ async def test_more_nacks_than_a_frame_may_have_go_in_several(client: Client, mo
         assert [(one.payload, one.redeliveries) for one in again] == [(b"%d" % n, 1) for n in range(10)]
 
 
-def test_nacks_that_are_alike_make_one_frame_and_others_keep_their_order() -> None:
+def test_equal_nacks_share_a_frame_and_others_keep_their_order() -> None:
     calls: list[str] = []
     acks = Acks(lambda: calls.append("dirty"), lambda: calls.append("nack"))
     for offset in (3, 4, 5):
@@ -242,7 +244,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["ack", "below", "nack", "send"]), st
 
 
 @given(STEPS)
-def test_the_broker_hears_the_last_word_about_every_offset(steps: list[tuple[str, int, int]]) -> None:
+def test_the_broker_receives_the_last_ack_or_nack_of_every_offset(steps: list[tuple[str, int, int]]) -> None:
     """Played to a broker that believes whatever it hears last: it ends up where the application did."""
     acks = Acks(lambda: None, lambda: None)
     meant: dict[int, str] = {}

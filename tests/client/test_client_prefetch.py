@@ -1,4 +1,4 @@
-"""How much a broker sends ahead: the prefetch limits, over all partitions of a topic."""
+"""The prefetch limits hold over all partitions of a topic."""
 
 from __future__ import annotations
 

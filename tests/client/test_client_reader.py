@@ -1,4 +1,4 @@
-"""Reading by offset, without a subscription; and administration."""
+"""Readers, which read by offset without a subscription; and administration."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestReader:
             sizes = [len(batch) async for batch in reader.batches()]
         assert sizes == [7, *[10] * 8, 5]
 
-    async def test_reads_much_more_than_it_holds_ahead(self, client: Client) -> None:
+    async def test_reads_much_more_than_it_prefetches(self, client: Client) -> None:
         async with client.producer(TOPIC) as producer:
             await producer.send_many([bytes(1_000)] * 3_000)
         async with client.reader(TOPIC, start="earliest", end="latest", fetch_bytes=10_000) as reader:
@@ -84,7 +84,7 @@ class TestReader:
         assert await client.find_offset(TOPIC, 0, middle) == 5
         assert await client.find_offset(TOPIC, 0, middle.isoformat()) == 5
 
-    async def test_opens_itself_when_it_is_read_from(self, client: Client) -> None:
+    async def test_is_opened_by_the_first_receive(self, client: Client) -> None:
         await publish(client, 5)
         reader = client.reader(TOPIC, start="earliest", end="latest")
         assert [message.offset async for message in reader] == list(range(5))
@@ -94,12 +94,12 @@ class TestReader:
         # closed with the client
 
     @pytest.mark.parametrize("start", ["earliest", 3])
-    async def test_of_a_partition_that_is_not_there_is_refused_at_once(self, client: Client, start: str | int) -> None:
+    async def test_of_a_missing_partition_is_refused_at_once(self, client: Client, start: str | int) -> None:
         await client.create_topic(TOPIC, partitions=2)
         with pytest.raises(NotFound, match="no partition 5: it has 2"):
             await client.reader(TOPIC, partition=5, start=start)
 
-    async def test_of_a_topic_that_was_made_anew_with_more_partitions(self, url: str, client: Client) -> None:
+    async def test_of_a_topic_that_was_recreated_with_more_partitions(self, url: str, client: Client) -> None:
         await publish(client, 1)
         async with pydanube.connect(url) as other:
             await other.delete_topic(TOPIC)
@@ -107,7 +107,7 @@ class TestReader:
         async with client.reader(TOPIC, partition=5, start="earliest", end="latest") as reader:
             assert [message async for message in reader] == []
 
-    async def test_of_a_topic_that_is_made_anew_does_not_go_on_in_the_other_one(self, client: Client) -> None:
+    async def test_of_a_topic_that_is_recreated_does_not_continue_in_the_new_one(self, client: Client) -> None:
         await publish(client, 100)
         async with client.reader(TOPIC, start="earliest", fetch_bytes=1) as reader:
             assert (await reader.receive(timeout=60)).offset == 0
@@ -118,7 +118,7 @@ class TestReader:
             with pytest.raises(NotFound, match="was deleted and made anew since"):
                 await reader.receive(timeout=60)
 
-    async def test_of_a_topic_that_somebody_made_anew_before_it_was_opened(self, url: str, client: Client) -> None:
+    async def test_of_a_topic_that_was_recreated_before_it_was_opened(self, url: str, client: Client) -> None:
         """The client knows the former topic still."""
         await publish(client, 5)
         async with pydanube.connect(url) as other:
@@ -127,7 +127,7 @@ class TestReader:
         async with client.reader(TOPIC, start="earliest", end="latest") as reader:
             assert [message.offset async for message in reader] == [0, 1, 2]
 
-    async def test_of_nothing_is_refused_by_name(self, client: Client) -> None:
+    async def test_of_a_missing_topic_is_refused_by_name(self, client: Client) -> None:
         with pytest.raises(NotFound, match="nowhere"):
             async with client.reader("/default/nowhere"):
                 pass
@@ -148,7 +148,7 @@ async def polled(stream: Reader | Consumer) -> pydanube.Message:
 
 
 class TestTimeouts:
-    async def test_of_zero_hand_out_what_is_here(self, client: Client) -> None:
+    async def test_of_zero_return_what_is_in_the_queue(self, client: Client) -> None:
         await publish(client, 300)
         reader = client.reader(TOPIC, start="earliest")
         assert (await polled(reader)).offset == 0
@@ -164,7 +164,7 @@ class TestTimeouts:
                 stream._pause_due = True
                 assert (await stream.receive(timeout=0)).offset == batch.offsets[-1] + 1
 
-    async def test_of_zero_hand_out_what_arrives_in_this_turn(self, client: Client) -> None:
+    async def test_of_zero_return_what_arrives_in_this_turn_of_the_loop(self, client: Client) -> None:
         await publish(client, 20)
         async with client.reader(TOPIC, start="earliest") as reader:
             await until(lambda: len(reader._queue._batches) == 2)
@@ -173,7 +173,7 @@ class TestTimeouts:
             asyncio.get_running_loop().call_soon(reader._queue.put, held[0])
             assert (await reader.receive(timeout=0)).offset == 0
 
-    async def test_say_how_long_was_waited(self, client: Client) -> None:
+    async def test_name_the_seconds_waited(self, client: Client) -> None:
         await publish(client, 1)
         async with client.reader(TOPIC) as reader:
             with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
@@ -262,7 +262,7 @@ class TestAdministration:
                 use(TOPIC)
 
 
-async def test_what_a_frame_cannot_hold_comes_in_several_whatever_the_limits_say() -> None:
+async def test_a_fetch_larger_than_a_frame_is_answered_in_several() -> None:
     """Each of these batches is followed by 56 bytes that align the next one: that adds up."""
     async with (
         testing.broker(limits_fetch_bytes_max="32MiB", cache_tail_bytes="64MiB", topics_ack_level="written") as url,

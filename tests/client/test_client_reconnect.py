@@ -1,4 +1,4 @@
-"""What a client does when the wire breaks, the broker goes away, or somebody else owns the partition."""
+"""What a client does when the connection breaks, the broker stops, or another broker owns the partition."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class TestProducers:
 
 
 class TestConsumers:
-    async def test_what_was_not_acked_comes_again_after_a_break(self, wire: Wire) -> None:
+    async def test_messages_that_were_not_acked_are_redelivered_after_a_disconnect(self, wire: Wire) -> None:
         async with pydanube.connect(wire.url) as client:
             async with client.producer(TOPIC) as producer:
                 await producer.send_many([b"%d" % number for number in range(10)])
@@ -236,7 +236,7 @@ class TestConsumers:
             described = await client.describe_subscription(TOPIC, "billing")
             assert described.partitions[0].position == total
 
-    async def test_a_reader_goes_on_at_the_next_offset(self, wire: Wire) -> None:
+    async def test_a_reader_continues_at_the_next_offset(self, wire: Wire) -> None:
         async with pydanube.connect(wire.url) as client:
             async with client.producer(TOPIC, batch_messages=10) as producer:
                 await producer.send_many([bytes(500)] * 1_000)

@@ -1,4 +1,4 @@
-"""A topic that was deleted and made anew is another topic: nobody goes by what was known of the former one."""
+"""A topic that was deleted and recreated is another topic: nothing cached about the former one is used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OTHERS = pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (0, 3), (
 
 
 @OTHERS
-async def test_a_new_producer_finds_the_partitions_of_now(
+async def test_a_new_producer_finds_the_present_partitions(
     client: Client, operator: Client, before: int, after: int
 ) -> None:
     await remade(client, operator, before, after)
@@ -62,7 +62,7 @@ async def test_a_new_producer_finds_the_partitions_of_now(
 
 
 @OTHERS
-async def test_a_new_consumer_finds_the_partitions_of_now(
+async def test_a_new_consumer_finds_the_present_partitions(
     client: Client, operator: Client, before: int, after: int
 ) -> None:
     await remade(client, operator, before, after)
@@ -71,13 +71,13 @@ async def test_a_new_consumer_finds_the_partitions_of_now(
         assert await received(consumer, after or 1) == [(TOPIC, partition) for partition in range(after or 1)]
 
 
-async def test_a_producer_for_a_partition_that_is_gone_is_told_so(client: Client, operator: Client) -> None:
+async def test_a_producer_for_a_partition_that_is_gone_fails(client: Client, operator: Client) -> None:
     await remade(client, operator, before=4, after=2)
     with pytest.raises(NotFound, match="no partition 3: it has 2"):
         await client.producer(TOPIC, partition_by=3)
 
 
-async def test_a_pattern_goes_on_with_a_topic_that_comes_back_with_fewer_partitions(
+async def test_a_pattern_receives_from_a_topic_recreated_with_fewer_partitions(
     client: Client, operator: Client
 ) -> None:
     await operator.create_topic("/default/orders-a", partitions=4)
@@ -97,7 +97,7 @@ async def test_a_pattern_goes_on_with_a_topic_that_comes_back_with_fewer_partiti
         ]
 
 
-async def test_a_topic_that_is_deleted_when_it_has_just_been_listed_does_not_keep_the_others_waiting(
+async def test_a_topic_that_is_deleted_after_it_was_listed_does_not_delay_the_others(
     client: Client, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists: list[list[str]] = []
@@ -122,7 +122,7 @@ async def test_a_topic_that_is_deleted_when_it_has_just_been_listed_does_not_kee
     assert lists == [["/default/orders-a", "/default/orders-b"]]
 
 
-async def test_a_topic_whose_end_its_consumer_has_not_heard_of_yet_does_not_keep_new_ones_waiting(
+async def test_a_topic_whose_deletion_the_consumer_has_not_noticed_does_not_delay_new_ones(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.create_topic("/default/orders-a", partitions=2)
@@ -178,7 +178,7 @@ async def a_producer_comes_back(client: Client, wire: Wire, delete: Callable[[],
 @pytest.mark.parametrize(
     "hear", [a_fetch_is_refused, a_consumer_is_put_out, a_consumer_comes_back, a_producer_comes_back]
 )
-async def test_whoever_hears_that_a_topic_is_gone_forgets_where_it_was(
+async def test_not_found_removes_the_cached_route(
     wire: Wire, hear: Callable[[Client, Wire, Callable[[], Awaitable[None]]], Awaitable[None]]
 ) -> None:
     async with (

@@ -1,5 +1,5 @@
-"""Acks of what was received before a seek mean nothing after it, whoever moved the subscription and whatever else went
-on at that moment; those of what was received after it count."""
+"""Acks of messages received before a seek have no effect after it, whichever client moved the subscription; acks of
+messages received after it count."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HeldSeek:
         return await self._call(request, *how)
 
 
-async def test_a_flush_does_not_wait_for_acks_that_a_seek_has_made_void(
+async def test_a_flush_does_not_wait_for_acks_that_a_seek_made_obsolete(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await publish(client, 3)
@@ -68,7 +68,7 @@ async def test_a_flush_does_not_wait_for_acks_that_a_seek_has_made_void(
         assert await position(client) == 0
 
 
-async def test_a_seek_that_one_of_its_topics_refuses_counts_for_those_before_it(client: Client) -> None:
+async def test_a_seek_that_one_topic_refuses_has_moved_the_topics_before_it(client: Client) -> None:
     first, second = "/default/orders-1", "/default/orders-2"
     await publish(client, 3, first)
     await publish(client, 1, second)
@@ -87,7 +87,7 @@ async def test_a_seek_that_one_of_its_topics_refuses_counts_for_those_before_it(
         assert await position(client, second) == 1, "it was not"
 
 
-async def test_a_seek_while_the_consumer_is_away_is_not_undone_by_the_acks_that_it_comes_back_with(wire: Wire) -> None:
+async def test_a_seek_during_a_disconnect_is_not_undone_by_acks_from_before(wire: Wire) -> None:
     async with (
         pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
         pydanube.connect(wire.url) as client,
@@ -108,9 +108,7 @@ async def test_a_seek_while_the_consumer_is_away_is_not_undone_by_the_acks_that_
 
 
 @pytest.mark.parametrize("was_sought", [False, True])
-async def test_a_consumer_during_whose_absence_nobody_sought_comes_back_with_its_acks(
-    wire: Wire, was_sought: bool
-) -> None:
+async def test_after_a_disconnect_without_a_seek_the_acks_are_sent_again(wire: Wire, was_sought: bool) -> None:
     async with (
         pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
         pydanube.connect(wire.url) as client,
@@ -132,7 +130,7 @@ async def test_a_consumer_during_whose_absence_nobody_sought_comes_back_with_its
             assert await position(operator) == 6
 
 
-async def test_acks_of_what_was_received_after_a_seek_count_through_the_next_session_too(wire: Wire) -> None:
+async def test_acks_of_messages_received_after_a_seek_count_in_the_next_session_too(wire: Wire) -> None:
     async with pydanube.connect(wire.url) as client:
         await publish(client, 10)
         async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_linger_ms=LATER_MS) as consumer:
@@ -160,7 +158,7 @@ class Damaging:
         raise Corrupt("a bit fell over")
 
 
-async def test_a_consumer_whose_delivery_arrived_damaged_leaves_its_place_to_another(
+async def test_a_consumer_that_received_a_damaged_delivery_is_detached(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await publish(client, 1)

@@ -1,5 +1,5 @@
-"""Two clients: one has received messages, the other seeks the subscription. What the first one then says of its
-messages does not settle the replay, and it goes on with what is delivered after the seek."""
+"""Two clients: one has received messages, the other seeks the subscription. The acks and nacks of the first one then
+have no effect on the replayed messages, and it continues with what is delivered after the seek."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def position(client: Client) -> list[int]:
 @pytest.mark.parametrize("how", ["ack", "coalesced", "batch", "cumulative", "nack"])
 @pytest.mark.parametrize("partitions", [0, 3])
 @pytest.mark.parametrize("kind", TYPES)
-async def test_what_is_said_of_messages_of_before_a_seek_does_not_settle_the_replay(
+async def test_acks_and_nacks_of_messages_from_before_a_seek_have_no_effect(
     client: Client, operator: Client, kind: str, partitions: int, how: str, has_heard: bool
 ) -> None:
     if how == "cumulative" and "shared" in kind:
@@ -116,7 +116,7 @@ async def test_a_consumer_that_was_attached_during_a_seek_receives_the_replay_an
         assert statistics.backlog == 1
 
 
-async def test_messages_that_were_sent_ahead_before_a_seek_are_not_handed_out_after_it(
+async def test_messages_that_were_prefetched_before_a_seek_are_not_returned_after_it(
     client: Client, operator: Client
 ) -> None:
     await publish(client)
@@ -130,7 +130,7 @@ async def test_messages_that_were_sent_ahead_before_a_seek_are_not_handed_out_af
         assert (message.offset, message.payload) == (20, b"new")
 
 
-async def test_the_room_of_messages_that_a_seek_dropped_is_used_again(client: Client, operator: Client) -> None:
+async def test_the_credit_of_messages_that_a_seek_dropped_is_granted_again(client: Client, operator: Client) -> None:
     for _ in range(4):
         await publish(client, 5)  # some batches wait in the client when it hears of a seek
     async with client.consumer(
@@ -145,7 +145,7 @@ async def test_the_room_of_messages_that_a_seek_dropped_is_used_again(client: Cl
         assert [message.offset for message in await take(consumer)] == list(range(20))
 
 
-async def test_the_ack_timeout_of_messages_of_before_a_seek_ends_with_it(client: Client, operator: Client) -> None:
+async def test_the_ack_timeout_of_messages_from_before_a_seek_ends_with_it(client: Client, operator: Client) -> None:
     await publish(client)
     async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_timeout=3600) as consumer:
         await take(consumer)
@@ -159,7 +159,7 @@ async def test_the_ack_timeout_of_messages_of_before_a_seek_ends_with_it(client:
         assert source.acks.timeouts is not None and len(source.acks.timeouts) == 3
 
 
-async def test_a_flush_does_not_wait_for_acks_that_somebody_elses_seek_has_made_void(
+async def test_a_flush_does_not_wait_for_acks_that_another_clients_seek_made_obsolete(
     client: Client, operator: Client
 ) -> None:
     await publish(client)
@@ -173,7 +173,7 @@ async def test_a_flush_does_not_wait_for_acks_that_somebody_elses_seek_has_made_
             await consumer.flush()
 
 
-async def test_a_consumer_that_was_attached_during_a_seek_comes_back_with_its_acks(wire: Wire) -> None:
+async def test_a_consumer_attached_during_a_seek_sends_its_acks_again_after_a_disconnect(wire: Wire) -> None:
     async with (
         pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
         pydanube.connect(wire.url) as client,
@@ -216,7 +216,7 @@ async def test_acks_through_a_subscription_that_was_deleted_do_not_count_for_the
             assert await position(operator) == [0]
 
 
-async def test_a_seek_and_a_restart_while_a_consumer_is_away_make_its_acks_void(tmp_path: Path) -> None:
+async def test_a_seek_and_a_restart_during_a_disconnect_make_acks_obsolete(tmp_path: Path) -> None:
     wire = Wire()
     server = await asyncio.start_server(wire.accept, "127.0.0.1", 0)
     wire.port = server.sockets[0].getsockname()[1]

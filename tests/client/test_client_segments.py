@@ -1,4 +1,4 @@
-"""Reading history from objects alone: exact ranges, few bytes, bounded memory, errors with names."""
+"""Segments are read without a broker: exact ranges, few bytes, bounded memory, errors that name the object."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_only_the_blocks_in_range_are_read(watched: Watched) -> None:
         assert [start for start, _ in watched.reads[1:]] == [end for _, end in watched.reads[:-1]], "each byte once"
 
 
-async def test_a_known_size_saves_asking_for_it(watched: Watched) -> None:
+async def test_a_known_object_size_saves_a_request(watched: Watched) -> None:
     [key] = await put(watched, ((0, 20), 1, 1))
     async with Segments(watched) as segments:
         [info] = await segments.sections(key)
@@ -226,7 +226,7 @@ async def test_one_section_of_an_object_of_many_partitions(store: ObjectStore) -
 # -- a whole history --------------------------------------------------------------------------------------------------
 
 
-async def test_a_history_goes_from_object_to_object(store: ObjectStore) -> None:
+async def test_a_history_spans_several_objects(store: ObjectStore) -> None:
     await put(store, ((0, 50), 1, 1), ((50, 120), 1, 1), ((120, 125), 2, 3))
     await store.put(key_of(0, topic=TOPIC + 1), segment(((0, 10), 9, 9), topic=TOPIC + 1))
     await store.put(f"segments/{TOPIC:016x}/{PARTITION:08x}/notes.txt", b"of no interest")
@@ -238,7 +238,7 @@ async def test_a_history_goes_from_object_to_object(store: ObjectStore) -> None:
         assert [batch async for batch in segments.history(TOPIC, 77)] == []
 
 
-async def test_what_a_fenced_owner_uploaded_does_not_count(store: ObjectStore) -> None:
+async def test_segments_that_a_fenced_owner_uploaded_are_ignored(store: ObjectStore) -> None:
     await put(store, ((0, 100), 1, 1), ((80, 160), 2, 2), ((0, 60), 1, 1), ((60, 300), 1, 1))
     async with Segments(store) as segments:
         batches = [batch async for batch in segments.history(TOPIC, PARTITION)]
@@ -246,7 +246,7 @@ async def test_what_a_fenced_owner_uploaded_does_not_count(store: ObjectStore) -
     assert set(epochs(batches).items()) == {(n, 1 if n < 80 else 2) for n in range(160)}
 
 
-async def test_a_callers_list_is_taken_at_its_word(store: ObjectStore) -> None:
+async def test_a_list_of_segments_is_trusted(store: ObjectStore) -> None:
     keys = await put(store, ((0, 100), 1, 1), ((80, 160), 2, 2))
     async with Segments(store) as segments:
         [old], [new] = [await segments.sections(key) for key in keys]
@@ -303,7 +303,7 @@ def test_histories_are_resolved_as_offset_by_offset(found: list[tuple[int, int, 
     assert sum(info.end_offset - info.first_offset for info in history) == len(chosen), "each offset once"
 
 
-def test_coverage_knows_where_it_ends() -> None:
+def test_check_covered_finds_missing_offsets_at_both_ends() -> None:
     history = infos([(10, 20, 1), (20, 30, 1)])
     check_covered(history, None, None)
     check_covered(history, 10, 30)
@@ -334,7 +334,7 @@ async def test_reads_ahead_are_bounded(watched: Watched) -> None:
         assert said([batch async for batch in segments.batches(chosen)]) == list(range(2000))
 
 
-async def test_several_reads_are_under_way_at_once(watched: Watched) -> None:
+async def test_several_reads_are_in_flight_at_once(watched: Watched) -> None:
     keys = await put(watched, *[((n * 100, n * 100 + 100), 1, 1) for n in range(6)])
     async with Segments(watched, read_ahead=4) as segments:
         chosen = [info for key in keys for info in await segments.sections(key)]
@@ -427,7 +427,7 @@ async def test_an_object_that_is_gone_is_named_with_its_offsets(watched: Watched
             [batch async for batch in segments.batches(info)]
 
 
-async def test_a_store_that_fails_says_so_to_the_reader(watched: Watched) -> None:
+async def test_an_error_of_the_store_is_raised_to_the_reader(watched: Watched) -> None:
     [key] = await put(watched, ((0, 100), 1, 1))
     async with Segments(watched) as segments:
         [info] = await segments.sections(key)

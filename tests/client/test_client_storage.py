@@ -39,7 +39,7 @@ async def url(data: Path) -> AsyncIterator[str]:
         yield url
 
 
-async def test_what_waits_is_uploaded_counted_listed_and_verified(client: Client, data: Path) -> None:
+async def test_the_log_is_uploaded_counted_listed_and_verified(client: Client, data: Path) -> None:
     await publish(client, 2000)
     before = await client.storage_usage()
     assert (before.total.waiting_messages, before.total.segments, before.status.uploads) == (2000, 0, "ok")
@@ -100,7 +100,7 @@ async def test_a_verification_can_be_slowed_down(client: Client) -> None:
         await client.verify_storage(TOPIC, rate=0)
 
 
-async def test_damage_is_told_by_name(client: Client, data: Path) -> None:
+async def test_damaged_objects_are_named(client: Client, data: Path) -> None:
     await publish(client, 100)
     await client.upload_storage()
     (file,) = stored(data)
@@ -116,7 +116,7 @@ async def test_damage_is_told_by_name(client: Client, data: Path) -> None:
     assert damage.kind == "missing"
 
 
-async def test_what_nobody_needs_is_collected(client: Client, data: Path) -> None:
+async def test_unneeded_objects_are_deleted(client: Client, data: Path) -> None:
     await publish(client, 100)
     await client.upload_storage()
     await client.delete_topic(TOPIC)
@@ -128,7 +128,7 @@ async def test_what_nobody_needs_is_collected(client: Client, data: Path) -> Non
     assert (done.deleted, steps[-1], stored(data)) == (1, done, [])
 
 
-async def test_an_upload_that_the_store_refuses_says_so(tmp_path: Path) -> None:
+async def test_an_upload_that_the_store_refuses_raises_unavailable(tmp_path: Path) -> None:
     store_url = (tmp_path / "objects").as_uri()
     async with await open_store(store_url) as store:
         await store.put("danube-cluster", b"somebody else")

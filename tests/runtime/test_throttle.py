@@ -1,4 +1,4 @@
-"""A rate is kept: on average while things come without end, and from the first on after a pause."""
+"""A throttle keeps the rate on average while items come without a pause, and starts anew after a pause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydanube.runtime.throttle import LATE_SECONDS, Throttle
 
 
 def passed(rate: float, asked: list[tuple[float, int]]) -> list[float]:
-    """When things pass that come one after the other: each so many seconds after the ones before it have passed."""
+    """Return when items are admitted that each come `pause` seconds after the ones before were admitted."""
     throttle, now, times = Throttle(rate), 1_000.0, []
     for pause, count in asked:
         now += pause
