@@ -55,7 +55,7 @@ Lease: TypeAlias = tuple[int, int]
 
 
 class JournalRecordKind(IntEnum):
-    """What a record is. Numbers are never given to another meaning."""
+    """The kind of a record. A number is never reused with another meaning."""
 
     ROWS = 1
     SNAPSHOT = 2
@@ -74,16 +74,16 @@ class MetadataEntry(NamedTuple):
 
 
 class StoreState(msgspec.Struct, array_like=True, frozen=True):
-    """What a store says of itself as of one commit."""
+    """The state of a store after one commit."""
 
     store_id: str
     commit: int = 0
-    """Commits that changed something. The revision does not count those that only granted a lease."""
+    """How many commits changed something. The revision does not count commits that only granted a lease."""
     revision: int = 0
     last_lease: int = 0
     """The highest lease id given out; ids are never reused."""
     rows: int = 0
-    """Entries and leases."""
+    """The number of entries and leases."""
     digest: int = 0
     succeeds: tuple[tuple[str, int], ...] = ()
 
@@ -107,14 +107,14 @@ class SnapshotRows(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class Contents:
-    """All that a store holds."""
+    """The whole content of a store."""
 
     state: StoreState
     entries: dict[bytes, MetadataEntry] = field(default_factory=dict)
     leases: dict[int, int] = field(default_factory=dict)
 
     def matches_digest(self) -> bool:
-        """Return whether the rows are those that the state speaks of."""
+        """Return whether number and digest of the rows are those in the state."""
         total = sum(map(entry_checksum, self.entries.values())) + sum(map(lease_checksum, self.leases.items()))
         rows = len(self.entries) + len(self.leases)
         return (rows, total % DIGEST_MODULUS) == (self.state.rows, self.state.digest)
@@ -122,19 +122,20 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A journal all of whose bytes are what was written."""
+    """The result of scanning a journal without damage."""
 
     state: StoreState
-    """After its last commit."""
+    """The state after the last commit."""
     snapshot_bytes: int
     size: int
-    """Without the zeros behind the last record."""
+    """The length of all records, without the zeros behind the last one."""
     last_checksum: int
-    """Of the last header: the next record names it."""
+    """The CRC of the last header, which the next record repeats."""
 
 
 def entry_checksum(entry: MetadataEntry) -> int:
-    """Return the checksum of one entry. It covers the length of the key, so that key and value cannot trade bytes."""
+    """Return the checksum of one entry. It covers the length of the key, so that bytes cannot move from key to
+    value."""
     key, value, version, create_revision, mod_revision, lease = entry
     numbers = _ENTRY.pack(version, create_revision, mod_revision, lease, len(key))
     return crc32c(value, crc32c(key, crc32c(numbers)))
@@ -180,7 +181,7 @@ class _Record(NamedTuple):
 
 
 def _records(data: ByteBuffer) -> Iterator[_Record]:
-    """Yield every record. Raises Corrupt for the first byte that is not as written, Refused for a later version."""
+    """Yield every record. Raises Corrupt at the first damaged record, Refused for a version of a later release."""
     view, at, previous = memoryview(data), 0, 0
     while at < len(view):
         start = at + HEADER_BYTES
@@ -209,7 +210,8 @@ def _records(data: ByteBuffer) -> Iterator[_Record]:
 
 
 def scan_journal(data: ByteBuffer) -> Scan:
-    """Check a journal's records without looking at its rows. Raises Corrupt (damage) or Refused (a later version)."""
+    """Check the records of a journal without decoding its rows. Raises Corrupt (damage) or Refused (a later
+    version)."""
     state: StoreState | None = None
     snapshot_bytes = 0
     record: _Record | None = None
@@ -234,9 +236,9 @@ def scan_journal(data: ByteBuffer) -> Scan:
 
 
 def highest_commit(data: ByteBuffer) -> int:
-    """Return the highest commit that any whole header of a damaged journal names; 0 if there is none.
+    """Return the highest commit in any whole header of a damaged journal; 0 if there is none.
 
-    A record is written after the database has committed it. So a database below this number has lost commits.
+    A record is written after the database has committed, so a database with a lower commit has lost commits.
     """
     whole, highest, at = bytes(data), 0, -1
     while (at := whole.find(MAGIC, at + 1)) >= 0 and at + HEADER_BYTES <= len(whole):
@@ -247,7 +249,7 @@ def highest_commit(data: ByteBuffer) -> int:
 
 
 def read_journal(data: ByteBuffer) -> Contents:
-    """Return all that a journal holds. Raises Corrupt for what is damaged or does not add up."""
+    """Return the content of a journal. Raises Corrupt if it is damaged or does not match its digest."""
     contents = Contents(scan_journal(data).state)
     for record in _records(data):
         if record.kind is JournalRecordKind.ROWS:

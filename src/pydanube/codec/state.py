@@ -1,7 +1,7 @@
-"""Control entries of a partition's ledgers: what must outlive a trim, a restart or an owner.
+"""Control entries of a partition's ledgers: state that must survive a trim, a restart or a change of the owner.
 
-MessagePack arrays, so that a later release can append fields and still read these. The first element of each is the
-format version; a newer one is refused by name. Times are microseconds, ranges are [start, end).
+They are MessagePack arrays, so that a later release can append fields and still read these. The first element is the
+format version; a newer one is refused. Times are in microseconds, ranges are [start, end).
 
 ```
 LedgerStart   [1, next offset, [producer, ...], store id, revision]      first entry of every data ledger; the last two
@@ -40,11 +40,11 @@ class CursorChange(msgspec.Struct, array_like=True):
     kind: ChangeKind
     ranges: list[tuple[int, int]]
     generation: int = 0
-    """Of a MOVED: the seek generation that it begins. 0 in what earlier releases wrote."""
+    """For MOVED: the seek generation that begins with it. 0 in entries of earlier releases."""
 
 
 class PackedChange(msgspec.Struct, array_like=True):
-    """The same as it is written, with ranges from `packed`; it is read back as the other."""
+    """A `CursorChange` for writing, with ranges encoded by `packed`; it is read back as a CursorChange."""
 
     subscription_id: int
     kind: ChangeKind
@@ -60,7 +60,7 @@ class LedgerStart(msgspec.Struct, array_like=True):
 
 
 class LedgerStamp(msgspec.Struct, array_like=True):
-    """The same entry, read only for the metadata that it names."""
+    """A LedgerStart of which only the metadata store and revision are decoded."""
 
     format: int
     next_offset: int
@@ -75,7 +75,7 @@ class StateSnapshot(msgspec.Struct, array_like=True):
     producers: list[ProducerEntry]
     cursors: list[CursorEntry]
     generations: list[tuple[int, int]] = []
-    """Subscription id and seek generation of those whose generation is not 0."""
+    """Subscription id and seek generation, for subscriptions whose generation is not 0."""
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -94,7 +94,7 @@ _NARROW, _WIDE = (
     for width in (">u4", ">u8")
 )
 _KINDS: Final = {_NARROW: 0xCE, _WIDE: 0xCF}
-"""What MessagePack calls a number of 32 and of 64 bits."""
+"""The MessagePack type bytes of unsigned numbers of 32 and 64 bits."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -108,7 +108,7 @@ def encode_delta(changes: Sequence[CursorChange | PackedChange]) -> bytes:
 
 
 def packed(starts: OffsetArray, ends: OffsetArray) -> msgspec.Raw:
-    """Many ranges as MessagePack, without a loop over them: all numbers take the same width."""
+    """Encode many ranges as MessagePack without a Python loop: all numbers have the same width."""
     form = _NARROW if int(ends.max(initial=0)) < 2**32 else _WIDE
     ranges = np.empty(len(starts), form)
     ranges["pair"], ranges["start_kind"], ranges["end_kind"] = 0x92, _KINDS[form], _KINDS[form]
@@ -117,8 +117,8 @@ def packed(starts: OffsetArray, ends: OffsetArray) -> msgspec.Raw:
 
 
 def ledger_stamp(body: bytes | memoryview) -> tuple[str, int] | None:
-    """Return the store id and the revision that a LedgerStart entry names; None when it names none or cannot be read,
-    which whoever needs the entry will find out."""
+    """Return the store id and the revision that a LedgerStart entry names; None when it names none, or cannot be read
+    (decoding the whole entry reports that)."""
     try:
         found = _stamp_decoder.decode(body)
     except msgspec.MsgspecError:

@@ -10,8 +10,8 @@ A record is a header of 64 bytes, a body, and zeros up to the next multiple of 6
  48  4 owner epoch     52  4 body length   56  4 CRC32C of the body     60  4 CRC32C of bytes 0..60
 ```
 
-The body of a DATA record is one stamped batch, and its checksum is the batch's own (of the batch's body, copied from
-the batch's header, where two more checksums protect the rest). Every other body is covered whole.
+The body of a DATA record is one stamped batch. Its CRC field repeats the CRC of the batch's own body from the batch
+header, where two more checksums protect the header itself. In every other record the CRC covers the whole body.
 
 The manifest is two lines of text: a JSON object and its CRC32C in hexadecimal.
 
@@ -40,7 +40,7 @@ from .batch.layout import HEADER_BYTES
 MAGIC: Final = b"DREC"
 VERSION: Final = 1
 FORMAT: Final = 1
-"""Of the manifest, and so of the whole directory."""
+"""The format version of the manifest, and so of the whole directory."""
 
 RECORD_HEADER_BYTES: Final = 64
 CHECKED: Final = struct.Struct("<4sBBHqqqqqIII")
@@ -70,10 +70,10 @@ assert HEADER.size == RECORD_HEADER_BYTES == ALIGNMENT
 
 
 class RecordKind(IntEnum):
-    """What a record is. Numbers are never given to another meaning."""
+    """The kind of a record. A number is never reused with another meaning."""
 
     FILE = 1
-    """The first record of every file: whose log it is, and where in the log the file begins."""
+    """The first record of every file: to which node the log belongs, and where in the log the file begins."""
     DATA = 2
     """One batch."""
     LEDGER_START = 3
@@ -81,7 +81,7 @@ class RecordKind(IntEnum):
     STATE_DELTA = 4
     STATE_SNAPSHOT = 5
     SEAL = 6
-    """What a ledger holds beyond the entry named here does not count. Takes no entry id of its own."""
+    """Entries of the ledger after the entry named here do not count. A seal takes no entry id of its own."""
 
 
 KINDS_KNOWN: Final = frozenset(int(kind) for kind in RecordKind)
@@ -89,7 +89,7 @@ FLAGS_KNOWN: Final = 0
 
 
 class RecordHeader(NamedTuple):
-    """A header whose checksum was right and whose version, kind and flags are known."""
+    """A header whose checksum matched and whose version, kind and flags are known."""
 
     kind: int
     flags: int
@@ -104,7 +104,8 @@ class RecordHeader(NamedTuple):
 
 
 class NodeIdentity(msgspec.Struct, frozen=True):
-    """Whose disk this is. The incarnation is drawn when the directory is made: no two are taken for each other."""
+    """The node that a data directory belongs to. The incarnation is random and made with the directory, so that two
+    directories are never confused."""
 
     cluster: str
     node: str
@@ -112,7 +113,7 @@ class NodeIdentity(msgspec.Struct, frozen=True):
 
 
 class MetadataStamp(NamedTuple):
-    """Which metadata the log depends on: this store, at this revision or a later one."""
+    """The metadata that the log depends on: this store, at this revision or a later one."""
 
     store_id: str
     revision: int
@@ -125,10 +126,10 @@ class FileBody(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     incarnation: str
     base: int
-    """The log position at which this file begins; whatever the file before it holds from there on does not count."""
+    """The log position at which this file begins; records of the file before it from there on do not count."""
     store_id: str = ""
-    """Of the metadata when the file was begun; empty in files of earlier releases, which wrote neither this nor the
-    revision."""
+    """The metadata store when the file was created; empty in files of earlier releases, which wrote neither this nor
+    the revision."""
     revision: int = 0
 
     @property
@@ -156,7 +157,7 @@ class LogManifest(msgspec.Struct, frozen=True):
 
 
 def record_bytes(body_length: int) -> int:
-    """What a record with such a body takes in the log."""
+    """Return how many bytes a record with a body of this length takes in the log."""
     return (body_length + RECORD_HEADER_BYTES + ALIGNMENT - 1) & -ALIGNMENT
 
 
@@ -180,17 +181,17 @@ def encode_header(
 def encode_record(
     kind: int, generation: int, position: int, ledger_id: int, entry_id: int, durable: int, body: ByteBuffer = b""
 ) -> bytes:
-    """A whole record whose body is not a batch."""
+    """Return a whole record whose body is not a batch."""
     crc = crc32c(body)
     header = encode_header(kind, generation, position, ledger_id, entry_id, durable, 0, len(body), crc)
     return header + bytes(body) + bytes(-len(body) % ALIGNMENT)
 
 
 def decode_header(buffer: ByteBuffer, at: int = 0, expected: tuple[int, int] | None = None) -> RecordHeader | None:
-    """The record header at this place, or None where there is none; with `expected`, none of that generation and
-    position.
+    """Return the record header at `at`, or None if there is none. With `expected`, a header of another generation and
+    position is none either.
 
-    Raises Refused, by name, for what a later release wrote: its checksum is right, so it is no damage.
+    Raises Refused for a version, kind or flag of a later release: the checksum matches, so it is no damage.
     """
     if len(buffer) - at < RECORD_HEADER_BYTES:
         return None
@@ -210,18 +211,19 @@ def decode_header(buffer: ByteBuffer, at: int = 0, expected: tuple[int, int] | N
 
 
 def _whole_headers() -> bytes:
-    """Any record header followed by any stamped batch header, all three checksums right."""
+    """Return some record header followed by some stamped batch header, with correct checksums."""
     return encode_header(RecordKind.DATA, 0, 0, 0, 0, 0, 0, 0, 0) + blank_header()
 
 
 RECORD_HEADER_RESIDUE: Final = crc32c(_whole_headers()[:RECORD_HEADER_BYTES])
 HEADERS_RESIDUE: Final = crc32c(_whole_headers())
-"""The CRC of bytes that end in their own CRC is the same for all bytes. So one pass over a record header, or over it
-and the batch header behind it with its two checksums, checks all of them: what one checksum alone finds, it finds."""
+"""The CRC of bytes that end with their own CRC is a constant. So one CRC over a record header, or over a record header
+and the batch header behind it, verifies all checksums in them at once, and finds what each of them would find."""
 
 
 def batch_is_intact(body: memoryview, body_crc: int) -> bool:
-    """True when all three checksums of a stored batch are right and the record speaks of the same body."""
+    """Return whether all three checksums of a stored batch match, and the record header has the same CRC of the
+    body."""
     if len(body) < BATCH_HEADER_BYTES:
         return False
     _, own_crc, header_crc = BATCH.unpack_from(body)
@@ -269,12 +271,12 @@ def decode_manifest(text: bytes) -> LogManifest:
 
 
 def with_checksum(line: bytes) -> bytes:
-    """A line of text and, on a second line, its CRC32C."""
+    """Return the line of text and, on a second line, its CRC32C."""
     return b"%b\n%08x\n" % (line, crc32c(line))
 
 
 def checked_line(text: bytes) -> bytes:
-    """The line that `with_checksum` was given, or Corrupt."""
+    """Return the line that was given to `with_checksum`. Raises Corrupt if the checksum does not match."""
     line, _, checksum = text.partition(b"\n")
     if checksum != b"%08x\n" % crc32c(line):
         raise Corrupt("does not match its checksum")

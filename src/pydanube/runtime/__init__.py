@@ -1,7 +1,6 @@
-"""THE WORLD. What a program cannot decide for itself: time, chance, tasks, disks, stores, networks, where logs go.
+"""The outside world behind interfaces: time, randomness, tasks, disks, object stores, networks, logging.
 
-Lives here      one small interface for each of them, the real thing, and a fake that a test can steer
-May import      model, the standard library, numpy (memory to receive into), structlog; what a store needs, when opened
-Flows through   every shell is handed what it needs from here, so that a simulation can hand it something else
-Never           knowledge of topics, logs or protocols; a decision
-"""
+Lives here      one small interface for each of them, the real implementation, and a fake that tests control
+May import      model, the standard library, numpy (buffers to receive into), structlog; what a store needs, when opened
+Flows through   every other package gets these objects passed in, so that a simulation can pass in others
+Never           knowledge of topics, logs or protocols; a decision"""

@@ -1,7 +1,7 @@
-"""Time: what the wall says, what has passed, and waiting for it.
+"""Clocks: wall time, monotonic time, and sleeping.
 
-Wall time is what people and records see; it may jump, in both directions. Everything that measures a duration or a
-deadline uses `monotonic`, which never goes back.
+Wall time is shown to people and stored in records; it may jump in both directions. Every duration and deadline uses
+`monotonic`, which never goes back.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ MICROSECONDS: Final = 1_000_000
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """The source of time."""
 
     def now_us(self) -> int:
-        """Wall time: microseconds since 1970, UTC."""
+        """Return the wall time in microseconds since 1970, UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some moment in the past; never goes back."""
+        """Return seconds since some moment in the past; this never goes back."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return once `monotonic` has advanced by `seconds`. Cancelled, it leaves nothing behind."""
+        """Return once `monotonic` has advanced by `seconds`. When cancelled, nothing is left behind."""
         ...
 
 
@@ -45,7 +45,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to go on. For the event loop's thread only."""
+    """A clock for tests that stands still until `advance` is called. Used on the event loop only."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000, monotonic: float = 1_000.0) -> None:
         self._now_us = now_us
@@ -68,7 +68,8 @@ class ManualClock:
         await woken
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. Sleepers that are due are woken, the earliest first, and run when the caller next awaits."""
+        """Advance the time. Sleepers that are due are woken, the earliest first, and run when the caller next
+        awaits."""
         assert seconds >= 0, "monotonic time never goes back"
         self._monotonic += seconds
         self._now_us += round(seconds * MICROSECONDS)
@@ -78,10 +79,10 @@ class ManualClock:
                 woken.set_result(None)
 
     def set_wall(self, now_us: int) -> None:
-        """Let the wall clock jump, as an administrator or NTP would; nobody's deadline moves."""
+        """Set the wall clock, as an administrator or NTP would; deadlines do not move."""
         self._now_us = now_us
 
     @property
     def sleeping(self) -> int:
-        """How many are waiting for time to pass."""
+        """How many callers of `sleep` are waiting."""
         return sum(not woken.done() for _, _, woken in self._sleepers)

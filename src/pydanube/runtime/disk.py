@@ -1,12 +1,12 @@
-"""The disk, as the log sees it: files that are written by position and synced, and directories that are synced too.
+"""The disk interface of the log: files that are written by position and synced, and directories that are synced too.
 
-`OsDisk` is the real one. `simdisk.SimDisk` loses what was not synced, on command. Errors are OSError with their errno;
-what an error means for the data is decided by whoever wrote.
+`OsDisk` is the real disk. `simdisk.SimDisk` loses on command what was not synced. Errors are OSError with their errno;
+the caller decides what an error means for its data.
 
-Promises asked of a disk
-    `sync_data` returned: everything written to that file before is there after a power cut
-    `sync_directory` returned: every create, rename and unlink in it before is too
-    a rename replaces its target at one moment; a page of 4 KiB is written as a whole or not at all
+What a disk must guarantee
+    when `sync_data` has returned, everything written to that file before survives a power cut
+    when `sync_directory` has returned, every create, rename and unlink in it before does too
+    a rename replaces its target atomically; a page of 4 KiB is written as a whole or not at all
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydanube.model.errors import Refused
 ByteBuffer: TypeAlias = bytes | bytearray | memoryview
 
 IOVECS_MAX: Final = 1024
-"""What Linux takes in one call (UIO_MAXIOV)."""
+"""The most buffers that Linux takes in one call (UIO_MAXIOV)."""
 
 
 class Usage(NamedTuple):
@@ -37,11 +37,11 @@ class DiskFile(Protocol):
     def size(self) -> int: ...
 
     def pread(self, length: int, position: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file."""
+        """Read up to `length` bytes; fewer only at the end of the file."""
         ...
 
     def pwritev(self, buffers: Sequence[ByteBuffer], position: int) -> int:
-        """How many bytes were written; fewer than given is a failing disk. At most IOVECS_MAX buffers."""
+        """Write at most IOVECS_MAX buffers; return how many bytes were written. Fewer than given is a failure."""
         ...
 
     def sync_data(self) -> None: ...
@@ -55,17 +55,18 @@ class DiskLock(Protocol):
 
 class Disk(Protocol):
     def open(self, path: Path) -> DiskFile:
-        """An existing file, for reading and writing."""
+        """Open an existing file for reading and writing."""
         ...
 
     def create(self, path: Path, *, private: bool = False) -> DiskFile:
-        """A new, empty file; FileExistsError when there is one. A private one is its owner's alone to read."""
+        """Create an empty file; FileExistsError if it exists. Only the owner of the process can read a `private`
+        one."""
         ...
 
     def exists(self, path: Path) -> bool: ...
 
     def list(self, directory: Path) -> list[str]:
-        """The names in a directory, sorted; empty when there is no such directory."""
+        """Return the names in a directory, sorted; an empty list if there is no such directory."""
         ...
 
     def rename(self, source: Path, target: Path) -> None: ...
@@ -73,26 +74,27 @@ class Disk(Protocol):
     def unlink(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path) -> None:
-        """With its parents; nothing when it is there."""
+        """Create the directory and its parents, if they do not exist."""
         ...
 
     def sync_directory(self, path: Path) -> None: ...
 
     def lock(self, path: Path) -> DiskLock:
-        """Hold this file against every other process, or Refused, naming the holder."""
+        """Lock this file against other processes. Raises Refused, with the process that holds it."""
         ...
 
     def usage(self, directory: Path) -> Usage: ...
 
 
 def write_all(file: DiskFile, buffers: Sequence[ByteBuffer], position: int) -> int:
-    """Write everything, in calls the system takes; the position after it. OSError when less than all was taken."""
+    """Write all buffers, with as many calls as needed, and return the position after them. Raises OSError when fewer
+    bytes were written."""
     for start in range(0, len(buffers), IOVECS_MAX):
         chunk = buffers[start : start + IOVECS_MAX]
         wanted = sum(map(len, chunk))
         written = file.pwritev(chunk, position)
         if written != wanted:
-            # Whatever refused the rest says why when it is asked once more; if it takes a byte now it is still failing.
+            # A second call reports the reason as an OSError; if it succeeds, the write still counts as failed.
             rest = b"".join(chunk)[written:]
             file.pwritev([rest[:1]], position + written)
             raise OSError(errno.EIO, f"short write: {written} of {wanted} bytes")
@@ -109,7 +111,7 @@ def read_whole(disk: Disk, path: Path) -> bytes:
 
 
 def replace_whole(disk: Disk, path: Path, content: ByteBuffer) -> None:
-    """Put a small file in place so that after a power cut there is the old one or the new one, and now the new one."""
+    """Replace a small file atomically and durably: after a power cut there is the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     if disk.exists(temporary):
         disk.unlink(temporary)
@@ -196,7 +198,7 @@ class _OsFile:
         found = os.pread(self._descriptor, length, position)
         if len(found) == length:
             return found
-        parts = []  # less than asked for: the end of the file, or more than the system reads at once
+        parts = []  # a short read: the end of the file, or more than the system reads at once
         while found:
             parts.append(found)
             length -= len(found)
@@ -228,7 +230,7 @@ class _OsLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """The file stays: removing it would let two processes lock two files of one name."""
+        """Release the lock. The file stays: if it were removed, two processes could lock two files of one name."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,7 +1,7 @@
-"""How many files and sockets this process may have open, and how they are shared out.
+"""How many files and sockets this process may have open, and how many of them connections may use.
 
 Connections get what the files of the log, the metadata and the object store do not need: a broker that runs out of
-descriptors must refuse a connection, and never fail to write its log.
+file descriptors must refuse connections, and never fail to write its log.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ if sys.platform != "win32":
 
 
 KEPT: Final = 256
-"""Never given to connections where there are many descriptors."""
+"""Descriptors that connections never get, if the limit is high enough."""
 
 LOG_FILES_MAX: Final = 64
 LOG_FILES_MIN: Final = 4
-"""Closed files of the log that are kept open for reading."""
+"""How many closed files of the log are kept open for reading."""
 
 FILES_OPENED_LATER: Final = 24
-"""Besides those: new files of the log, threads that read it, and two files for each thread of an object store."""
+"""Files opened after the start: new log files, files of threads that read the log, two for each object store thread."""
 
 _ASSUMED_OPEN: Final = 32
-"""Where the system does not tell what is open."""
+"""Assumed when the system cannot tell how many descriptors are open."""
 
 
 class ConnectionLimits(NamedTuple):
-    """How connections are let in."""
+    """Limits for accepting connections."""
 
     connections: int
     at_once: int
-    """Accepted in one turn of the loop, and told why they are refused at the same time."""
+    """How many are accepted in one turn of the loop, and how many may be refused with a reason at the same time."""
 
 
 def log_files(limit: int) -> int:
-    """How many closed files of the log may stay open for reading, of so many descriptors in all."""
+    """Return how many closed files of the log may stay open for reading, with `limit` descriptors in total."""
     return max(LOG_FILES_MIN, min(LOG_FILES_MAX, limit // 8))
 
 
 def plan_connections(limit: int, in_use: int) -> ConnectionLimits:
-    """How many connections fit, when so many descriptors are there in all and so many are in use before the first."""
+    """Return how many connections fit, with `limit` descriptors in total and `in_use` before the first connection."""
     kept = max(in_use + log_files(limit) + FILES_OPENED_LATER, min(KEPT, limit // 4))
     at_once = max(2, min(64, kept // 16))
-    # Those of this turn and the last two may be open although there is no place for them, and those that are told why.
+    # Beyond the limit, the connections of this turn and of the last two may be open, and those being refused.
     return ConnectionLimits(max(1, limit - kept - 4 * at_once), at_once)
 
 
 def open_descriptors() -> int:
-    """How many files and sockets this process has open now."""
+    """Return how many files and sockets this process has open."""
     try:
-        return len(os.listdir("/dev/fd")) - 1  # noqa: PTH208 - one of them is that of the listing itself
+        return len(os.listdir("/dev/fd")) - 1  # noqa: PTH208 - one of them is the listing itself
     except OSError:
         return _ASSUMED_OPEN
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """Let this process have so many files and sockets, as far as the system permits; returns how many it may have."""
-    if sys.platform == "win32":  # sockets are no files there
+    """Raise the limit of open files to `wanted`, as far as the system permits; return how many may be open."""
+    if sys.platform == "win32":  # sockets are not counted as files there
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,4 +1,4 @@
-"""A lock that some holders may share."""
+"""A lock with shared and exclusive holders."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from contextlib import asynccontextmanager
 
 
 class SharedLock:
-    """`async with lock:` holds it alone, `async with lock.shared():` beside others that share it.
+    """`async with lock:` holds the lock exclusively, `async with lock.shared():` together with other shared holders.
 
-    Whoever asks first gets it first: a holder that wants it alone is not overtaken by later ones that would share it.
+    The lock is fair: an exclusive request is not overtaken by later shared requests.
     """
 
     def __init__(self) -> None:
-        self._entrance = asyncio.Lock()
+        self._queue = asyncio.Lock()
         self._sharing = 0
         self._unshared = asyncio.Event()
         self._unshared.set()
 
     async def __aenter__(self) -> None:
-        await self._entrance.acquire()
+        await self._queue.acquire()
         try:
             await self._unshared.wait()
         except BaseException:
-            self._entrance.release()
+            self._queue.release()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._entrance.release()
+        self._queue.release()
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
-        async with self._entrance:
+        async with self._queue:
             self._sharing += 1
             self._unshared.clear()
         try:

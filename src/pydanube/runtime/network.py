@@ -1,9 +1,9 @@
-"""The transport under the native protocol: a TCP stream cut into whole frames, in both directions without copying.
+"""The transport of the native protocol: a TCP stream of whole frames, in both directions without copying.
 
-It knows that frames exist and how long one says it is (`frame_length`, handed in), and nothing else about them.
+Of a frame it knows only its length, by the function `frame_length` that is passed in.
 
-Receiving. Bytes arrive in chunks this connection owns, and each complete frame is handed on as a writable view of its
-chunk. Only a frame that is cut by the end of a chunk is moved, into the next one:
+Receiving. Bytes are received into chunks that the connection owns, and each complete frame is passed on as a writable
+view of its chunk. Only a frame that is cut by the end of a chunk is moved, into the next one:
 
 ```
  chunk k    | frame | frame | frame ... | frame | par|      bytes left of a frame that does not fit
@@ -11,12 +11,12 @@ chunk. Only a frame that is cut by the end of a chunk is moved, into the next on
 ```
 
 Sending. `send` keeps references, not copies. What is sent within one turn of the loop goes out in one gathered write;
-what the kernel does not take stays as references, and the handler is told to stop above `write_high_bytes`.
+what the kernel does not accept stays as references, and above `write_high_bytes` the handler is told to stop.
 
 Invariants
-    memory that was handed out in a frame is never written again by the connection
-    a frame's announced length takes no memory before its bytes arrive: a chunk beyond CHUNK_BYTES_MAX is at most GROWTH
-    times what has arrived, and all such chunks of unfinished frames together stay within a shared Budget
+    memory that was passed on in a frame is never written again by the connection
+    the length in a frame header allocates no memory before the bytes arrive: a chunk larger than CHUNK_BYTES_MAX is at
+    most GROWTH times what has arrived, and all such chunks of unfinished frames together stay within a shared Budget
     frames reach the handler whole, in order, and never after `connection_lost`, `close` or `abort`
     the file descriptor is written only while the transport that owns it is open and has nothing buffered itself
 """
@@ -44,76 +44,77 @@ from .clock import Clock
 Buffer = bytes | bytearray | memoryview
 
 CHUNK_BYTES_MIN: Final = 8 * KIB
-"""What a connection starts with: thousands of quiet peers cost little."""
+"""The first chunk of a connection: small, so that thousands of idle peers cost little."""
 
 CHUNK_BYTES_MAX: Final = 512 * KIB
-"""What a busy one reads into: a fifth cheaper than half of it, and twice as much wins little where frames are kept. A
-larger frame gets a chunk of its own."""
+"""The chunk of a busy connection. Measured: half this size costs a fifth more, twice this size gains little where
+frames are kept. A larger frame gets a chunk of its own."""
 
 GROWTH: Final = 4
 """A chunk may be this many times larger than what has arrived of the frame that needs it."""
 
 FLUSH_BYTES: Final = 256 * KIB
-"""So much is not collected any longer but handed to the kernel at once."""
+"""When this much is queued, it is written at once instead of at the end of the turn of the loop."""
 
 _SPACE_MIN: Final = 2 * KIB
-"""With less room left than this, a new chunk is cheaper than many small reads."""
+"""With less space left in a chunk than this, a new chunk is cheaper than many small reads."""
 
 _BUFFERS_PER_WRITE: Final = 512
 """POSIX systems take at least 1,024 buffers in one gathered write; half of it is as fast."""
 
-_HANDED_OVER_BYTES: Final = 16 * KIB
-"""What the transport gets (and copies) when the kernel is full, so that it tells us when there is room again."""
+_TRANSPORT_BYTES: Final = 16 * KIB
+"""How much is given to (and copied by) asyncio's transport when the kernel buffer is full, so that it reports when the
+socket is writable again."""
 
 _LINGER_S: Final = 1.0
-"""How long a closing connection waits for the peer to take its last bytes and to close as well."""
+"""How long a closing connection waits for the peer to read the last bytes and to close as well."""
 
 _STALLED_S: Final = 1.0
-"""A peer that takes nothing for so long, although something waits for it, may not take it for long."""
+"""A peer that reads nothing for this long, although data waits for it, is stalled."""
 
 BACKLOG: Final = 1024
-"""Connections that wait to be accepted."""
+"""How many connections may wait in the kernel to be accepted."""
 
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", 0)
-"""Without it an end is noticed only when everything before it was read."""
+"""On systems without it, the end of a connection is noticed only when everything before it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How a connection cuts its stream, and how much it may hold."""
+    """How a connection splits its stream into frames, and how much it may buffer."""
 
     frame_length: Callable[[memoryview], int]
-    """The whole length of the frame that begins with these `header_bytes` bytes; raises Invalid."""
+    """Returns the whole length of the frame that begins with these `header_bytes` bytes; raises Invalid."""
     header_bytes: int = 4
     frame_bytes_max: int = FRAME_BYTES_MAX
     write_high_bytes: int = 1 * MIB
     write_low_bytes: int = 256 * KIB
     large_frames: Budget | None = None
-    """Shared by connections that must not, together, hold more of unfinished large frames than this."""
+    """Limits what all connections that share it buffer of unfinished large frames."""
 
 
 class Handler(Protocol):
-    """Who gets the frames of one connection."""
+    """Receives the frames and events of one connection."""
 
     def frame_received(self, frame: memoryview) -> None:
-        """One whole frame. The view may be kept and written to. A DanubeError raised here breaks the stream."""
+        """Handle one whole frame. The view may be kept and written to. A DanubeError raised here breaks the stream."""
 
     def stream_broken(self, error: DanubeError) -> None:
-        """No further frame will come: the bytes make no sense. Say a last word, then `close`."""
+        """Handle bytes that are no frame: no further frame will come. Send a last message, then `close`."""
 
     def writable_changed(self, writable: bool) -> None:
-        """False: too much waits to be sent, stop producing. True: go on."""
+        """Stop sending (False: too much is queued), or continue (True)."""
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The end, called once. None when either side closed in an orderly way."""
+        """Handle the end of the connection; called once. `error` is None when either side closed it regularly."""
 
 
 class FramedConnection(asyncio.BufferedProtocol):
-    """One TCP connection that speaks in frames. All methods belong to the loop's thread.
+    """One TCP connection of frames. All methods are called on the event loop.
 
     `writable` is what the handler was last told. For keep-alive, in seconds of the clock's `monotonic`: `last_received`
-    is when bytes last arrived, `last_sent` when the kernel last took some, `frame_since` when the frame began that has
-    not arrived whole (0.0: there is none).
+    is when bytes last arrived, `last_sent` when the kernel last accepted some, `frame_since` when the frame began that
+    has not arrived completely (0.0: there is none).
     """
 
     def __init__(self, framing: Framing, clock: Clock, factory: Callable[[FramedConnection], Handler]) -> None:
@@ -131,7 +132,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._factory = factory
         self._loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        # receiving: bytes [start, end) of the chunk have arrived and were not handed on
+        # receiving: bytes [start, end) of the chunk have arrived and were not passed on
         self._chunk = memoryview(b"")
         self._chunk_bytes = CHUNK_BYTES_MIN
         self._start = 0
@@ -140,8 +141,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._budget = framing.large_frames
         self._reserved_bytes = 0
         self._reading = True
-        self._cutting = False
-        # sending: what the kernel has not taken, oldest first
+        self._passing_on = False
+        # sending: what the kernel has not accepted yet, oldest first
         self._outgoing: deque[Buffer] = deque()
         self._outgoing_bytes = 0
         self._flush_planned = False
@@ -151,11 +152,11 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._linger: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
 
-    # -- what a handler uses ---------------------------------------------------------------------------------------
+    # -- used by handlers ------------------------------------------------------------------------------------------
 
     @property
     def queued_bytes(self) -> int:
-        """Handed to `send` and not yet taken by the kernel."""
+        """Bytes that were given to `send` and not yet accepted by the kernel."""
         return self._outgoing_bytes + self._transport.get_write_buffer_size()
 
     @property
@@ -167,7 +168,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         return self._closing
 
     def send(self, *buffers: Buffer) -> None:
-        """Send these one after another. They must not change until they have left; after the end they are dropped."""
+        """Send these buffers in order. They must not change until they are sent; after the end they are dropped."""
         if self._closing:
             return
         for buffer in buffers:
@@ -175,14 +176,14 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._outgoing.extend(buffers)
         if self._outgoing_bytes >= FLUSH_BYTES:
             self._flush()
-        elif not (self._flush_planned or self._cutting or self._kernel_full):
+        elif not (self._flush_planned or self._passing_on or self._kernel_full):
             self._flush_planned = True
             self._loop.call_soon(self._flush)
         if self.writable and self._outgoing_bytes > self._write_high:
             self._stop_writing()
 
     def send_now(self, *buffers: Buffer) -> None:
-        """`send`, then `flush`, for what is in a hurry: no turn of the loop is planned for it."""
+        """`send`, then `flush`: for urgent data, without waiting for the end of the turn of the loop."""
         if self._closing:
             return
         for buffer in buffers:
@@ -193,7 +194,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._stop_writing()
 
     def send_first(self, *buffers: Buffer) -> None:
-        """`send_now` for the first one of a turn of the loop; what follows it in that turn goes together."""
+        """`send_now` for the first call in a turn of the loop; later calls in that turn are written together."""
         if self._flush_planned or self._closing:
             self.send(*buffers)
         else:
@@ -202,8 +203,9 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def flush(self) -> None:
-        """Send now what `send` took, unless more may follow from what has arrived: it saves a turn of the loop."""
-        more_follows = self._cutting and self._start < self._end and self._outgoing_bytes < FLUSH_BYTES
+        """Write what is queued now instead of at the end of the turn, unless received frames that are still to be
+        handled may add more."""
+        more_follows = self._passing_on and self._start < self._end and self._outgoing_bytes < FLUSH_BYTES
         if not (self._kernel_full or more_follows):
             self._flush()
 
@@ -216,13 +218,13 @@ class FramedConnection(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         if not self._reading and not self._closing:
             self._reading = True
-            self.last_received = self._monotonic()  # the silence before was ours
+            self.last_received = self._monotonic()  # not the peer was silent: we did not read
             self._transport.resume_reading()
-            self._loop.call_soon(self._cut)
+            self._loop.call_soon(self._pass_on_frames)
 
     @property
     def peer_has_hung_up(self) -> bool:
-        """Whether the peer has ended the connection behind what was not read yet. Not every system can tell."""
+        """Whether the peer has closed the connection after data that was not read yet. Not every system can tell."""
         if self._descriptor < 0:
             return False
         ended = select.poll()
@@ -230,25 +232,25 @@ class FramedConnection(asyncio.BufferedProtocol):
         return bool(ended.poll(0))
 
     def release_idle_memory(self) -> None:
-        """Give the receive chunk back while nothing is in it. For connections that have been quiet for a while."""
+        """Free the receive chunk if it is empty. For connections that have been idle for a while."""
         if self._start == self._end:
             self._chunk, self._start, self._end = memoryview(b""), 0, 0
             self._chunk_bytes = CHUNK_BYTES_MIN
 
     def copy_stalled_output(self, now: float) -> None:
-        """Copy what a peer has not taken for a while: a view may keep much more in memory than itself."""
+        """Copy what a stalled peer has not read yet: a view may keep a much larger buffer in memory."""
         if len(self._outgoing) > 1 and now - self.last_sent > _STALLED_S:
             self._outgoing = deque([b"".join(self._outgoing)])
 
     def excuse(self, late_s: float, now: float) -> None:
-        """Count `late_s` seconds less of silence: this process did not listen for so long."""
+        """Move the keep-alive times `late_s` seconds forward, because this process was blocked for that long."""
         self.last_received = min(now, self.last_received + late_s)
         self.last_sent = min(now, self.last_sent + late_s)
         if self.frame_since:
             self.frame_since = min(now, self.frame_since + late_s)
 
     def close(self) -> None:
-        """Send what was queued, then end. The peer gets its chance to read the last words before the socket goes."""
+        """Send what is queued, then close. The peer has _LINGER_S to read it before the socket is closed."""
         if self._closing:
             return
         self._flush()
@@ -260,16 +262,16 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._finish_writing()
 
     def abort(self) -> None:
-        """End now; what was queued is dropped."""
+        """Close now; what is queued is dropped."""
         self._closing = True
         self._drop_outgoing()
         self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Return when the connection is gone. Cancelling changes nothing."""
+        """Return when the connection is closed. Cancelling this does not affect the connection."""
         await asyncio.shield(self._lost)
 
-    # -- what the loop calls -----------------------------------------------------------------------------------------
+    # -- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -277,7 +279,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         stream = transport.get_extra_info("socket")
         if stream.family in (socket.AF_INET, socket.AF_INET6):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # None: it went away again before the loop got here, and connection_lost follows.
+            # None: the peer has disconnected already, and connection_lost follows.
             self.peer = (transport.get_extra_info("peername") or self.peer)[:2]
         if hasattr(os, "writev") and transport.get_extra_info("sslcontext") is None:
             self._descriptor = stream.fileno()
@@ -297,7 +299,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._end += nbytes
         if self._end == len(self._chunk) and self._chunk_bytes < CHUNK_BYTES_MAX:
             self._chunk_bytes = min(self._chunk_bytes * GROWTH, CHUNK_BYTES_MAX)
-        self._cut()
+        self._pass_on_frames()
 
     def eof_received(self) -> bool:
         return False
@@ -322,9 +324,9 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
-    def _cut(self) -> None:
-        """Hand on every whole frame that has arrived."""
-        self._cutting = True
+    def _pass_on_frames(self) -> None:
+        """Pass on every complete frame that has arrived."""
+        self._passing_on = True
         progressed = False
         try:
             while self._reading and not self._closing:
@@ -334,7 +336,7 @@ class FramedConnection(asyncio.BufferedProtocol):
                 length = self._announced or self._checked_length()
                 if available < length:
                     self._announced = length
-                    self._make_room()
+                    self._grow_chunk()
                     break
                 frame = self._chunk[self._start : self._start + length]
                 self._start += length
@@ -345,7 +347,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self.pause_reading()
             self._handler.stream_broken(error)
         finally:
-            self._cutting = False
+            self._passing_on = False
         if self._start == self._end and not self._reserved_bytes:
             self.frame_since = 0.0
         else:
@@ -359,8 +361,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             raise Invalid(f"frame length {length} is outside {self._header_bytes}..{self.frame_bytes_max}")
         return length
 
-    def _make_room(self) -> None:
-        """See that the rest of an unfinished frame has somewhere to go, in steps of what has arrived."""
+    def _grow_chunk(self) -> None:
+        """Provide space for the rest of an unfinished frame, growing with what has arrived."""
         chunk_bytes, arrived = len(self._chunk), self._end - self._start
         if self._start + self._announced <= chunk_bytes or (self._start == 0 and arrived < chunk_bytes):
             return
@@ -373,7 +375,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def _move_to_next_chunk(self, size: int) -> None:
         partial = self._chunk[self._start : self._end]
-        # numpy leaves the memory as it is; a bytearray of zeros costs a tenth of the whole receiving
+        # numpy does not clear the memory; clearing a bytearray would take a tenth of the time for receiving
         chunk = memoryview(cast(Buffer, numpy.empty(size, numpy.uint8)))
         chunk[: len(partial)] = partial
         self._chunk, self._start, self._end = chunk, 0, len(partial)
@@ -402,7 +404,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._flush_planned = False
         while self._outgoing and not self._kernel_full and not self._transport.is_closing():
             if self._descriptor < 0:
-                self._transport.write(b"".join(self._taken(FLUSH_BYTES)))
+                self._transport.write(b"".join(self._take_outgoing(FLUSH_BYTES)))
             elif not self._write_gathered():
                 break
         if not self.writable and self._outgoing_bytes <= self._write_low and not self._closing:
@@ -416,7 +418,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._handler.writable_changed(False)
 
     def _write_gathered(self) -> bool:
-        """One gathered write. False when the connection turned out to be dead."""
+        """Do one gathered write; return False when the connection is broken."""
         outgoing = self._outgoing
         buffers = outgoing if len(outgoing) <= _BUFFERS_PER_WRITE else list(islice(outgoing, _BUFFERS_PER_WRITE))
         try:
@@ -433,19 +435,19 @@ class FramedConnection(asyncio.BufferedProtocol):
         while outgoing and written >= len(outgoing[0]):
             written -= len(outgoing.popleft())
         if outgoing:
-            self._hand_over(written)
+            self._give_to_transport(written)
         return True
 
-    def _hand_over(self, already_written: int) -> None:
-        """The kernel is full: let the transport wait for it with the next few bytes."""
+    def _give_to_transport(self, already_written: int) -> None:
+        """Give the next few bytes to asyncio's transport, which waits until the socket is writable again."""
         rest = memoryview(self._outgoing.popleft())[already_written:]
-        if len(rest) > _HANDED_OVER_BYTES:
-            self._outgoing.appendleft(rest[_HANDED_OVER_BYTES:])
-            rest = rest[:_HANDED_OVER_BYTES]
+        if len(rest) > _TRANSPORT_BYTES:
+            self._outgoing.appendleft(rest[_TRANSPORT_BYTES:])
+            rest = rest[:_TRANSPORT_BYTES]
         self._outgoing_bytes -= len(rest)
         self._transport.write(rest)
 
-    def _taken(self, bytes_max: int) -> list[Buffer]:
+    def _take_outgoing(self, bytes_max: int) -> list[Buffer]:
         taken: list[Buffer] = []
         while self._outgoing and bytes_max > 0:
             taken.append(self._outgoing.popleft())
@@ -458,7 +460,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             return
         try:
             self._transport.write_eof()
-        except OSError as error:  # the peer has reset the connection, and the loop has not noticed yet
+        except OSError as error:  # the peer has reset the connection, and asyncio has not noticed yet
             self._error = error
             self._transport.abort()
 
@@ -473,9 +475,9 @@ Factory = Callable[[FramedConnection], Handler]
 async def listen(
     host: str, port: int, factory: Factory, framing: Framing, clock: Clock, accepted_at_once: int = BACKLOG
 ) -> asyncio.Server:
-    """Accept connections; `factory` makes each one's handler. Port 0 takes a free one, on one address only.
+    """Accept connections; `factory` makes the handler of each. Port 0 uses a free port, on one address only.
 
-    At most `accepted_at_once` are accepted before the first of them gets its handler.
+    At most `accepted_at_once` connections are accepted before the first of them gets its handler.
     """
     loop = asyncio.get_running_loop()
     if port == 0:
@@ -484,7 +486,7 @@ async def listen(
     server = await loop.create_server(
         lambda: FramedConnection(framing, clock, factory), host or None, port, backlog=accepted_at_once
     )
-    if accepted_at_once < BACKLOG:  # asyncio means both by it; the others may wait in the kernel all the same
+    if accepted_at_once < BACKLOG:  # asyncio uses `backlog` for both; the others may still wait in the kernel
         for listening in server.sockets:
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(BACKLOG)
@@ -492,7 +494,7 @@ async def listen(
 
 
 def address_of(server: asyncio.Server) -> tuple[str, int]:
-    """Where a server listens (the first place, when there are several)."""
+    """Return host and port on which a server listens (the first, if there are several)."""
     host, port = server.sockets[0].getsockname()[:2]
     return str(host), int(port)
 
@@ -500,7 +502,7 @@ def address_of(server: asyncio.Server) -> tuple[str, int]:
 async def connect(
     host: str, port: int, factory: Factory, framing: Framing, clock: Clock, timeout: float
 ) -> FramedConnection:
-    """A connection, or Unavailable. Cancelling leaves nothing open."""
+    """Connect, or raise Unavailable. When cancelled, nothing stays open."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout):

@@ -1,4 +1,4 @@
-"""Chance: identities that never repeat, and generators that repeat on purpose."""
+"""Randomness: unique identities, and generators that can be seeded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import uuid
 
 
 def identity() -> str:
-    """A name nobody else has: 32 hexadecimal digits, 122 of whose bits are random."""
+    """Return a unique name: 32 hexadecimal digits with 122 random bits."""
     return uuid.uuid4().hex
 
 
 def seeded(seed: int | None = None) -> random.Random:
-    """A generator of its own, for jitter and simulation: one seed, one sequence; None, another one each time."""
+    """Return a new generator for jitter and simulation. The same seed gives the same sequence; None gives a random
+    one."""
     return random.Random(seed)

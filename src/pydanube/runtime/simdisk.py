@@ -1,12 +1,12 @@
-"""A disk in memory that forgets what was not synced, on command, and fails when it is told to.
+"""A simulated disk in memory that loses un-synced data on command, and fails on command.
 
-Programs see the cached state: every write, create, rename and unlink at once. A second state is what the platter
-holds. `power_cut` makes the platter the truth, after any subset of what was pending has reached it: each un-synced
-4 KiB page in any of the contents it had since the last sync, the length of the file, each create, rename and unlink.
-`crash` ends the process only: the cached state stays.
+Programs see the cached state: every write, create, rename and unlink at once. The platter is a second state: what has
+reached the disk. `power_cut` continues with the platter, after a random subset of the pending changes has reached it:
+each un-synced 4 KiB page with any of the contents it had since the last sync, the length of the file, each create,
+rename and unlink. `crash` ends the process only: the cached state stays.
 
-Every operation that changes something is a step. `cut_at` raises PowerCut out of a chosen step, and out of everything
-the dying process tries afterwards, so that a test can cut at each step of an operation in turn.
+Every operation that changes something is a step. `cut_at` raises PowerCut in a chosen step and in everything that the
+process tries afterwards, so that a test can cut the power at each step of an operation in turn.
 
 A `sync_data` that fails does what Linux does: some of the pages reached the platter, none is dirty any more, and the
 next sync has nothing to write and succeeds.
@@ -44,7 +44,7 @@ class _Inode:
         self.platter: dict[int, bytes] = {}
         self.platter_size = 0
         self.pages: dict[int, list[bytes]] = {}
-        """Contents a dirty page had since the last sync, oldest first."""
+        """The contents that each dirty page had since the last sync, oldest first."""
         self.sizes: list[int] = []
 
     def write(self, content: bytes, position: int) -> None:
@@ -66,7 +66,7 @@ class _Inode:
             self.sizes.clear()
 
     def fail_sync(self, random: Random) -> None:
-        """Some pages made it; all of them look clean now."""
+        """Write a random subset of the pages to the platter; mark all of them as clean."""
         for page, contents in self.pages.items():
             if random.random() < 0.5:
                 self.platter[page] = contents[-1]
@@ -76,7 +76,7 @@ class _Inode:
             self.sizes.clear()
 
     def lose(self, keep: Callable[[], bool], random: Random) -> None:
-        """Only the platter is left, with whatever of the pending reached it."""
+        """Continue with the platter, after the pending changes for which `keep` returns True have reached it."""
         for page, contents in self.pages.items():
             if keep():
                 self.platter[page] = random.choice(contents)
@@ -95,7 +95,7 @@ class _Inode:
 
 
 class _Change(NamedTuple):
-    """A pending change of a directory: `removed` no longer leads to the file, `added` does."""
+    """A pending change of a directory: the name `removed` is removed from the file, the name `added` is added."""
 
     directory: Path
     removed: Path | None
@@ -117,7 +117,7 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes
         self.steps = 0
         self.cut_at: int | None = None
-        """The step at which the power goes; None: it stays."""
+        """The step at which the power is cut; None: never."""
         self._cut_before: tuple[Operation, int] | None = None
         self._random = random
         self._names: dict[Path, _Inode] = {}
@@ -131,10 +131,10 @@ class SimDisk:
         self._faults: dict[str, list[_Fault]] = {}
         self._lock = RLock()
 
-    # -- what the world does to it ---------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------------
 
     def power_cut(self) -> None:
-        """Everything un-synced is at the mercy of chance; the machine is up again, without its processes."""
+        """Lose a random part of everything that is not synced, and start the machine again, without its processes."""
         chance = self._random.choice((0.0, 0.1, 0.5, 0.9, 1.0))
 
         def keep() -> bool:
@@ -150,23 +150,23 @@ class SimDisk:
         self.crash()
 
     def crash(self) -> None:
-        """The process died: its handles and locks are gone, the page cache is not."""
+        """End the process: its handles and locks are gone, the page cache stays."""
         self._life += 1
         self._locks.clear()
         self._is_off = False
         self.cut_at = self._cut_before = None
 
     def cut_before(self, operation: Operation, after: int = 0) -> None:
-        """Cut the power at a call of this operation, after so many more that succeed."""
+        """Cut the power at a call of this operation, after `after` more calls that succeed."""
         self._cut_before = operation, self._calls.get(operation, 0) + after + 1
 
     def fail(self, operation: Operation, error: int | None = errno.EIO, after: int = 0, times: int = 1) -> None:
-        """Let calls of an operation fail, after so many more that succeed. No error number: a short write."""
+        """Let `times` calls of an operation fail, after `after` more that succeed. `error` None means a short write."""
         first = self._calls.get(operation, 0) + after + 1
         self._faults.setdefault(operation, []).extend(_Fault(first + number, error) for number in range(times))
 
     def heal(self) -> None:
-        """No fault is left waiting."""
+        """Remove all faults that have not happened yet."""
         self._faults.clear()
 
     @property
@@ -181,7 +181,7 @@ class SimDisk:
         inode.platter[page] = bytes(inode.cached[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
 
     def cut_file(self, path: Path, length: int) -> None:
-        """The file is shorter now, in the cache and on the platter."""
+        """Shorten the file, in the cache and on the platter."""
         inode = self._names[path]
         inode.sync()
         inode.platter_size = length
@@ -190,7 +190,7 @@ class SimDisk:
     # -- Disk ------------------------------------------------------------------------------------------------------
 
     def open(self, path: Path) -> DiskFile:
-        self._alive()
+        self._check_power()
         with self._lock:
             if path not in self._names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
@@ -201,17 +201,17 @@ class SimDisk:
             self._step("create")
             if path in self._names:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-            self._in_directory(path)
+            self._require_directory(path)
             inode = self._names[path] = _Inode()
             self._changes.append(_Change(path.parent, None, path, inode))
             return _SimFile(self, inode)
 
     def exists(self, path: Path) -> bool:
-        self._alive()
+        self._check_power()
         return path in self._names or path in self._directories
 
     def list(self, directory: Path) -> list[str]:
-        self._alive()
+        self._check_power()
         with self._lock:
             found = [path.name for path in (*self._names, *self._directories) if path.parent == directory]
             return sorted(set(found) - {""})
@@ -233,7 +233,7 @@ class SimDisk:
             self._changes.append(_Change(path.parent, path, None, inode))
 
     def make_directory(self, path: Path) -> None:
-        self._alive()
+        self._check_power()
         self._directories.update((path, *path.parents))
 
     def sync_directory(self, path: Path) -> None:
@@ -245,7 +245,7 @@ class SimDisk:
             self._changes = [change for change in self._changes if change.directory != path]
 
     def lock(self, path: Path) -> DiskLock:
-        self._alive()
+        self._check_power()
         if path in self._locks:
             raise Refused(f"{path.parent} is in use by process 1: stop it, or take another directory")
         self._locks.add(path)
@@ -255,19 +255,19 @@ class SimDisk:
         total = self.capacity_bytes if self.capacity_bytes is not None else _PLENTY
         return Usage(total, max(0, total - self.used_bytes))
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
-    def _alive(self) -> None:
+    def _check_power(self) -> None:
         if self._is_off:
             raise PowerCut
 
-    def _in_directory(self, path: Path) -> None:
+    def _require_directory(self, path: Path) -> None:
         if path.parent not in self._directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
 
     def _step(self, operation: Operation) -> bool:
-        """Count a step: cut the power, raise the fault that is due, or go on. True asks for a short write."""
-        self._alive()
+        """Count a step; cut the power or raise the fault that is due. Return True if the write is to be short."""
+        self._check_power()
         self.steps += 1
         call = self._calls[operation] = self._calls.get(operation, 0) + 1
         if (self.cut_at is not None and self.steps >= self.cut_at) or self._cut_before == (operation, call):
@@ -280,7 +280,7 @@ class SimDisk:
                 raise OSError(fault.error, os.strerror(fault.error))
         return False
 
-    def _room(self) -> int:
+    def _free_bytes(self) -> int:
         return _PLENTY if self.capacity_bytes is None else self.capacity_bytes - self.used_bytes
 
 
@@ -298,9 +298,9 @@ class _SimFile:
         self._life = disk._life
 
     def _check(self) -> None:
-        self._disk._alive()
+        self._disk._check_power()
         if self._life != self._disk._life:
-            raise PowerCut  # a handle of a process that is gone
+            raise PowerCut  # a handle of a process that has ended
 
     def size(self) -> int:
         self._check()
@@ -317,7 +317,7 @@ class _SimFile:
             if self._disk._step("pwritev"):
                 content = content[: self._disk._random.randrange(len(content))] if content else content
             growth = max(0, position + len(content) - len(self._inode.cached))
-            lacking = growth - self._disk._room()
+            lacking = growth - self._disk._free_bytes()
             if lacking > 0:
                 content = content[: max(0, len(content) - lacking)]
                 if not content:
@@ -336,7 +336,7 @@ class _SimFile:
             self._inode.sync()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a handle holds no resources."""
 
 
 class _SimLock:

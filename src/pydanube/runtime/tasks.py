@@ -1,13 +1,13 @@
-"""Background tasks, and somebody who owns them.
+"""Background tasks with an owner.
 
-What is to be done at the same time, and waited for, goes through `run_together`. Any other task outside a TaskGroup
-lives in a Tasks: it cannot be lost to the garbage collector, its failure is noticed when it happens, and nothing of it
-runs on after `close`.
+Coroutines that run concurrently while the caller waits for all of them use `run_together`. Any other task outside a
+TaskGroup belongs to a `Tasks`: it is not lost to the garbage collector, its failure is noticed when it happens, and it
+does not run on after `close`.
 
 Invariants
     every task spawned here is finished when `close` has returned
-    an exception of a task is handed to `on_crash` once, on the loop, soon after it happened; cancellation is no crash
-    without an `on_crash` it is logged at once and raised by `close`: it cannot pass unseen
+    an exception of a task is passed to `on_crash` once, on the loop, soon after it happened; cancellation is no crash
+    without an `on_crash`, the exception is logged at once and raised by `close`
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ CANCEL_AGAIN_SECONDS: Final = 5.0
 
 
 async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run them at the same time; their results, in this order. The first failure ends the others and is raised as it
-    is; one that somebody else cancels does not end them. Cancelled, all of them are, each time again.
+    """Run the coroutines concurrently and return their results in order. The first failure cancels the others and is
+    raised unchanged; a coroutine that is cancelled from elsewhere does not cancel the others. Each cancellation of the
+    caller cancels all that still run.
 
-    A cancellation that meets a failure wins: TaskGroup, before Python 3.13, loses it in the failure, and whoever tries
-    again after failures would never hear of it.
+    If a cancellation and a failure happen together, the cancellation is raised. A TaskGroup before Python 3.13 raises
+    only the failure then, and a caller that retries after failures would never notice that it was cancelled.
     """
     loop = asyncio.get_running_loop()
     running = [loop.create_task(one) for one in list(coroutines)]
@@ -58,7 +59,7 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _failed(tasks: Iterable[asyncio.Task[T]]) -> asyncio.Task[T] | None:
-    """One of those that failed. Looks at every failure, so that asyncio does not complain that nobody did."""
+    """Return one failed task, if any. Marks all exceptions as retrieved, so that asyncio does not log them."""
     failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
     return failed[0] if failed else None
 
@@ -72,7 +73,7 @@ class Tasks:
     """The background tasks of one owner."""
 
     def __init__(self, on_crash: OnCrash | None = None) -> None:
-        self._on_crash = self._keep if on_crash is None else on_crash
+        self._on_crash = self._keep_crash if on_crash is None else on_crash
         self._running: set[asyncio.Task[Any]] = set()
         self._crashes: list[BaseException] = []
         self._closed = False
@@ -87,7 +88,7 @@ class Tasks:
         await self.close()
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run it until it returns or this owner closes. Raises Unavailable once the owner is closed."""
+        """Run `coro` as a task until it returns or `close` cancels it. Raises Unavailable after `close`."""
         if self._closed:
             coro.close()
             raise Unavailable(f"cannot start {name!r}: its owner has been closed")
@@ -97,11 +98,11 @@ class Tasks:
         return task
 
     async def close(self) -> None:
-        """Cancel every task and wait until all have finished; raise what crashed and was handed to nobody.
+        """Cancel every task and wait until all have finished; without an `on_crash`, raise the exceptions of tasks.
 
-        May be called again. Cancelled, it leaves the tasks asked to stop and still owned: call it again to wait for
-        them. A task's own cleaning up is waited for, and cancelled too where it takes longer than
-        CANCEL_AGAIN_SECONDS. Must not be called by a task of this owner.
+        May be called again. When cancelled, the tasks are asked to stop and still owned: call `close` again to wait for
+        them. The cleanup of a task is awaited, and cancelled too if it takes longer than CANCEL_AGAIN_SECONDS. Must not
+        be called by a task of this owner.
         """
         self._closed = True
         assert asyncio.current_task() not in self._running, "a task cannot wait for its own end"
@@ -125,6 +126,6 @@ class Tasks:
         if crash is not None:
             self._on_crash(task, crash)
 
-    def _keep(self, task: asyncio.Task[Any], crash: BaseException) -> None:
+    def _keep_crash(self, task: asyncio.Task[Any], crash: BaseException) -> None:
         log.error("task.crashed", task=task.get_name(), exc_info=crash)
         self._crashes.append(crash)

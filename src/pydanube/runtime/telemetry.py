@@ -1,16 +1,16 @@
-"""Where log events go: one line each on stderr, never on stdout.
+"""Logging: one line per event on stderr, never on stdout.
 
 An event is a dotted name in the past tense, its data are fields: `log.info("segment.sealed", topic=name, bytes=size)`.
 
     2026-01-31T12:00:00.000000Z info     segment.sealed           topic=/default/orders bytes=67108864 logger=storage
     {"time": "2026-01-31T12:00:00.000000Z", "level": "info", "event": "segment.sealed", "topic": "/default/orders", ...}
 
-The client is a guest in other people's programs: this module keeps its own configuration and never touches structlog's
-global one, and until `configure` is called only warnings and worse are shown.
+The client runs inside other programs: this module has its own configuration and never touches structlog's global one,
+and until `configure` is called only warnings and worse are shown.
 
 Invariants
-    one event is one line (a traceback follows on lines of its own, or sits in a JSON field); no control character of
-    a field reaches a terminal
+    one event is one line (a traceback follows on lines of its own, or is a JSON field); no control character of a
+    field reaches a terminal
     a broken stderr never breaks the program that logs
 """
 
@@ -36,7 +36,7 @@ _COLOUR_END: Final = "\x1b[0m"
 
 
 class _Destination:
-    """What `configure` chose; read at every event, so that loggers made at import time follow."""
+    """What `configure` set. Read at every event, so that it also applies to loggers made at import time."""
 
     level: int = logging.WARNING
     json: bool = False
@@ -46,26 +46,25 @@ _destination = _Destination()
 
 
 def configure(level: str = "info", json: bool = False) -> None:
-    """Choose what is shown (one of LEVELS and everything worse) and how: for people, or as JSON lines."""
+    """Set the lowest level that is shown (one of LEVELS) and the form: text for people, or JSON lines."""
     assert level in LEVELS, f"log level {level!r} is none of {', '.join(LEVELS)}"
     _destination.level = _LEVEL_NUMBERS[level]
     _destination.json = json
 
 
 def get_logger(name: str) -> Logger:
-    """A logger whose events carry `logger=name`. May be made at import time, before `configure`."""
+    """Return a logger whose events have the field `logger=name`. May be called at import time, before `configure`."""
     short = name.removeprefix("pydanube.")
     wrapped = structlog.wrap_logger(_Stderr(), processors=_PROCESSORS, wrapper_class=_BOUND)
     return cast(Logger, wrapped.bind(logger=short))
 
 
 class _Stderr:
-    """Writes finished lines to whatever `sys.stderr` is at that moment."""
+    """Writes finished lines to `sys.stderr` as it is at that moment."""
 
     def msg(self, line: str) -> None:
-        with contextlib.suppress(
-            AttributeError, OSError, ValueError
-        ):  # none, a closed terminal or pipe: there is nobody left to tell
+        # stderr is None, or a closed terminal or pipe: the event is lost
+        with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
@@ -82,32 +81,32 @@ def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
     if _destination.json:
         ordered = {"time": event.pop("time"), "level": event.pop("level"), "event": event.pop("event"), **event}
         return cast(str, _json(logger, method, ordered))
-    return _for_people(event)
+    return _format_text(event)
 
 
-def _for_people(event: MutableMapping[str, Any]) -> str:
+def _format_text(event: MutableMapping[str, Any]) -> str:
     time, level, name = event.pop("time"), event.pop("level"), event.pop("event")
     exception = event.pop("exception", None)
     logger = event.pop("logger", None)
     if logger is not None:
         event["logger"] = logger  # last: least interesting
     coloured = f"{level:<8}"
-    if _on_a_terminal():
+    if _is_terminal():
         coloured = f"{_COLOURS.get(level, _COLOUR_SERIOUS)}{coloured}{_COLOUR_END}"
     fields = " ".join(f"{key}={_plain(value)}" for key, value in event.items())
     line = f"{time} {coloured} {_plain(str(name), spaces=True):<24} {fields}".rstrip()
     return line if exception is None else f"{line}\n{exception}"
 
 
-def _on_a_terminal() -> bool:
+def _is_terminal() -> bool:
     try:
         return sys.stderr.isatty()
-    except (AttributeError, OSError, ValueError):  # closed, or replaced by something that is hardly a file
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by an object that is no file
         return False
 
 
 def _plain(value: object, *, spaces: bool = False) -> str:
-    """The value as text; quoted where it could be mistaken for something else or could steer a terminal."""
+    """Return the value as text, quoted if it is ambiguous or could control a terminal."""
     text = value if isinstance(value, str) else repr(value)
     clear = text.isprintable() and text != "" and not any(character in text for character in "='\"")
     return text if clear and (spaces or " " not in text or not isinstance(value, str)) else repr(text)

@@ -1,11 +1,11 @@
-"""What names a store: its URL, its settings, and the secrets among them that nobody gets to see.
+"""The address of a store: its URL, its settings, and the secrets among them.
 
-Credentials are settings, never part of a URL: a URL is shown and logged. `Secrets` knows every secret value that a
-store was opened with, and takes it out of whatever text another library would have us repeat.
+Credentials are settings, never part of a URL: a URL is shown and logged. `Secrets` has every secret value that a store
+was opened with, and removes them from messages of other libraries.
 
 Invariants
-    a URL with a user, a password or an unknown parameter is refused, and the refusal does not repeat it
-    a setting that nobody reads is refused by its name
+    a URL with a user, a password or an unknown parameter is refused, and the error does not repeat it
+    an unknown setting is refused, and the error names it
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pydanube.model.errors import Invalid
 from .store import check_key
 
 SECRET_CHARACTERS_MIN: Final = 4
-"""Shorter values are left in messages: taking out every `a` would hide the message and no secret."""
+"""Shorter values are not removed: without every `a`, a message is unreadable, and no secret is protected."""
 
 MESSAGE_CHARACTERS_MAX: Final = 400
-"""Of another library's message; S3 answers with whole documents."""
+"""The most that is kept of another library's message; S3 answers with whole documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A store's URL in its parts: `scheme://host:port/path?name=value`. `path` has no slash at either end."""
+    """The parts of a store's URL `scheme://host:port/path?name=value`. `path` has no slash at either end."""
 
     scheme: str
     host: str
@@ -54,7 +54,7 @@ class StoreAddress:
         return cls(scheme.lower(), parts.hostname or "", port, unquote(parts.path).strip("/"), parameters)
 
     def expect(self, parameters: Iterable[str] = (), *, path: bool = True, host: bool = True) -> None:
-        """Refuse what this kind of store has no use for."""
+        """Raise Invalid for parts of the URL that this kind of store does not have."""
         known = set(parameters)
         for name in self.parameters:
             if name not in known:
@@ -66,19 +66,19 @@ class StoreAddress:
 
     @property
     def shown(self) -> str:
-        """The URL again; nothing in it is secret."""
+        """The URL as text; it contains no secret."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port is None else f":{self.port}"
         query = "&".join(f"{name}={quote(value, safe='/:')}" for name, value in self.parameters.items())
         return f"{self.scheme}://{host}{port}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
 
     def prefix(self) -> str:
-        """The path as the beginning of every key, or empty."""
+        """Return the path, checked as a prefix of keys; empty if there is none."""
         return check_key(self.path) if self.path else ""
 
 
 class Secrets:
-    """Values that are shown to nobody."""
+    """Secret values, which must not appear in messages."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         long_enough = {value for value in values if len(value) >= SECRET_CHARACTERS_MIN}
@@ -86,7 +86,7 @@ class Secrets:
         self._values = sorted(long_enough | encoded, key=len, reverse=True)
 
     def scrub(self, text: object) -> str:
-        """One short line without secrets."""
+        """Return the text as one short line without secrets."""
         line = " ".join(str(text).split())
         for value in self._values:
             line = line.replace(value, "***")
@@ -94,7 +94,7 @@ class Secrets:
 
 
 class StoreOptions:
-    """The settings a store is opened with. What was not asked for when `done` is called is refused by name."""
+    """Reads the settings a store is opened with. `done` raises Invalid for a setting that was not read."""
 
     def __init__(self, scheme: str, given: Mapping[str, str]) -> None:
         self._scheme = scheme

@@ -1,11 +1,11 @@
 """S3, Google Cloud Storage and Azure Blob Storage, through `obstore`.
 
-Puts are one request each, never multipart, so they are whole or not at all. Reads are range requests; obstore's
-streams are slow. Requests are repeated by obstore, for a bounded time: a create that was repeated may find its own
-earlier try, so every object carries a mark of the put that made it, and a create that finds its own mark has won.
+A put is one request, never multipart, so it is atomic. Reads are range requests; obstore's streams are slow. obstore
+repeats requests for a limited time. A repeated create may find the object of its own first attempt, so every object
+has a mark of the put that made it, and a create that finds its own mark has succeeded.
 
-Credentials come from the settings or, where they name none, from where the provider's own tools find them (environment,
-instance metadata). Messages of obstore are shown without them. Why its blocking functions: `threads.py`.
+Credentials come from the settings or, if there are none, from where the provider's own tools find them (environment,
+instance metadata). They are removed from messages of obstore. `threads.py` says why blocking functions are used.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ T = TypeVar("T")
 _Store: TypeAlias = S3Store | GCSStore | AzureStore
 
 THREADS: Final = 16
-"""Requests at the same time; each may hold the bytes of one range."""
+"""How many requests run at the same time; each may hold the bytes of one range."""
 
 MARK: Final = "danubeput"
-"""The name under which an object carries the mark of its put: letters only, as Azure wants it."""
+"""The name of the object attribute with the mark of the put: letters only, as Azure requires."""
 
 LIST_OBJECTS: Final = 500
 DELETE_OBJECTS: Final = 1000
-"""S3 takes so many in one request."""
+"""The most that S3 deletes with one request."""
 
 _NOT_FOUND: Final = (exceptions.NotFoundError, FileNotFoundError)
 
@@ -63,13 +63,13 @@ _BY_STATUS: Final[dict[str, type[DanubeError]]] = {
     "400": Invalid,
     "401": Unauthenticated,
     "403": Denied,
-    "404": Unavailable,  # the bucket: whoever sees to it need not start us again
+    "404": Unavailable,  # the bucket is missing: once it is created, requests work without a restart
     "405": Refused,
     "411": Refused,
     "413": Refused,
     "501": Refused,
 }
-"""What obstore does not tell by class. Everything else may work later."""
+"""For errors that obstore has no class for. Every other status becomes Unavailable."""
 
 _ENVIRONMENT_SECRETS: Final = (
     "AWS_ACCESS_KEY_ID",
@@ -107,18 +107,20 @@ class CloudStore:
     ) -> ObjectInfo:
         path = self._path(key)
         whole = joined(data)
-        mode: Any = "create" if create else "overwrite" if if_match is None else await self._expected(key, if_match)
+        mode: Any = (
+            "create" if create else "overwrite" if if_match is None else await self._put_condition(key, if_match)
+        )
         mark = identity()
         try:
             result = await self._run(obstore.put, path, whole, mode=mode, attributes={MARK: mark}, use_multipart=False)
             etag = result["e_tag"]
         except exceptions.AlreadyExistsError:
-            etag = await self._own(path, mark)
+            etag = await self._own_etag(path, mark)
             if etag is None:
                 raise AlreadyExists(f"object {key} exists already in {self._url}") from None
         except _NOT_FOUND as error:
             if if_match is None:
-                raise self._unavailable(error) from None  # the bucket is not there
+                raise self._unavailable(error) from None  # the bucket does not exist
             raise self._changed(key, if_match) from None
         except Exception as error:
             raise self._explained(error, key) from None
@@ -153,10 +155,10 @@ class CloudStore:
             raise self._explained(error, key) from None
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Asks by whole path parts, as obstore does, from just before the prefix on; leaves out the rest.
+        """List by whole path parts, as obstore does, from just before the prefix on, and leave out other keys.
 
-        Servers that keep directories may list `a/b` before `a-b`. Told so by `ordered_listing`, we sort all of it in
-        memory; else such an answer is refused.
+        Servers that have directories may list `a/b` before `a-b`. With the setting `ordered_listing` false, all keys
+        are sorted in memory; otherwise such an answer is refused.
         """
         self._threads.check_open()
         wanted = self._prefix + prefix
@@ -197,7 +199,7 @@ class CloudStore:
             await self._delete(paths[first : first + DELETE_OBJECTS])
 
     async def close(self) -> None:
-        """Waits for requests under way. obstore ends its connections when nobody refers to them any more."""
+        """Wait for running requests. obstore closes its connections when they are garbage-collected."""
         await self._threads.close()
 
     async def __aenter__(self) -> Self:
@@ -207,7 +209,7 @@ class CloudStore:
         await self.close()
 
     async def _delete(self, paths: Sequence[str]) -> None:
-        """All at once; where one was not there, which some providers mind, one by one."""
+        """Delete with one request; if one object is missing, which is an error for some providers, one by one."""
         try:
             await self._run(obstore.delete, list(paths))
             return
@@ -223,8 +225,8 @@ class CloudStore:
             except Exception as error:
                 raise self._explained(error, path) from None
 
-    async def _expected(self, key: str, etag: str) -> dict[str, str]:
-        """What a put asks for. Google compares generations: look which one has this etag, and ask for that."""
+    async def _put_condition(self, key: str, etag: str) -> dict[str, str]:
+        """Return the condition of a put. Google compares generations, so the generation with this etag is looked up."""
         if not isinstance(self._store, GCSStore):
             return {"e_tag": etag}
         try:
@@ -237,12 +239,12 @@ class CloudStore:
             raise self._changed(key, etag)
         return {"e_tag": etag, "version": version}
 
-    async def _own(self, path: str, mark: str) -> str | None:
-        """The etag of what is there, if this very put made it."""
+    async def _own_etag(self, path: str, mark: str) -> str | None:
+        """Return the etag of the stored object if it has the mark of this put, else None."""
         try:
             answer = await self._run(obstore.get, path, options={"head": True})
         except Exception:
-            return None  # it cannot be told; the caller looks at what is there
+            return None  # unknown: the put is reported as AlreadyExists
         return answer.meta["e_tag"] if answer.attributes.get(MARK) == mark else None
 
     def _path(self, key: str) -> str:
@@ -265,7 +267,7 @@ class CloudStore:
         return Refused(f"object {key} in {self._url} is not the one with etag {etag}")
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"{self._url}: {self._secrets.scrub(_said(error))}")
+        return Unavailable(f"{self._url}: {self._secrets.scrub(_message(error))}")
 
     def _explained(self, error: Exception, key: str) -> DanubeError:
         match error:
@@ -276,18 +278,18 @@ class CloudStore:
             case exceptions.PreconditionError():
                 return Refused(f"object {key} in {self._url} has changed")
             case exceptions.PermissionDeniedError():
-                return Denied(f"{self._url} does not allow it: {self._secrets.scrub(_said(error))}")
+                return Denied(f"{self._url} does not allow it: {self._secrets.scrub(_message(error))}")
             case exceptions.UnauthenticatedError():
-                return Unauthenticated(f"{self._url} does not know us: {self._secrets.scrub(_said(error))}")
+                return Unauthenticated(f"{self._url} does not know us: {self._secrets.scrub(_message(error))}")
             case exceptions.NotSupportedError() | exceptions.InvalidPathError():
-                return Refused(f"{self._url}: {self._secrets.scrub(_said(error))}")
+                return Refused(f"{self._url}: {self._secrets.scrub(_message(error))}")
         status = _STATUS.search(str(error))
         kind = _BY_STATUS.get(status[1], Unavailable) if status else Unavailable
-        return kind(f"{self._url}: {self._secrets.scrub(_said(error))}")
+        return kind(f"{self._url}: {self._secrets.scrub(_message(error))}")
 
 
-def _said(error: Exception) -> str:
-    """Without what is for those who debug the library."""
+def _message(error: Exception) -> str:
+    """Return the message of an error without obstore's debug output."""
     return str(error).partition("Debug source:")[0].strip()
 
 
@@ -296,12 +298,12 @@ def _whole(store: _Store, path: str) -> memoryview:
 
 
 def _quoted(etag: str) -> str:
-    """Azure's lists have etags without the quotes that they have everywhere else."""
+    """Add the quotes that Azure omits from etags in lists."""
     return etag if etag.endswith('"') or not etag else f'"{etag}"'
 
 
 def _before(prefix: str) -> str:
-    """A path before everything that begins with `prefix`, and as near as it can be said; empty: from the start."""
+    """Return a path before all keys that begin with `prefix`, and close to them; empty: list from the start."""
     if not prefix or prefix.endswith("/"):
         return ""
     candidate = f"{prefix[:-1]}{chr(ord(prefix[-1]) - 1)}zzzz"
@@ -315,7 +317,7 @@ def _before(prefix: str) -> str:
 
 
 class _Settings(StoreOptions):
-    """The settings all three have in common, and those of a provider under the names obstore has for them."""
+    """The settings that all three providers share, and those of one provider under obstore's names."""
 
     def __init__(self, scheme: str, given: Mapping[str, str]) -> None:
         super().__init__(scheme, given)
@@ -336,7 +338,7 @@ class _Settings(StoreOptions):
         return Secrets([*self._secrets, *self._environment])
 
     def open(self, kind: Any, bucket: str, address: StoreAddress) -> CloudStore:
-        """Nothing is sent yet: a bucket that is not there shows at the first request."""
+        """Make the store. Nothing is sent yet: a missing bucket is noticed with the first request."""
         client = {
             "timeout": timedelta(seconds=self.seconds("timeout_s", 60)),
             "connect_timeout": timedelta(seconds=self.seconds("connect_timeout_s", 5)),
@@ -358,7 +360,7 @@ class _Settings(StoreOptions):
         try:
             store = kind(bucket, config=self.config, client_options=client, retry_config=retry)
         except Exception as error:
-            raise Invalid(f"{address.shown} cannot be opened: {self.secrets.scrub(_said(error))}") from None
+            raise Invalid(f"{address.shown} cannot be opened: {self.secrets.scrub(_message(error))}") from None
         return CloudStore(address.shown, store, address.prefix(), self.secrets, ordered=ordered)
 
 

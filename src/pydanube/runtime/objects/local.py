@@ -1,10 +1,10 @@
 """A directory as a store, safe against kill -9 and power cuts; `tree.py` says how.
 
-A directory that cannot be written when the store is opened (its disk is read-only, full or away) is no reason to
-refuse: as with a store behind a network, reads are tried, writes fail, and each write tries to open it again.
+A directory that cannot be written when the store is opened (its disk is read-only, full or not mounted) is no error: as
+with a store behind a network, reads are tried, writes fail, and each write tries to open the directory again.
 
-All work on the disk is done by threads of the store's own. Reads are one `pread` into fresh memory, the only copy. A
-memory map would save it, and would stop the event loop at the first touch of each page that is not in memory.
+All disk operations are done by the store's own threads. A read is one `pread` into new memory, the only copy. A memory
+map would avoid the copy, but would block the event loop at the first access to each page that is not in memory.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class LocalStore:
 
     @classmethod
     async def open(cls, root: Path, *, shared: bool = False, clock: Clock | None = None) -> Self:
-        """Make the directory if there is none, and remove what dead processes left half-written.
+        """Create the directory if needed, and remove the temporary files of processes that have ended.
 
-        Raises Refused for what is no directory. One that cannot be written now is opened by a later write.
+        Raises Refused if the path is no directory. A directory that cannot be written now is opened by a later write.
         """
         store = cls(root, shared=shared, clock=clock)
         try:
@@ -73,7 +73,7 @@ class LocalStore:
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
     ) -> ObjectInfo:
-        """Cancelled: a thread goes on with it to its end, so the bytes must not be changed."""
+        """When cancelled, a thread still finishes the put, so the bytes must not be changed."""
         check_key(key)
         pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
         return await self._write(partial(self._tree.put, key, pieces, create, if_match))
@@ -81,15 +81,15 @@ class LocalStore:
     async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
         check_key(key)
         check_range(start, end)
-        return await self._work(partial(self._there, partial(self._tree.get, key, start, end)))
+        return await self._run(partial(self._with_directory, partial(self._tree.get, key, start, end)))
 
     async def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        return await self._work(partial(self._there, partial(self._tree.head, key)))
+        return await self._run(partial(self._with_directory, partial(self._tree.head, key)))
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
         found = self._tree.walk(prefix, after)
-        while page := await self._work(partial(self._there, partial(next_page, found))):
+        while page := await self._run(partial(self._with_directory, partial(next_page, found))):
             for info in page:
                 yield info
 
@@ -99,7 +99,7 @@ class LocalStore:
         await self._write(partial(self._tree.delete, keys))
 
     async def close(self) -> None:
-        """Waits for what threads are doing; a put that was cancelled comes to its end here."""
+        """Wait for the threads; a put that was cancelled is finished here."""
         await self._threads.close()
         self._tree.close()
 
@@ -110,26 +110,27 @@ class LocalStore:
         await self.close()
 
     async def _write(self, work: Callable[[], T]) -> T:
-        return await self._work(partial(self._opened, work))
+        return await self._run(partial(self._with_open_tree, work))
 
-    async def _work(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T]) -> T:
         try:
             return await self._threads.run(work)
         except OSError as error:
             raise self._explained(error) from error
 
-    def _opened(self, work: Callable[[], T]) -> T:
-        """In a thread: open the directory first, if that could not be done before."""
+    def _with_open_tree(self, work: Callable[[], T]) -> T:
+        """Open the directory if that was not possible before, then call `work`. Runs in a thread."""
         if not self._tree.is_open:
             with self._opening:
                 if not self._tree.is_open:
                     self._tree.open()
         return work()
 
-    def _there(self, work: Callable[[], T]) -> T:
-        """In a thread: what is read from a directory that is away is unavailable, and not missing."""
+    def _with_directory(self, work: Callable[[], T]) -> T:
+        """Call `work`; if the directory is missing, try to open it first, so that an object in a directory that is not
+        mounted is Unavailable and not NotFound. Runs in a thread."""
         if not self._tree.is_open and not self._tree.root.is_dir():
-            return self._opened(work)
+            return self._with_open_tree(work)
         return work()
 
     def _explained(self, error: OSError) -> DanubeError:

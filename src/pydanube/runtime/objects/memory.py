@@ -1,7 +1,7 @@
-"""Objects in the memory of this process: for tests, examples and topics nobody will miss.
+"""Objects in the memory of this process, for tests and examples.
 
-`memory://` is a store of its own each time it is opened; `memory://NAME` is the same one for everybody in the process,
-so that something can be restarted on it. Both are gone with the process.
+Each opening of `memory://` makes a new store; `memory://NAME` is the same store everywhere in the process, so that a
+broker can be restarted with it. Both are lost when the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Object(NamedTuple):
 
 
 class _Contents:
-    """The objects of one name."""
+    """The objects of one store."""
 
     def __init__(self) -> None:
         self.objects: dict[str, _Object] = {}
@@ -35,7 +35,7 @@ _named: Final[dict[str, _Contents]] = {}
 
 
 class MemoryStore:
-    """A dictionary, with the manners of a store."""
+    """A dictionary with the interface of a store."""
 
     def __init__(self, url: str = "memory://", contents: _Contents | None = None, clock: Clock | None = None) -> None:
         self._url = url
@@ -80,7 +80,7 @@ class MemoryStore:
         at = max(bisect_left(contents.keys, prefix), bisect_right(contents.keys, after) if after else 0)
         while at < len(contents.keys) and (last := contents.keys[at]).startswith(prefix):
             yield contents.objects[last].info
-            at = bisect_right(contents.keys, last)  # whatever was put or deleted meanwhile
+            at = bisect_right(contents.keys, last)  # keys may have been put or deleted meanwhile
 
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -88,7 +88,7 @@ class MemoryStore:
                 del self._contents.keys[bisect_left(self._contents.keys, key)]
 
     async def close(self) -> None:
-        """The objects of a named store stay for whoever opens it next."""
+        """Do nothing: the objects of a named store stay for the next opening."""
 
     async def __aenter__(self) -> Self:
         return self

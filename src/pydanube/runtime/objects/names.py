@@ -1,18 +1,18 @@
-"""How keys become names of files and directories, and how a tree of them is walked in the order of keys.
+"""Maps keys to names of files and directories, and lists a tree of them in the order of keys.
 
-Most keys are paths as they are: `segments/0000000000000001/00000000/x.seg`. What a file system cannot tell apart or
-hold is marked with `~`, which no key contains:
+Most keys are used as paths unchanged: `segments/0000000000000001/00000000/x.seg`. Where a file system cannot
+distinguish two keys, or cannot store a name, the name is marked with `~`, which no key contains:
 
     last part with a dot        NAME          a file            last part without one     NAME~o
     other part without a dot    NAME          a directory       other part with one       NAME~d
     part of more than 200       its first 200 and `~`, a directory; the rest follows in it by the same rules
 
-So `a` and `a/b` live side by side (`a~o` and `a/b~o`), and a name says what it is. Names that say nothing sensible
-are no objects and are not walked.
+So `a` and `a/b` can both exist (`a~o` and `a/b~o`), and a name shows whether it is a file or a directory. Other names
+are no objects and are not listed.
 
 Invariants
-    one key, one path; one path, one key
-    the walk yields keys in the order of their characters, and holds the names of one directory per level, no more
+    every key has exactly one path, and every path exactly one key
+    `walk` yields keys in the order of their characters, and holds the names of only one directory per level in memory
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 PART_CHARACTERS_MAX: Final = 200
-"""Of a name before its mark; file systems take 255."""
+"""The most characters of a name before its mark; file systems allow 255."""
 
 _NAME: Final = re.compile(r"([A-Za-z0-9\-_.=]+)(~[od]?)?")
 
@@ -39,7 +39,7 @@ class _Kind(IntEnum):
 
 class _Entry(NamedTuple):
     begins: str
-    """What every key below begins with, as far as this name says; for a file, all of it."""
+    """The beginning that all keys below this name share; for a file, the whole key."""
     kind: _Kind
     path: str
 
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 def path_of(key: str) -> str:
-    """Where an object is, relative to the root."""
+    """Return the path of an object, relative to the root."""
     *directories, last = key.split("/")
     names = []
     for part in directories:
@@ -70,7 +70,7 @@ def _split(part: str) -> list[str]:
 
 
 def walk(root: str, prefix: str, after: str) -> Iterator[Found]:
-    """Objects in the order of their keys. What goes while we look is left out."""
+    """Yield the objects in the order of their keys. Objects deleted meanwhile are left out."""
     return _walk(root, "", prefix, after)
 
 
@@ -80,7 +80,7 @@ def _walk(directory: str, begins: str, prefix: str, after: str) -> Iterator[Foun
     while at < len(entries):
         entry = entries[at]
         following = at + 1
-        if entry.kind is _Kind.CONTINUED:  # its keys mix with those of all that begin the same way
+        if entry.kind is _Kind.CONTINUED:  # its keys are to be merged with those of all names with the same beginning
             while following < len(entries) and entries[following].begins.startswith(entry.begins):
                 following += 1
         parts = [_below(one, prefix, after) for one in entries[at:following]]

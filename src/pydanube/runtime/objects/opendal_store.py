@@ -1,12 +1,11 @@
-"""Services that only `opendal` knows: `opendal+SCHEME://BUCKET/ROOT`, with the settings of opendal's service.
+"""Services that only `opendal` supports: `opendal+SCHEME://BUCKET/ROOT`, with the settings of opendal's service.
 
-What a service can do is asked of opendal. One that cannot create without replacing, or lacks anything else the broker
-needs, is refused when it is opened. So are two whose answers would not be true: `fs` writes in place, and `memory`
-gives no etag.
+opendal reports what a service can do. A service without create-only puts, or without anything else the broker needs,
+is refused when it is opened. So are two services that report too much: `fs` writes in place, and `memory` has no etags.
 
-opendal answers less than the other stores: the result of a put is asked for separately, and lists come in no order, so
-they are sorted in memory. Nothing is repeated here; whoever asked repeats what was Unavailable. Why its
-blocking functions: `threads.py`.
+opendal returns less than the other stores: the result of a put needs a second request, and lists are unordered, so they
+are sorted in memory. Nothing is retried here; callers retry after Unavailable. `threads.py` says why blocking functions
+are used.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _MINIMUM: Final = {
     "list_with_recursive": "list below directories",
     "delete": "delete",
 }
-_UNTRUE: Final = {
+_REFUSED: Final = {
     "fs": "it writes in place, so a crash leaves half an object: use file:///DIRECTORY",
     "memory": "it tells no etags: use memory://",
 }
 
 
 class OpendalStore:
-    """A service of opendal, or one root of it."""
+    """A service of opendal, or one root in it."""
 
     def __init__(self, url: str, operator: Operator, secrets: Secrets) -> None:
         self._url = url
@@ -67,7 +66,7 @@ class OpendalStore:
     async def put(
         self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
     ) -> ObjectInfo:
-        """The answer tells of what is there a moment later: of another put's object, where one came between."""
+        """The result describes the object as it is after the put: that of another put, if one happened in between."""
         self._check(key)
         condition: dict[str, Any] = {"if_not_exists": True} if create else {}
         if if_match is not None:
@@ -84,7 +83,7 @@ class OpendalStore:
             if if_match is not None:
                 raise self._changed(key, if_match) from None
             raise Unavailable(f"{self._url} is not there") from None
-        except exceptions_of_opendal as error:
+        except OPENDAL_ERRORS as error:
             raise self._explained(error, key) from None
         return await self.head(key)
 
@@ -96,8 +95,8 @@ class OpendalStore:
             if end is not None and start < end:
                 return memoryview(await self._run(self._operator.read, key, offset=start, size=end - start))
         except (exceptions.RangeNotSatisfied, exceptions.Unexpected) as error:
-            failed = error  # what it says of a range that ends after the object, and of other things
-        except exceptions_of_opendal as error:
+            failed = error  # raised for a range that ends after the object, and for other errors
+        except OPENDAL_ERRORS as error:
             raise self._explained(error, key) from None
         size = (await self.head(key)).size
         if failed is not None and end is not None and end <= size:
@@ -107,14 +106,14 @@ class OpendalStore:
             return memoryview(b"")
         try:
             return memoryview(await self._run(self._operator.read, key, offset=start, size=end - start))
-        except exceptions_of_opendal as error:
+        except OPENDAL_ERRORS as error:
             raise self._explained(error, key) from None
 
     async def head(self, key: str) -> ObjectInfo:
         self._check(key)
         try:
             return _info(key, await self._run(self._operator.stat, key))
-        except exceptions_of_opendal as error:
+        except OPENDAL_ERRORS as error:
             raise self._explained(error, key) from None
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ObjectInfo]:
@@ -123,7 +122,7 @@ class OpendalStore:
             entries = await self._run(lambda: list(self._operator.list(directory, recursive=True)))
         except exceptions.NotFound:
             return
-        except exceptions_of_opendal as error:
+        except OPENDAL_ERRORS as error:
             raise self._explained(error, prefix) from None
         wanted = {entry.path: entry for entry in entries if entry.path.startswith(prefix) and entry.path > after}
         for key in sorted(wanted):
@@ -143,11 +142,11 @@ class OpendalStore:
                 await self._run(self._operator.delete, key)
             except exceptions.NotFound:
                 continue
-            except exceptions_of_opendal as error:
+            except OPENDAL_ERRORS as error:
                 raise self._explained(error, key) from None
 
     async def close(self) -> None:
-        """Waits for requests under way. opendal ends its connections when nobody refers to them any more."""
+        """Wait for running requests. opendal closes its connections when they are garbage-collected."""
         await self._threads.close()
 
     async def __aenter__(self) -> Self:
@@ -177,7 +176,7 @@ class OpendalStore:
         return Unavailable(f"{self._url}: {self._secrets.scrub(error)}")
 
 
-exceptions_of_opendal: Final = (
+OPENDAL_ERRORS: Final = (
     exceptions.Error,
     exceptions.Unexpected,
     exceptions.Unsupported,
@@ -192,7 +191,7 @@ exceptions_of_opendal: Final = (
     exceptions.RangeNotSatisfied,
     exceptions.Conflict,
 )
-"""They have no root of their own."""
+"""All exceptions of opendal; they have no common base class."""
 
 
 def _info(key: str, metadata: Any) -> ObjectInfo:
@@ -203,7 +202,7 @@ def _info(key: str, metadata: Any) -> ObjectInfo:
 
 
 def _known_settings(service: str) -> set[str]:
-    """What opendal's own description of a service lists; empty: there is no such service."""
+    """Return the settings of a service, from opendal's type descriptions; empty if there is no such service."""
     for kind in vars(opendal.config).values():
         names = getattr(kind, "__annotations__", {})
         if f"Literal[{service!r}]" in str(names.get("scheme", "")).replace('"', "'"):
@@ -217,8 +216,8 @@ async def open_opendal(address: StoreAddress, settings: Mapping[str, str]) -> Op
     known = _known_settings(service)
     if not known:
         raise Invalid(f"opendal has no service {service[:40]!r}")
-    if service in _UNTRUE:
-        raise Refused(f"opendal's {service} does not do what the broker needs: {_UNTRUE[service]}")
+    if service in _REFUSED:
+        raise Refused(f"opendal's {service} does not do what the broker needs: {_REFUSED[service]}")
     for name in sorted(settings):
         if name not in known:
             raise Invalid(f"opendal's {service} has no setting {name!r}; it has: {', '.join(sorted(known))}")
@@ -236,7 +235,7 @@ async def open_opendal(address: StoreAddress, settings: Mapping[str, str]) -> Op
 
 
 def _from_address(address: StoreAddress, service: str, known: set[str]) -> dict[str, str]:
-    """The host is the bucket or container, or whatever the service calls it; the path is the root."""
+    """Return the settings in the URL: the host is the bucket or container of the service, the path is the root."""
     options: dict[str, str] = {}
     if address.host:
         name = next((name for name in ("bucket", "container", "filesystem") if name in known), None)

@@ -1,10 +1,10 @@
-"""Opens a store by its URL and settings. What a store needs beyond the plain install is imported when it is opened.
+"""Opens a store by its URL and settings. Optional packages that a store needs are imported when it is opened.
 
     file:///DIRECTORY               memory:// and memory://NAME       s3://BUCKET/PREFIX, gs://..., az://CONTAINER/PREFIX
     redis://HOST:PORT/DB?prefix=    grpc://HOST:PORT (a plug-in)      opendal+SCHEME://...
 
-Other packages bring stores of their own by the entry point group `pydanube.object_stores`: the name is the scheme, the
-object an async function of the URL and the settings that returns an `ObjectStore`. Ours cannot be replaced.
+Other packages add stores with the entry point group `pydanube.object_stores`: the name is the scheme, the object an
+async function of the URL and the settings that returns an `ObjectStore`. The stores above cannot be replaced.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ Factory = Callable[[str, Mapping[str, str]], Awaitable[ObjectStore]]
 _Opener = Callable[[StoreAddress, Mapping[str, str]], Awaitable[ObjectStore]]
 
 
-class _Known(NamedTuple):
+class _Opening(NamedTuple):
     opener: str
     extra: str = ""
     package: str = ""
 
 
 _STORES: Final = {
-    "file": _Known("local:open_local"),
-    "memory": _Known("memory:open_memory"),
-    "s3": _Known("cloud:open_s3", "cloud", "obstore"),
-    "gs": _Known("cloud:open_gcs", "cloud", "obstore"),
-    "az": _Known("cloud:open_azure", "cloud", "obstore"),
-    "redis": _Known("redis_store:open_redis", "redis", "redis"),
-    "rediss": _Known("redis_store:open_redis", "redis", "redis"),
-    "grpc": _Known("plugin:open_plugin", "grpc", "grpc"),
-    "grpcs": _Known("plugin:open_plugin", "grpc", "grpc"),
+    "file": _Opening("local:open_local"),
+    "memory": _Opening("memory:open_memory"),
+    "s3": _Opening("cloud:open_s3", "cloud", "obstore"),
+    "gs": _Opening("cloud:open_gcs", "cloud", "obstore"),
+    "az": _Opening("cloud:open_azure", "cloud", "obstore"),
+    "redis": _Opening("redis_store:open_redis", "redis", "redis"),
+    "rediss": _Opening("redis_store:open_redis", "redis", "redis"),
+    "grpc": _Opening("plugin:open_plugin", "grpc", "grpc"),
+    "grpcs": _Opening("plugin:open_plugin", "grpc", "grpc"),
 }
-_THROUGH_OPENDAL: Final = _Known("opendal_store:open_opendal", "opendal", "opendal")
+_THROUGH_OPENDAL: Final = _Opening("opendal_store:open_opendal", "opendal", "opendal")
 
 
 async def open_store(url: str, settings: Mapping[str, str] | None = None) -> ObjectStore:
-    """The store at this URL. Invalid for a URL or a setting that means nothing; whoever opens it closes it."""
+    """Open the store at this URL. Raises Invalid for an unknown URL or setting. The caller closes the store."""
     address = StoreAddress.parse(url)
     known = _THROUGH_OPENDAL if address.scheme.startswith(OPENDAL) else _STORES.get(address.scheme)
     if known is None:
-        return await _open_foreign(address, settings or {})
+        return await _open_external(address, settings or {})
     return await _opener(known, address.scheme)(address, settings or {})
 
 
 def check_url(url: str) -> str:
-    """A URL that some store has, as it came; nothing is opened. Raises Invalid."""
+    """Return the URL unchanged if there is a store for it, without opening anything; otherwise raise Invalid."""
     address = StoreAddress.parse(url)
     if not address.scheme.startswith(OPENDAL) and address.scheme not in _STORES:
-        _foreign(address)
+        _external(address)
     return url
 
 
-def _opener(known: _Known, scheme: str) -> _Opener:
+def _opener(known: _Opening, scheme: str) -> _Opener:
     module, function = known.opener.split(":")
     try:
         return cast(_Opener, getattr(importlib.import_module(f"{__package__}.{module}"), function))
@@ -75,12 +75,12 @@ def _opener(known: _Known, scheme: str) -> _Opener:
         raise
 
 
-async def _open_foreign(address: StoreAddress, settings: Mapping[str, str]) -> ObjectStore:
-    factory = cast(Factory, _foreign(address).load())
+async def _open_external(address: StoreAddress, settings: Mapping[str, str]) -> ObjectStore:
+    factory = cast(Factory, _external(address).load())
     return await factory(address.shown, settings)
 
 
-def _foreign(address: StoreAddress) -> EntryPoint:
+def _external(address: StoreAddress) -> EntryPoint:
     found = [point for point in entry_points(group=GROUP) if point.name == address.scheme]
     if not found:
         known = ", ".join([*_STORES, f"{OPENDAL}SCHEME", *(point.name for point in entry_points(group=GROUP))])

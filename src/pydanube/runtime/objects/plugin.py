@@ -1,4 +1,4 @@
-"""A store behind gRPC: the client's side of the storage plug-in (`storage.proto`)."""
+"""A store behind gRPC: the client side of the storage plug-in (`storage.proto`)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CHANNEL: Final = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-"""A plug-in that is back is found soon, one that hangs is noticed, and stores do not share a connection's fate."""
+"""Reconnect soon, notice a plug-in that hangs, and use a connection of its own for each store."""
 
 
 class PluginStore:
-    """A store that another process keeps. Opened by `open_plugin`, which asks it what it can do."""
+    """A store in another process. Opened by `open_plugin`, which asks for its capabilities."""
 
     def __init__(self, url: str, channel: grpc.aio.Channel, token: str, timeout: float) -> None:
         self._url = url
@@ -62,7 +62,7 @@ class PluginStore:
         return self._capabilities
 
     async def connect(self) -> None:
-        """Ask what it can do."""
+        """Connect, and ask for the capabilities of the store."""
         answer = await self._ask("Describe", MESSAGES["DescribeRequest"](), wait_for_ready=True)
         self._capabilities = Capabilities(answer.if_match, answer.durable, answer.shared)
 
@@ -135,7 +135,7 @@ class PluginStore:
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
         finally:
-            answers.cancel()  # whoever stops reading does not keep the server sending
+            answers.cancel()  # if the caller stops reading, the server stops sending
 
     def _check_open(self) -> None:
         if self._closed:
@@ -147,7 +147,7 @@ class PluginStore:
 
 
 async def open_plugin(address: StoreAddress, settings: Mapping[str, str]) -> ObjectStore:
-    """`grpcs` is encrypted. A path in the URL is a prefix of keys."""
+    """Open `grpc://HOST:PORT/PREFIX`; `grpcs` is encrypted."""
     address.expect()
     if not address.host or address.port is None:
         raise Invalid(f"a {address.scheme} URL names a host and a port: {address.scheme}://127.0.0.1:6680")

@@ -1,8 +1,8 @@
-"""Any store behind gRPC: the server's side of the storage plug-in (`storage.proto`).
+"""Serves any store over gRPC: the server side of the storage plug-in (`storage.proto`).
 
 Invariants
     a put whose stream ends early, or is cancelled, stores nothing
-    what puts hold in memory is bounded: an object by OBJECT_BYTES_MAX, all together by PENDING_BYTES_MAX
+    the memory of puts is limited: OBJECT_BYTES_MAX for one object, PENDING_BYTES_MAX for all together
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .store import ObjectStore, check_key
 log = get_logger(__name__)
 
 OBJECT_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Segments have 64 MiB; what is much larger is a mistake."""
+"""Segments have 64 MiB; a much larger object is a mistake."""
 
 PENDING_BYTES_MAX: Final = 1024 * 1024 * 1024
 CALLS_MAX: Final = 1000
@@ -38,14 +38,15 @@ class PluginServer:
     """Serves one store, which it does not close."""
 
     def __init__(self, store: ObjectStore, *, token: str = "") -> None:
-        """With a token, whoever does not bring it is turned away."""
+        """With a `token`, calls without it are refused."""
         self._store = store
         self._authorization = f"Bearer {token}".encode() if token else b""
         self._pending_bytes = 0
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int, *, certificate: tuple[bytes, bytes] | None = None) -> int:
-        """The port it listens on; OSError where it cannot. `certificate`: the private key and the chain, in PEM."""
+        """Listen, and return the port; raises OSError if that fails. `certificate` is the private key and the chain, in
+        PEM."""
         server = grpc.aio.server(maximum_concurrent_rpcs=CALLS_MAX, options=[("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -63,7 +64,7 @@ class PluginServer:
         return int(bound)
 
     async def close(self) -> None:
-        """No new calls; those under way have DRAIN_SECONDS to end."""
+        """Refuse new calls, and give running ones DRAIN_SECONDS to end."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(DRAIN_SECONDS)
@@ -142,12 +143,12 @@ class PluginServer:
         await self._store.delete(list(request.keys))
         return MESSAGES["DeleteReply"]()
 
-    # -- what all calls have in common ---------------------------------------------------------------------------------
+    # -- common to all calls -------------------------------------------------------------------------------------------
 
     def _answering(self, work: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
-                self._admit(context)
+                self._check_token(context)
                 return await work(_checked(request))
             except Exception as error:
                 await _abort(context, error)
@@ -157,7 +158,7 @@ class PluginServer:
     def _streaming(self, work: Callable[[Any], AsyncIterator[Any]]) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
-                self._admit(context)
+                self._check_token(context)
                 async for reply in work(_checked(request)):
                     yield reply
             except Exception as error:
@@ -165,7 +166,7 @@ class PluginServer:
 
         return stream
 
-    def _admit(self, context: grpc.aio.ServicerContext) -> None:
+    def _check_token(self, context: grpc.aio.ServicerContext) -> None:
         if not self._authorization:
             return
         given = value_of(context.invocation_metadata(), "authorization")
@@ -174,7 +175,7 @@ class PluginServer:
 
 
 def _parsed(kind: Any, data: bytes) -> Any:
-    """The message, or what is wrong with it: gRPC itself would answer before anybody was asked for a token."""
+    """Return the message, or an Invalid to be raised later: gRPC itself would report it before the token is checked."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -188,7 +189,7 @@ def _checked(request: Any) -> Any:
 
 
 async def _received(requests: AsyncIterator[Any], size: int) -> list[bytes]:
-    """The pieces of an object; Invalid where they are not `size` bytes in all."""
+    """Return the pieces of an object; raises Invalid if they are not `size` bytes in total."""
     pieces: list[bytes] = []
     received = 0
     async for request in requests:

@@ -5,11 +5,11 @@
     {PREFIX}k         sorted set of KEY, all with the score 0       Redis keeps these in the order of their bytes
     {PREFIX}n         how many puts there were; the next etag
 
-A put is one script, so it happens whole and at one moment. The client may send it again after a lost connection: the
-mark of a put tells whether it has happened already. The braces keep all of it in one slot, so that a cluster takes it.
+A put is one script, so it is atomic. The client may send it again after a lost connection: the mark of a put shows
+whether it has happened already. The braces put all keys into one slot, as a Redis cluster requires.
 
-Redis is as durable as it is configured. Opening asks: without its append-only file the store says that it is not
-durable, and a server that may throw objects away when memory is short is refused.
+Redis is as durable as it is configured, which is checked when the store is opened: without an append-only file the
+store reports that it is not durable, and a server that may evict objects when memory is short is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 DEFAULT_PREFIX: Final = "danube"
 OBJECT_BYTES_MAX: Final = 512 * 1024 * 1024
-"""What Redis takes as one value."""
+"""The largest value that Redis accepts."""
 
 LIST_OBJECTS: Final = 500
 DELETE_OBJECTS: Final = 500
@@ -67,7 +67,7 @@ return {'ok', info}
 
 
 class RedisStore:
-    """One prefix of a Redis database. Opened by `open_redis`, which asks the server how safe it is."""
+    """One prefix of a Redis database. Opened by `open_redis`, which checks how durable the server is."""
 
     def __init__(self, url: str, client: Redis, prefix: str, secrets: Secrets) -> None:
         self._url = url
@@ -87,7 +87,7 @@ class RedisStore:
         return Capabilities(if_match=True, durable=self._durable, shared=True)
 
     async def connect(self) -> None:
-        """Ask whether it keeps what it is given."""
+        """Check that the server does not evict objects, and whether it is durable."""
         told = await self._ask(self._client.info("everything"))
         if told.get("maxmemory", 0) and told.get("maxmemory_policy", "noeviction") != "noeviction":
             raise Refused(
@@ -176,7 +176,7 @@ class RedisStore:
             raise self._explained(error) from None
         finally:
             if hasattr(work, "close"):
-                work.close()  # what was never begun, of a closed store, is not waited for
+                work.close()  # a coroutine that was never started, because the store is closed
 
     def _name(self, rest: str) -> str:
         return self._names + rest
@@ -191,7 +191,7 @@ class RedisStore:
     def _explained(self, error: Exception) -> DanubeError:
         message = f"{self._url}: {self._secrets.scrub(error)}"
         if isinstance(error, exceptions.NoPermissionError) or "can't run this command" in str(error):
-            return Denied(message)  # the second is what a script says
+            return Denied(message)  # the second is the message of a script
         if isinstance(error, exceptions.AuthenticationError) or str(error).startswith(("NOAUTH", "WRONGPASS")):
             return Unauthenticated(message)
         return Unavailable(message)
@@ -203,7 +203,7 @@ def _info(key: str, text: bytes) -> ObjectInfo:
 
 
 async def open_redis(address: StoreAddress, settings: Mapping[str, str]) -> RedisStore:
-    """`redis://HOST:PORT/DATABASE?prefix=NAME`; `rediss` is encrypted."""
+    """Open `redis://HOST:PORT/DATABASE?prefix=NAME`; `rediss` is encrypted."""
     address.expect(["prefix"])
     if not address.host:
         raise Invalid(f"a {address.scheme} URL names a host: {address.scheme}://127.0.0.1:6379/0")

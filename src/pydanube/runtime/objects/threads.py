@@ -1,11 +1,11 @@
-"""Threads of one store's own, for libraries and system calls that block.
+"""The threads of one store, for libraries and system calls that block.
 
-The libraries written in Rust are used through their blocking functions too. Their asynchronous ones hand results to the
-event loop from threads that nobody can wait for, and now and then abort a process that ends soon afterwards
-(PyO3/pyo3-async-runtimes issue 40): one in eight, of short ones, when we tried.
+The libraries written in Rust are used through their blocking functions too. Their asynchronous functions return results
+to the event loop from threads that cannot be joined, and sometimes abort a process that ends soon afterwards
+(PyO3/pyo3-async-runtimes issue 40): one in eight short processes, when we tried.
 
-A call to a store that hangs cannot be ended from outside. So that it does not hold up the end of the process either,
-the threads are daemons, which an executor's are not, and closing waits for them for CLOSE_S at most.
+A hanging call to a store cannot be ended from outside. It must not prevent the process from ending, so the threads are
+daemons, unlike those of an executor, and closing waits for them for at most CLOSE_S.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Call(NamedTuple):
 
 
 class Threads:
-    """As many threads as a store may use at once; made when they are needed."""
+    """Up to `count` threads, started when they are needed."""
 
     def __init__(self, count: int, url: str) -> None:
         self._count = count
@@ -44,11 +44,12 @@ class Threads:
         self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._calls = 0
-        """Handed in and not answered yet."""
+        """How many calls have no answer yet."""
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Cancelled: what has begun goes on to its end, unheard. Unavailable once closed."""
+        """Call `work` in a thread. When cancelled, work that has begun continues, and its result is dropped. Raises
+        Unavailable once closed."""
         self.check_open()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -65,7 +66,7 @@ class Threads:
             raise Unavailable(f"the store {self._url} is closed")
 
     async def close(self) -> None:
-        """Waits for what has begun, for a while; what has not is dropped. May be called again."""
+        """Drop calls that have not begun, and wait up to CLOSE_S for the others. May be called again."""
         self._closed = True
         with suppress(Empty):
             while True:
@@ -74,11 +75,11 @@ class Threads:
                     call.answer.set_exception(Unavailable(f"the store {self._url} is closed"))
         for _ in self._threads:
             self._waiting.put(None)
-        if left := await asyncio.to_thread(self._joined):
+        if left := await asyncio.to_thread(self._join_threads):
             log.warning("store.left_hanging", store=self._url, calls=left)
 
-    def _joined(self) -> int:
-        """How many did not end in time."""
+    def _join_threads(self) -> int:
+        """Wait for the threads; return how many did not end in time."""
         deadline = monotonic() + CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - monotonic()))
@@ -92,9 +93,9 @@ class Threads:
                     settle = partial(call.answer.set_result, call.work())
                 except BaseException as error:
                     settle = partial(call.answer.set_exception, error)
-            with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
                 call.loop.call_soon_threadsafe(self._answer, call.answer, settle)
-            del call, settle  # what it held is not kept until the next one comes
+            del call, settle  # free what the call refers to before waiting for the next one
 
     def _answer(self, answer: asyncio.Future[Any], settle: Callable[[], Any]) -> None:
         self._calls -= 1

@@ -1,23 +1,23 @@
 """Objects as files in a directory tree: the blocking half of the local store.
 
-A put writes a temporary file in the same tree, syncs it, gives it its name in one step (a hard link where nothing may
-be there yet, else a rename), and syncs the directory, with every parent whose own entry is not known to be synced. Only
-then it returns. Killed anywhere, it leaves the whole object or a temporary file, which the next opening removes.
+A put writes a temporary file in the same tree, syncs it, gives it its name atomically (with a hard link for a create,
+else a rename), and syncs the directory and every parent whose own entry is not known to be synced. Only then it
+returns. If the process is killed, there is the whole object or a temporary file, which the next opening removes.
 
     ROOT/
-      ~lock                 flock: shared to link, exclusive to replace, to delete and to open; holds how often empty
-                            directories were removed, so that nobody trusts what he knew of directories before
+      ~lock                 flock: shared to link, exclusive to replace, to delete and to open; contains how often
+                            empty directories were removed, which invalidates what is known about synced directories
       ~tmp/IDENTITY/        the temporary files of one opened store ...
-      ~tmp/IDENTITY.lock    ... which holds this lock as long as it lives
+      ~tmp/IDENTITY.lock    ... which holds this lock while its process lives
       segments/...          objects, by the names of `names.py`
 
-An etag is `MODIFIED-SIZE-INODE`: the time of modification in nanoseconds, which each put sets, with chance in the last
-three digits, and which a replacing put sets later than the one it replaces.
+An etag is `MODIFIED-SIZE-INODE`. The time of modification, in nanoseconds, is set by each put, with random last three
+digits; a put that replaces an object sets a later time than the object had.
 
 Invariants
-    an object's name never leads to less than all its bytes
-    a put that has returned survives a power cut, as far as the disk keeps what it has synced
-    processes may share a directory: a create has one winner and an `if_match` is decided under the lock
+    an object's name never refers to an incomplete file
+    a put that has returned survives a power cut, if the disk keeps what was synced
+    processes may share a directory: exactly one create succeeds, and `if_match` is checked under the lock
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .names import Found, path_of, walk
 from .store import Buffer, ObjectInfo
 
 CHUNK_BYTES: Final = 1 << 20
-"""What is written at a time, of objects that have so much."""
+"""How much of a large object is written at a time."""
 
 BLOCK_BYTES: Final = 4096
-"""What goes past the page cache begins and ends at multiples of this, in memory and in the file."""
+"""Writes that bypass the page cache begin and end at multiples of this, in memory and in the file."""
 
 PAGE_OBJECTS: Final = 500
-"""Listed at a time."""
+"""How many objects are listed at a time."""
 
 READ_BYTES_MAX: Final = 1 << 30
-"""In one call; Linux takes a little less than 2 GiB."""
+"""The most that is read in one call; Linux reads a little less than 2 GiB at most."""
 
 _LOCK: Final = "~lock"
 _TEMPORARY: Final = "~tmp"
@@ -59,7 +59,7 @@ _CREATE: Final = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
 
 
 class Tree:
-    """One opened directory. Every method blocks, and may be called by several threads at once."""
+    """One open directory. Every method blocks, and may be called by several threads at once."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self.root = root
@@ -73,7 +73,7 @@ class Tree:
         self._knowledge = threading.Lock()
 
     def open(self) -> None:
-        """Make the directory if there is none, and remove what dead processes left half-written."""
+        """Create the directory if needed, and remove the temporary files of processes that have ended."""
         there = self.root
         while not there.exists():
             there = there.parent
@@ -84,7 +84,7 @@ class Tree:
                 break
         with self._locked(fcntl.LOCK_EX):
             for left in self._temporary.parent.glob("*.lock"):
-                _remove_if_dead(left)
+                _remove_if_abandoned(left)
             alive = os.open(self._temporary.with_suffix(".lock"), _CREATE, 0o644)
             try:
                 fcntl.flock(alive, fcntl.LOCK_EX)
@@ -139,7 +139,9 @@ class Tree:
                 if error.errno not in _NO_LINKS:
                     raise
                 raise Refused(f"the file system of {self.root} has no hard links, and creating needs them") from None
-        self._sync(path.parent, removals)  # also of a winner that has not done so yet: the loser may rely on it
+        self._sync(
+            path.parent, removals
+        )  # even if another put created it and has not synced yet: our caller may rely on the object
         if not won:
             raise AlreadyExists(f"object {key} exists already in {self.root}")
 
@@ -160,7 +162,7 @@ class Tree:
     def _sync(self, directory: Path, removals: int) -> None:
         """Sync a directory, and the entry of each parent that is not known to be synced.
 
-        What was known before directories were removed is not known any more: one may have been made again since.
+        When directories were removed since, nothing is known any more: one may have been created again.
         """
         with self._knowledge:
             if removals != self._removals:
@@ -193,7 +195,7 @@ class Tree:
                 _sync_directory(directory)
 
     def _prune(self, directory: Path, lock: int) -> Path:
-        """Remove empty directories upward; the first one that stays."""
+        """Remove this directory and its parents while they are empty; return the first one that stays."""
         while directory != self.root:
             if directory.exists():
                 if any(directory.iterdir()):
@@ -248,7 +250,7 @@ def _info(key: str, stat: os.stat_result) -> ObjectInfo:
 
 
 def _read(file: int, start: int, end: int) -> memoryview:
-    """One call as a rule, into memory that nobody fills first."""
+    """Return the bytes [start, end) of a file, usually with one read and without a copy."""
     pieces: list[bytes] = []
     while start < end:
         data = os.pread(file, min(end - start, READ_BYTES_MAX), start)
@@ -260,8 +262,8 @@ def _read(file: int, start: int, end: int) -> memoryview:
 
 
 def _write(file: int, pieces: Sequence[Buffer]) -> None:
-    """Large objects go past the page cache where the file system lets them: they cost a third of the processor time
-    then, and nobody else who writes to this disk, a log say, has to wait for memory or for more than a chunk."""
+    """Write the pieces. Large objects bypass the page cache if the file system supports it: that takes a third of the
+    processor time, and other writers of this disk, such as the log, wait for at most one chunk."""
     chunk = memoryview(mmap.mmap(-1, min(CHUNK_BYTES, _aligned(sum(map(len, pieces))))))
     is_large = len(chunk) == CHUNK_BYTES
     is_direct = is_large and _set_direct(file, True)
@@ -274,13 +276,13 @@ def _write(file: int, pieces: Sequence[Buffer]) -> None:
             except OSError as error:
                 if not is_direct or error.errno != errno.EINVAL:
                     raise
-                is_direct = _set_direct(file, False)  # it said it could, and cannot
+                is_direct = _set_direct(file, False)  # the file system accepts the flag and does not support it
         if is_large and not is_direct:
             os.fsync(file)
 
 
 def _chunks(pieces: Sequence[Buffer], chunk: memoryview) -> Iterator[memoryview]:
-    """The bytes of all pieces, copied into the chunk as much at a time as it holds."""
+    """Yield the bytes of all pieces, copied into `chunk`, which is used again for each part."""
     end = 0
     for piece in pieces:
         left = memoryview(piece).cast("B")
@@ -297,12 +299,12 @@ def _chunks(pieces: Sequence[Buffer], chunk: memoryview) -> Iterator[memoryview]
 
 
 def _set_direct(file: int, wanted: bool) -> bool:
-    """Whether the file is written past the page cache from here on."""
-    flag: int = getattr(os, "O_DIRECT", 0)  # Linux has it
+    """Switch bypassing of the page cache on or off; return whether it is on."""
+    flag: int = getattr(os, "O_DIRECT", 0)  # only Linux has it
     flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~flag
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | flag if wanted else flags)
-    except OSError:  # this file system has not
+    except OSError:  # not supported by this file system
         return False
     return wanted and bool(flag)
 
@@ -323,8 +325,8 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def _remove_if_dead(lock: Path) -> None:
-    """Whose lock can be had, is dead; what it left is no object."""
+def _remove_if_abandoned(lock: Path) -> None:
+    """Remove the temporary files that belong to this lock if no process holds it any more."""
     file = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
