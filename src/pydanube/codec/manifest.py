@@ -134,7 +134,14 @@ class ManifestBuilder:
 class ClusterManifest:
     """A complete manifest. Its pages are decompressed on access."""
 
-    def __init__(self, name: str, number: int, created_at_us: int, about: ManifestAbout) -> None:
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        created_at_us: int,
+        about: ManifestAbout,
+        pages: list[tuple[PageKind, memoryview, int]],
+    ) -> None:
         self.name = name
         self.number = number
         """Of two manifests of a cluster, the one with the higher number is newer."""
@@ -143,7 +150,7 @@ class ClusterManifest:
         self.writer = about.writer
         self.store_id = about.store_id
         self.revision = about.revision
-        self._pages: list[tuple[PageKind, memoryview, int]] = []
+        self._pages = pages
         self.keys = self.places = 0
 
     @classmethod
@@ -156,8 +163,7 @@ class ClusterManifest:
         about = _decode_page(pages[0], ManifestAbout, name)
         if about.format != FORMAT:
             raise Corrupt(f"{name}: has format {about.format}, and this release reads format {FORMAT}")
-        manifest = cls(name, number, created_at_us, about)
-        manifest._pages = pages[1:-1]
+        manifest = cls(name, number, created_at_us, about, pages[1:-1])
         manifest._check(_decode_page(pages[-1], End, name), len(pages) - 1)
         return manifest
 

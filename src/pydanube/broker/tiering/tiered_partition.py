@@ -135,9 +135,7 @@ class TieredPartition:
         return True
 
     def _uploaded(self, first: int, end: int, ledger_ids: Sequence[int]) -> None:
-        if self._history.end == 0:
-            self._history.start = first
-        self._history.end = end
+        self._history.extend(first, end)
         for ledger_id in ledger_ids:
             self._writer.release(ledger_id, end)
 
@@ -179,7 +177,7 @@ class TieredPartition:
                 break
         if gone:
             await self._catalog.remove(gone, self._clock.now_us())
-            self._history.start = max(self._history.start, gone[-1].end_offset)
+            self._history.trim(gone[-1].end_offset)
         self._is_pruned = True
 
     def _snapshot_state(self, done: Done = _ignore) -> None:

@@ -286,11 +286,11 @@ class PartitionHistory:
     """The uploaded part of one partition: offsets [start, end)."""
 
     def __init__(
-        self, history: SegmentReader, topic_id: int, index: int, start: int, end: int, is_dense: bool = False
+        self, reader: SegmentReader, topic_id: int, index: int, start: int, end: int, is_dense: bool = False
     ) -> None:
         """`is_dense`: every offset belongs to a message, so that any gap is a loss."""
         self._is_dense = is_dense
-        self._history = history
+        self._reader = reader
         self._topic_id = topic_id
         self._index = index
         self.start = start
@@ -303,14 +303,14 @@ class PartitionHistory:
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
         segment = self._latest
         if segment is None or not segment.first_offset <= offset < segment.end_offset:
-            segment = await self._history.catalog.find(self._topic_id, self._index, offset)
+            segment = await self._reader.catalog.find(self._topic_id, self._index, offset)
         while segment is not None:
             self._latest = segment
             try:
-                return await self._history.read(segment, offset, bytes_max)
+                return await self._reader.read(segment, offset, bytes_max)
             except Corrupt:
                 # Merging or retention may have removed the segment from the catalog, and its object from the store.
-                found = await self._history.catalog.find(self._topic_id, self._index, offset)
+                found = await self._reader.catalog.find(self._topic_id, self._index, offset)
                 if found == segment:
                     raise
                 segment = found
@@ -319,7 +319,7 @@ class PartitionHistory:
     async def check_gap(self, offset: int) -> None:
         """Raise Corrupt if the catalog has lost the segments at `offset`. In a gap that a crash or a restore left, the
         cumulative bytes of the segments on both sides add up, and nothing is raised."""
-        catalog = self._history.catalog
+        catalog = self._reader.catalog
         after = await catalog.find(self._topic_id, self._index, offset)
         if after is None or after.first_offset <= offset:
             return  # it was uploaded or merged meanwhile
@@ -330,13 +330,23 @@ class PartitionHistory:
                 f"uploaded, and the catalog lists no object for them: restore the metadata from a backup"
             )
 
+    def extend(self, first: int, end: int) -> None:
+        """Record that the offsets [first, end) were uploaded."""
+        if self.end == 0:
+            self.start = first
+        self.end = end
+
+    def trim(self, start: int) -> None:
+        """Record that the segments below `start` were removed."""
+        self.start = max(self.start, start)
+
     async def find_time(self, time_us: int, start: int) -> int | None:
-        return await self._history.find_time(self._topic_id, self._index, time_us, start, self.end)
+        return await self._reader.find_time(self._topic_id, self._index, time_us, start, self.end)
 
     async def producers(self) -> list[ProducerEntry]:
         """Return the producer table as of `end`."""
         segment = await self._last()
-        return await self._history.producers(segment) if segment is not None else []
+        return await self._reader.producers(segment) if segment is not None else []
 
     async def last_time(self) -> int:
         """Return the append time of the last batch; 0 if nothing was uploaded."""
@@ -352,10 +362,10 @@ class PartitionHistory:
         """Return the ranges of offsets, from `start` on, that never held a message."""
         if self._is_dense or self.start >= self.end:
             return []
-        return await self._history.catalog.gaps(self._topic_id, self._index, start, self.end)
+        return await self._reader.catalog.gaps(self._topic_id, self._index, start, self.end)
 
     async def load_sizes(self) -> None:
-        self.sizes = await self._history.catalog.sizes(self._topic_id, self._index, self.start, self.end)
+        self.sizes = await self._reader.catalog.sizes(self._topic_id, self._index, self.start, self.end)
 
     async def _last(self) -> CatalogSegment | None:
-        return await self._history.catalog.find(self._topic_id, self._index, self.end - 1) if self.end else None
+        return await self._reader.catalog.find(self._topic_id, self._index, self.end - 1) if self.end else None

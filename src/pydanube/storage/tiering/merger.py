@@ -211,9 +211,8 @@ class SegmentMerger:
             for key in [key for key, own in replaced.items() if not own]:
                 await self._catalog.mark_if_unused(key, now_us)
         except DanubeError as error:
-            log.warning(
-                "merge.garbage_unnoted", error=error.message
-            )  # they become orphans, which are collected as well
+            # The objects become orphans, which are collected as well.
+            log.warning("merge.garbage_unnoted", error=error.message)
 
 
 def _is_unshared(segment: CatalogSegment) -> bool:

@@ -141,10 +141,8 @@ class SegmentVerifier:
         """Report offsets after the last segment that should have been uploaded."""
         if bounds.uploaded_end <= offset:
             return
-        first, end = (
-            max(offset, (await target.bounds()).start),
-            bounds.uploaded_end,
-        )  # retention may have moved meanwhile
+        # Retention may have moved the start since the bounds were read.
+        first, end = max(offset, (await target.bounds()).start), bounds.uploaded_end
         if first < end:
             detail = f"the catalog lists no object for offsets {first}..{end - 1}, which were uploaded"
             step.damages.append(StorageDamage(target.topic, target.index, first, end, "missing", detail))
