@@ -1,4 +1,4 @@
-"""What the checks of the suite have in common: the usual loads, a broker of their own, and what they find."""
+"""What the checks of the suite share: common scenarios, the verdict, and a run with a new broker."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 Check = Callable[[Path, int], Awaitable[Verdict]]
 
 
-async def own(scenario: Scenario, directory: Path) -> Result:
-    """Against a broker of its own, whose data is gone afterwards."""
+async def run_alone(scenario: Scenario, directory: Path) -> Result:
+    """Run the scenario against a new broker and delete its data afterwards."""
     place = directory / "suite"
     try:
         async with broker_for(None, place) as (url, broker):
