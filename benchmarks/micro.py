@@ -1,4 +1,4 @@
-"""What one batch costs in each room of the hot path, on one core: microseconds per batch and nanoseconds per message.
+"""What one batch costs in each stage of the hot path, on one core: microseconds per batch and nanoseconds per message.
 
     python benchmarks/micro.py [--size 100] [--batch 500]
 
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def best(work: Callable[[], object], seconds: float = 0.2) -> float:
-    """Seconds of one call, the best of some rounds: the machine's noise only ever adds."""
+    """Return the seconds of one call, the best of some rounds, because noise only adds time."""
     calls = 1
     while (taken := _timed(work, calls)) < seconds / 10:
         calls *= 4
@@ -39,7 +39,7 @@ def _timed(work: Callable[[], object], calls: int) -> float:
 
 
 class Counting:
-    """What a broker counts for every batch: totals, rates, and how many bytes lie where."""
+    """The counters that a broker updates for every batch: totals, rates, and bytes by position."""
 
     def __init__(self, messages: int, size_bytes: int) -> None:
         self._messages, self._bytes = messages, size_bytes

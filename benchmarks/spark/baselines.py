@@ -1,4 +1,4 @@
-"""What Spark does with Python data sources that have nothing to do: the other half of every ratio.
+"""Python data sources that do no work: the baseline of every ratio.
 
 The prepared source yields one record batch again and again, with the columns and the sizes that the danube source
 yields, as a batch and as a stream. The counting sink takes what it gets by Arrow, and counts. Workers of Spark import
@@ -66,7 +66,7 @@ def prepared_rows(size: int, count: int, at_once: int) -> Iterator[pa.RecordBatc
 
 @dataclass
 class Share(InputPartition):
-    """So many rows, for one task."""
+    """The number of rows of one task."""
 
     rows: int
 

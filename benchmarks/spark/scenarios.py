@@ -1,4 +1,4 @@
-"""What is measured. Each method runs the baseline and danube in turn, once to warm up and then for some rounds."""
+"""The scenarios. Each method alternates the baseline and danube, once to warm up and then for some rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_ROWS = {100: 500, 1000: 100}
 """Rows of a stored batch, by the size of a message: about 50 KB and 100 KB."""
 
 AT_ONCE = {100: 10_000, 1000: 2_000}
-"""Rows of a record batch that Spark is given: by the prepared source, as by ours."""
+"""Rows of a record batch for Spark, in the prepared source as in ours."""
 
 TRIGGERS = 4
 SECONDS_MAX = 600
@@ -65,7 +65,7 @@ class Bench:
             rows = self._rows[size]
             amount = rows / 1e6 if unit == "M rows/s" else rows * size / 1e6
             results = {
-                how: Result(f"batch read, {size} B, {_door(how)}", unit, target) for how, target in targets.items()
+                how: Result(f"batch read, {size} B, {_source(how)}", unit, target) for how, target in targets.items()
             }
             self.results += results.values()
             for number in range(rounds + 1):
@@ -171,7 +171,7 @@ class Bench:
         return topic
 
 
-def _door(how: str) -> str:
+def _source(how: str) -> str:
     return "direct" if how == "always" else "through the broker"
 
 
