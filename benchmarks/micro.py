@@ -38,7 +38,7 @@ def _timed(work: Callable[[], object], calls: int) -> float:
     return time.perf_counter() - begin
 
 
-class Counting:
+class BatchCounters:
     """The counters that a broker updates for every batch: totals, rates, and bytes by position."""
 
     def __init__(self, messages: int, size_bytes: int) -> None:
@@ -74,7 +74,7 @@ def main() -> None:
         "open zstd": lambda: Batch.open(packed),
         "trust (no checks)": lambda: Batch.trust(plain),
         "stamp": lambda: opened.stamp(7, NOW, 1),
-        "count it": Counting(chosen.batch, len(plain)),
+        "count it": BatchCounters(chosen.batch, len(plain)),
         "payloads as a list": lambda: Batch.trust(plain).payloads,
         "messages, one by one": lambda: [message.payload for message in Batch.trust(plain).messages()],
         "bench: verify": lambda: verifier.check("/default/t", 0, payloads),

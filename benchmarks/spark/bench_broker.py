@@ -17,7 +17,7 @@ PARTITIONS = 2
 @contextmanager
 def running_broker(data_dir: Path) -> Iterator[str]:
     """Run a broker and yield its URL."""
-    ports = [f"--{door}=0" for door in ("port", "grpc-port", "admin-port", "http-port")]
+    ports = [f"--{option}=0" for option in ("port", "grpc-port", "admin-port", "http-port")]
     command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), *ports]
     with (data_dir.parent / "broker.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -52,7 +52,7 @@ class Listener:
         self.delays_ms: list[float] = []
 
     def listen(self, warm_up_seconds: float, seconds: float) -> None:
-        """The warm-up counts from the first message: a query takes a while to start."""
+        """Receive until the end. The warm-up starts at the first message, because a query takes a while to start."""
         counts_from = 0.0
         while not counts_from or time.monotonic() < counts_from + seconds:
             batch = self._reader.receive_batch(timeout=120)

@@ -39,7 +39,7 @@ class Bench:
         self._rows = {100: rows, 1000: rows // 5}
         self._client = connect_blocking(url)
         self._spark = session("danube-bench", "local[2,4]", **{"spark.driver.memory": "1g"})
-        for source in (baselines.Prepared, baselines.Counting, DanubeDataSource):
+        for source in (baselines.PreparedSource, baselines.CountingSink, DanubeDataSource):
             self._spark.dataSource.register(source)
         self._checkpoints = 0
         self._filled: set[int] = set()
@@ -96,7 +96,7 @@ class Bench:
                 _note(result, baseline, ours)
 
     def writes(self, rounds: int) -> None:
-        """The same prepared stream, into a sink that counts and into a topic."""
+        """Write the same prepared stream to a counting sink and to a topic."""
         rows = self._rows[100]
         result = Result("stream write, staged and committed, 100 B", "M rows/s", 0.3)
         self.results.append(result)
@@ -124,7 +124,7 @@ class Bench:
         return reader.load()
 
     def _timed_stream(self, frame: DataFrame, sink: str, **options: str) -> float:
-        """Seconds that the micro-batches took: offsets, planning, reading, writing, committing."""
+        """Return the seconds of the micro-batches: offsets, planning, reading, writing, committing."""
         writer = frame.writeStream.format(sink).options(**options).option("checkpointLocation", self._checkpoint())
         query = writer.trigger(availableNow=True).start()
         if not query.awaitTermination(SECONDS_MAX):
@@ -138,7 +138,7 @@ class Bench:
     # -- latency -------------------------------------------------------------------------------------------------------
 
     def latency(self, seconds: float, rate: int = 1000) -> None:
-        """From publish to a consumer of the sink's topic, through a stream that copies one topic into the other."""
+        """Measure the time from publish to a consumer of the sink's topic, through a stream that copies the topic."""
         source, sink = "/default/latency-in", "/default/latency-out"
         for topic in (source, sink):
             self._client.create_topic(topic, partitions=1)

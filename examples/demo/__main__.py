@@ -45,7 +45,7 @@ async def disaster(job: Job, story: Story, after_seconds: float) -> None:
     say("[bold red]kill -9[/]", "the Spark job is gone, JVM, workers and all; the feed goes on")
     await job.start()
     done = story.watch.done
-    await story.watch.again()
+    await story.watch.wait_until_working()
     story.killed = (begin, time.time())
     story.behind = len(story.feed.books.sent) - done
     say("[bold green]recovered[/]", f"from its checkpoints, after {story.away:.1f} s")
@@ -65,9 +65,9 @@ async def play(client: pydanube.Client, servers: str, directory: Path, options: 
     story = Story(Feed(client, options.rate, options.seconds))
     feed, watch = story.feed, story.watch
     await feed.open()
-    async with Job(servers, directory, watch.hear) as job, asyncio.TaskGroup() as group:
+    async with Job(servers, directory, watch.receive) as job, asyncio.TaskGroup() as group:
         listening = group.create_task(job.listen())
-        await watch.again()
+        await watch.wait_until_working()
         say("[bold green]ready[/]", f"a Spark stream; now {options.rate:,} messages a second for {options.seconds} s")
         begin = time.perf_counter()
         columns = TextColumn("  {task.description:<14}"), BarColumn(), MofNCompleteColumn()

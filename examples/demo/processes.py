@@ -71,7 +71,7 @@ class Job:
         self._starts.put_nowait(self._process)
 
     async def listen(self) -> None:
-        """Hand on what the job tells, until it ends by itself; being killed is no reason to stop listening."""
+        """Pass on the job's messages until it ends by itself; after a kill, continue with the next process."""
         while True:
             process = await self._starts.get()
             assert process.stdout is not None
@@ -84,12 +84,12 @@ class Job:
                 raise Trouble(f"the Spark job failed:\n{self._log.read_text()[-3000:]}")
 
     async def kill(self) -> None:
-        """kill -9, all of it."""
+        """Kill the whole process group with SIGKILL."""
         os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def finish(self) -> None:
-        """Let it read what there is, and end."""
+        """Let the job read all available messages, and end."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"finish\n")
         await self._process.stdin.drain()

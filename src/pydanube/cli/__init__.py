@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The ``danube`` command."""
+    """Run the ``danube`` command."""
     from .app import run
     from .streams import ignore_stderr_errors
 

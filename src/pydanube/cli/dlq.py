@@ -50,7 +50,7 @@ def dlq() -> None:
 
 
 def filter_options(command: CommandT) -> CommandT:
-    """Add the options that select letters by origin; their values are the arguments of `Filter`."""
+    """Add the options that select letters by origin; their values are the arguments of `LetterFilter`."""
     for option in reversed(_FILTERS):
         command = option(command)
     return command
@@ -64,7 +64,7 @@ _FILTERS: Final = (
 )
 
 
-class Filter:
+class LetterFilter:
     """Selects letters by their original topic and subscription."""
 
     def __init__(self, from_topic: TopicName | None, from_subscription: str | None) -> None:
@@ -110,7 +110,7 @@ def list_(
     as_json: bool,
 ) -> None:
     """List the letters that are left: where each came from, and why it failed."""
-    where = Filter(from_topic, from_subscription)
+    where = LetterFilter(from_topic, from_subscription)
     letters, more = with_client(url, lambda client: _list(client, str(topic), count, redriven, where))
     if as_json:
         emit_json([as_dict(letter) for letter in letters])
@@ -120,7 +120,9 @@ def list_(
         note(more)
 
 
-async def _list(client: Client, topic: str, count: int, redriven: bool, where: Filter) -> tuple[list[DeadLetter], str]:
+async def _list(
+    client: Client, topic: str, count: int, redriven: bool, where: LetterFilter
+) -> tuple[list[DeadLetter], str]:
     """Return at most `count` letters, and a note for the user."""
     letters: list[DeadLetter] = []
     others = 0
@@ -139,7 +141,7 @@ async def _list(client: Client, topic: str, count: int, redriven: bool, where: F
     return letters, await _empty_note(client, topic, where)
 
 
-async def _empty_note(client: Client, topic: str, where: Filter) -> str:
+async def _empty_note(client: Client, topic: str, where: LetterFilter) -> str:
     """Return the note that there are no letters, with the dead letter topics of the topic's own subscriptions."""
     policies = [
         (await client.describe_subscription(topic, name)).failure_policy
@@ -256,7 +258,7 @@ def redrive(
     back once its topic has it. A letter whose topic is gone stays. Ctrl-C ends it in order, with exit code 130; the
     rest stays for the next time.
     """
-    where = Filter(from_topic, from_subscription)
+    where = LetterFilter(from_topic, from_subscription)
     wanted = _check_choice(places, everything, where)
     if wanted is None:
         confirm(
@@ -302,7 +304,7 @@ def drop(
     They are no longer listed, and a redrive leaves them out. They stay stored until retention lets them go: 'danube dlq
     list --redriven' still has them.
     """
-    where = Filter(from_topic, from_subscription)
+    where = LetterFilter(from_topic, from_subscription)
     wanted = _check_choice(places, everything, where)
     if wanted is None:
         confirm(f"Drop all letters of {topic}{where}?", yes, verb="drop them", not_done="nothing was dropped")
@@ -318,14 +320,14 @@ Progress = Callable[["Redriven"], None]
 Start = Callable[["DeadLetters", Progress], Coroutine[Any, Any, "Redriven"]]
 
 
-def _check_choice(places: tuple[Place, ...], everything: bool, where: Filter) -> list[Place] | None:
+def _check_choice(places: tuple[Place, ...], everything: bool, where: LetterFilter) -> list[Place] | None:
     """Return the chosen places; None: all letters that match. Raises UsageError unless exactly one way is used."""
     if bool(places) == (everything or bool(where)):
         raise click.UsageError("say which letters: PARTITION:OFFSET ..., or --all, --from-topic, --from-subscription")
     return list(places) or None
 
 
-def _finish(url: str, topic: str, where: Filter, start: Start, verb: str, name: str, as_json: bool) -> None:
+def _finish(url: str, topic: str, where: LetterFilter, start: Start, verb: str, name: str, as_json: bool) -> None:
     """Run the operation and print how far it got."""
 
     async def work(client: Client) -> tuple[Redriven, bool, str]:

@@ -280,9 +280,9 @@ def _progress() -> AbstractContextManager[Any]:
     """Return a context manager with a progress line that takes the count, or with None if stderr is not a terminal."""
     if not is_terminal(sys.stderr):
         return nullcontext(None)
-    from .progress import Counting
+    from .progress import CountLine
 
-    return Counting("published")
+    return CountLine("published")
 
 
 def _summarise(told: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from .output import number
 REFRESH_SECONDS: Final = 0.1
 
 
-class Counting:
+class CountLine:
     """Shows a message count and rate. Call it with the count so far; it draws at most ten times a second."""
 
     def __init__(self, verb: str) -> None:

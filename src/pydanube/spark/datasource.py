@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DanubeDataSource(DataSource):
-    """Topics as data frames, batch and stream, read and written."""
+    """Reads and writes topics as data frames, in batches and streams."""
 
     options: MutableMapping[str, str]
 

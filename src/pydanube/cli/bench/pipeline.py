@@ -185,7 +185,7 @@ class Forwarder:
 
 
 async def forward(control: Control, spec: Message) -> Message:
-    """Role pipeline-broker."""
+    """Role pipeline-broker: forwards batches until the parent ends it."""
     loop = asyncio.get_running_loop()
     forwarder = Forwarder(spec["ack_level"], spec["directory"])
     inlet = await loop.create_server(forwarder.inlet, "127.0.0.1", 0)

@@ -18,7 +18,7 @@ PACED: Final = Scenario(size=100, batch=1, rate=1000, count=8_000, latency=True)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the suite. `ratio` is None where the target is absolute."""
+    """The result of one check of the suite. `ratio` is None if the target is absolute."""
 
     name: str
     target: str
