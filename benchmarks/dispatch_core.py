@@ -70,13 +70,13 @@ class Bench:
             dispatcher.offer(self.batches[base // self.rows % len(self.batches)], base, base + self.rows, 0)
 
     def settle_nacked(self) -> None:
-        """What was nacked does not stand in the way of the next measurement."""
+        """Ack what was nacked, so that it does not affect the next measurement."""
         self.dispatcher.ack([(offset, offset + 1) for offset in self.nacked])
         self.nacked.clear()
 
 
 def each_us(work: Callable[[], object]) -> float:
-    """The median of many single calls."""
+    """Return the median microseconds of many single calls."""
     taken: list[int] = []
     for _ in range(SAMPLES):
         begin = time.perf_counter_ns()
@@ -112,7 +112,7 @@ def sizes(most: int) -> Iterator[int]:
 
 
 def batches() -> None:
-    """A batch of 500, dealt and acked by four: acked as each consumer does it, and scattered by key."""
+    """Measure a batch of 500, dispatched to and acked by four consumers, for shared and key-shared."""
     print(f"\n{'microseconds for 500 messages':34}{'deal':>8}{'ack':>8}{'ack by consumer':>17}")
     for kind in (SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
         best = [float("inf")] * 3

@@ -29,7 +29,7 @@ from pydanube.runtime.objects.opening import open_store
 
 RANGE_BYTES = 2 * MIB
 LOG_BYTES_LEFT = 64 * MIB
-"""The file that is written, spare files for use as new ones, and indexes."""
+"""What stays in the log: the open file, spare files for reuse, and indexes."""
 
 
 def arguments() -> argparse.Namespace:
@@ -57,7 +57,7 @@ def store_of(wanted: argparse.Namespace, directory: Path) -> Iterator[tuple[str,
 
 
 async def bare_loop(url: str, options: dict[str, str]) -> float:
-    """Megabytes a second of ranges, one after the other."""
+    """Return MB/s of range reads, one after the other."""
     if url.startswith("s3://"):
         return await asyncio.to_thread(bare_obstore_loop, url, options)
     async with await open_store(url, options) as store:
@@ -70,7 +70,7 @@ async def bare_loop(url: str, options: dict[str, str]) -> float:
 
 
 def bare_obstore_loop(url: str, options: dict[str, str]) -> float:
-    """The same, by the library alone."""
+    """The same with obstore alone."""
     import obstore
     from obstore.store import S3Store
 
@@ -86,7 +86,7 @@ def bare_obstore_loop(url: str, options: dict[str, str]) -> float:
 
 
 async def read_history(url: str, size: int, count: int) -> tuple[float, float, float]:
-    """Seconds to open, seconds to find the middle by time, megabytes a second of a reader."""
+    """Return the seconds to open, the seconds to find the middle by time, and the MB/s of a reader."""
     async with connect(url) as client:
         (topic,) = await client.list_topics()
         begin = time.perf_counter()
@@ -111,7 +111,7 @@ def bytes_in(directory: Path) -> int:
 
 
 async def fill(directory: Path, environment: dict[str, str], scenario: Scenario) -> None:
-    """Publish all of it, and wait until the log has let go of it."""
+    """Publish all messages, and wait until the log is trimmed."""
     async with await BrokerProcess.start(directory / "data", environment=environment) as broker:
         begin = time.perf_counter()
         await measure(scenario, broker.url, broker)

@@ -1,4 +1,4 @@
-"""What one batch costs in each room of the hot path, on one core: microseconds per batch and nanoseconds per message.
+"""What one batch costs in each stage of the hot path, on one core: microseconds per batch and nanoseconds per message.
 
     python benchmarks/micro.py [--size 100] [--batch 500]
 
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def best(work: Callable[[], object], seconds: float = 0.2) -> float:
-    """Seconds of one call, the best of some rounds: the machine's noise only ever adds."""
+    """Return the seconds of one call, the best of some rounds, because noise only adds time."""
     calls = 1
     while (taken := _timed(work, calls)) < seconds / 10:
         calls *= 4
@@ -38,8 +38,8 @@ def _timed(work: Callable[[], object], calls: int) -> float:
     return time.perf_counter() - begin
 
 
-class Counting:
-    """What a broker counts for every batch: totals, rates, and how many bytes lie where."""
+class BatchCounters:
+    """The counters that a broker updates for every batch: totals, rates, and bytes by position."""
 
     def __init__(self, messages: int, size_bytes: int) -> None:
         self._messages, self._bytes = messages, size_bytes
@@ -74,7 +74,7 @@ def main() -> None:
         "open zstd": lambda: Batch.open(packed),
         "trust (no checks)": lambda: Batch.trust(plain),
         "stamp": lambda: opened.stamp(7, NOW, 1),
-        "count it": Counting(chosen.batch, len(plain)),
+        "count it": BatchCounters(chosen.batch, len(plain)),
         "payloads as a list": lambda: Batch.trust(plain).payloads,
         "messages, one by one": lambda: [message.payload for message in Batch.trust(plain).messages()],
         "bench: verify": lambda: verifier.check("/default/t", 0, payloads),

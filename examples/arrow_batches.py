@@ -37,7 +37,7 @@ async def read(client: pydanube.Client) -> pa.Table:
         received = 0
         while received < COUNT:
             batch = await consumer.receive_batch(timeout=5)
-            batches.append(batch.to_arrow())  # the received bytes themselves, in Arrow's clothes
+            batches.append(batch.to_arrow())  # wraps the received bytes without copying them
             received += len(batch)
             await consumer.ack(batch)
     print(f"received {received:,} messages in {len(batches)} batches")

@@ -1,10 +1,10 @@
-"""Dead letters: what fails again and again is put aside with the reason, looked at, and sent back once it is mended.
+"""Dead letters: messages that keep failing are set aside with the reason, inspected, and sent back after a fix.
 
     python examples/dead_letters.py         with a broker of its own
     DANUBE_URL=danube://127.0.0.1:6655 python examples/dead_letters.py
 
-Orders of a customer that is not known fail. After two more tries they go to the dead letter topic, and the others are
-not held up. Then the customer is registered, and the dead letters are published to the topic they came from.
+Orders of an unknown customer fail. After two redeliveries they go to the dead letter topic, and do not block the other
+orders. Then the customer is registered, and the dead letters are published again to their original topic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLICY = pydanube.FailurePolicy(
 
 
 async def process(client: pydanube.Client, customers: set[str], wanted: int) -> None:
-    """Until `wanted` orders are done or dead."""
+    """Process orders until `wanted` of them are done or dead-lettered."""
     async with client.consumer(TOPIC, subscription="billing", type="shared") as consumer:
         while wanted:
             message = await consumer.receive(timeout=5)

@@ -4,7 +4,7 @@
     DANUBE_URL=danube://127.0.0.1:6655 python examples/failover.py
 
 Of the consumers of a failover subscription the one with the lowest priority is active and receives everything in order.
-When it goes, the next receives first what it left unacked, then the rest. When it is back, it takes over again.
+When it leaves, the next one receives first its unacked messages, then the rest. When it is back, it takes over again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A retry is stored once, and a name has one holder.
+"""A retry is stored once, and a producer name has one holder.
 
     python examples/idempotent_producer.py
 
-It runs a broker of its own behind a bad network: a small proxy that passes a publish on to the broker and then loses
-the answer. The producer cannot know whether its message was stored, so it sends the same bytes again. The broker
-recognises them by their sequence number and answers with the offset that the first try got.
+It runs its own broker behind a bad network: a small proxy that forwards a publish to the broker and then drops the
+response. The producer cannot know whether its message was stored, so it sends the same bytes again. The broker
+recognises them by their sequence number and answers with the offset of the first attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOPIC = "/default/payments"
 
 
 class BadNetwork:
-    """Forwards connections to a broker; loses one answer, with its connection, when asked to."""
+    """Forwards connections to a broker; on request it drops one response, with its connection."""
 
     def __init__(self) -> None:
         self.lose_next_answer = False
@@ -93,7 +93,7 @@ async def one_holder_of_a_name(url: str) -> None:
 async def main() -> None:
     network = BadNetwork()
     address = await network.start()
-    # Clients ask who owns a partition and go there: `advertised` makes the proxy's address the answer.
+    # Clients look up the owner of a partition and connect to it: `advertised` makes that the proxy's address.
     async with testing.broker(server_advertised=address) as broker_url:
         network.leads_to(broker_url)
         await a_lost_answer(network, f"danube://{address}")

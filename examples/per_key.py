@@ -4,7 +4,7 @@
     DANUBE_URL=danube://127.0.0.1:6655 python examples/per_key.py
 
 A key-shared subscription gives every key to one consumer, so that a worker can keep an account's balance in memory
-without a lock. Half-way a third worker joins: some accounts move to it, each only when what was on its way is settled.
+without a lock. Half-way a third worker joins: some accounts move to it, each after its messages in flight are acked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENTRIES = 40
 
 
 class Ledger:
-    """What all workers saw, to check them by."""
+    """What all workers received, to check the result."""
 
     def __init__(self) -> None:
         self.entries: dict[str, list[int]] = defaultdict(list)

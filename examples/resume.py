@@ -3,8 +3,8 @@
     python examples/resume.py               with a broker of its own, which is restarted in between
     DANUBE_URL=danube://127.0.0.1:6655 python examples/resume.py
 
-The subscription's place is kept by the broker, so it does not matter where or when the next worker runs. What the first
-one received and did not acknowledge comes again: at least once, and in order.
+The broker stores the position of the subscription, so it does not matter where or when the next worker runs. Messages
+that the first worker received and did not ack are redelivered: at least once, and in order.
 """
 
 from __future__ import annotations

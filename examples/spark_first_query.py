@@ -24,7 +24,7 @@ REVENUE = f"{ORDERS}-revenue"
 
 
 def publish(url: str) -> None:
-    """A thousand orders of ten customers, by an ordinary producer."""
+    """Publish a thousand orders of ten customers with an ordinary producer."""
     menu = {"espresso": 240, "croissant": 310}
     orders = [{"item": item, "cents": menu[item]} for number in range(1000) for item in [list(menu)[number % 2]]]
     with pydanube.connect_blocking(url) as client, client.producer(ORDERS) as producer:

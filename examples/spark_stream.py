@@ -1,10 +1,10 @@
-"""A stream that stops and goes on: Spark carries messages from one topic to another, exactly once.
+"""A stream that stops and continues: Spark copies messages from one topic to another, exactly once.
 
     python examples/spark_stream.py                     with a broker of its own
     DANUBE_URL=danube://127.0.0.1:6655 python examples/spark_stream.py
 
-A query reads what there is and ends. More is published; the same query is started again with the same checkpoint, and
-carries on where it was. How far it is can be seen on the broker: the stream is the subscription `shouting` there.
+A query reads all available messages and ends. More are published; the same query is started again with the same
+checkpoint, and continues where it stopped. Its progress is visible on the broker as the subscription `shouting`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOUD = f"{WORDS}-loud"
 
 
 def shout(spark: SparkSession, url: str, checkpoint: Path) -> None:
-    """Everything that is there and was not carried yet."""
+    """Copy all messages that were not copied yet, in upper case."""
     words = (
         spark.readStream.format("danube")
         .option("servers", url)

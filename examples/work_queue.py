@@ -1,10 +1,10 @@
-"""A work queue: tasks go to whichever worker is free, and what a worker did not finish goes to another.
+"""A work queue: tasks go to the workers that are free, and what one did not finish goes to another.
 
     python examples/work_queue.py           with a broker of its own
     DANUBE_URL=danube://127.0.0.1:6655 python examples/work_queue.py
 
-The workers share one subscription. Each takes one task at a time (`prefetch_messages=1`), so the slow one does not sit
-on tasks that others could do. One worker leaves in the middle of a task: it was not acked, so somebody else does it.
+The workers share one subscription. Each takes one task at a time (`prefetch_messages=1`), so a slow worker does not
+hold tasks that others could do. One worker leaves in the middle of a task: it was not acked, so another one does it.
 """
 
 from __future__ import annotations

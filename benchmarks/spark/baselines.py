@@ -1,4 +1,4 @@
-"""What Spark does with Python data sources that have nothing to do: the other half of every ratio.
+"""Python data sources that do no work: the baseline of every ratio.
 
 The prepared source yields one record batch again and again, with the columns and the sizes that the danube source
 yields, as a batch and as a stream. The counting sink takes what it gets by Arrow, and counts. Workers of Spark import
@@ -65,13 +65,13 @@ def prepared_rows(size: int, count: int, at_once: int) -> Iterator[pa.RecordBatc
 
 
 @dataclass
-class Share(InputPartition):
-    """So many rows, for one task."""
+class RowCount(InputPartition):
+    """The number of rows of one task."""
 
     rows: int
 
 
-class Prepared(DataSource):
+class PreparedSource(DataSource):
     """Options: size of a message, rows in all, rows in a record batch, and, of a stream, rows in a micro-batch."""
 
     @classmethod
@@ -93,10 +93,10 @@ class PreparedReader(DataSourceReader):
         self.size, self.rows, self.at_once = (int(options[name]) for name in ("size", "rows", "at_once"))
 
     def partitions(self) -> list[InputPartition]:
-        return [Share(self.rows // TASKS) for _ in range(TASKS)]
+        return [RowCount(self.rows // TASKS) for _ in range(TASKS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Share)
+        assert isinstance(partition, RowCount)
         return prepared_rows(self.size, partition.rows, self.at_once)
 
 
@@ -119,10 +119,10 @@ class PreparedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pass
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return [Share((end["row"] - start["row"]) // TASKS) for _ in range(TASKS)]
+        return [RowCount((end["row"] - start["row"]) // TASKS) for _ in range(TASKS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Share)
+        assert isinstance(partition, RowCount)
         return prepared_rows(self.size, partition.rows, self.at_once)
 
     def commit(self, end: dict[str, int]) -> None:
@@ -134,7 +134,7 @@ class Counted(WriterCommitMessage):
     rows: int
 
 
-class Counting(DataSource):
+class CountingSink(DataSource):
     """A sink that counts its rows."""
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A broker as a process of its own, and topics full of messages, in the log and in object storage."""
+"""A broker in a separate process, and topics filled with messages, in the log and in object storage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PARTITIONS = 2
 
 @contextmanager
 def running_broker(data_dir: Path) -> Iterator[str]:
-    """Its URL."""
-    ports = [f"--{door}=0" for door in ("port", "grpc-port", "admin-port", "http-port")]
+    """Run a broker and yield its URL."""
+    ports = [f"--{option}=0" for option in ("port", "grpc-port", "admin-port", "http-port")]
     command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), *ports]
     with (data_dir.parent / "broker.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -33,7 +33,7 @@ def running_broker(data_dir: Path) -> Iterator[str]:
 
 
 def fill(client: BlockingClient, topic: str, size: int, rows: int, batch_rows: int) -> None:
-    """Messages of `size` random bytes in stored batches of `batch_rows`, spread evenly; in the log and uploaded."""
+    """Publish messages of `size` random bytes in batches of `batch_rows`, evenly over partitions, and upload them."""
     client.create_topic(topic, partitions=PARTITIONS)
     payloads = [os.urandom(size) for _ in range(batch_rows)]
     for partition in range(PARTITIONS):

@@ -1,4 +1,4 @@
-"""A steady feed of messages that carry the time they were sent, and somebody at the other end who has a watch."""
+"""A steady feed of messages that carry their send time, and a listener that measures their age."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICK_SECONDS = 0.005
 
 
 class Feed(threading.Thread):
-    """Publishes at a rate, each message when it is due, whatever became of those before it."""
+    """Publishes at a fixed rate; a late message does not delay the schedule."""
 
     def __init__(self, client: BlockingClient, topic: str, rate: int) -> None:
         super().__init__(daemon=True)
@@ -45,14 +45,14 @@ class Feed(threading.Thread):
 
 
 class Listener:
-    """Receives what a stream has written, and notes how old it is."""
+    """Receives what a stream has written, and records the age of each message."""
 
     def __init__(self, client: BlockingClient, topic: str) -> None:
         self._reader = client.reader(topic, start="earliest")
         self.delays_ms: list[float] = []
 
     def listen(self, warm_up_seconds: float, seconds: float) -> None:
-        """The warm-up counts from the first message: a query takes a while to start."""
+        """Receive until the end. The warm-up starts at the first message, because a query takes a while to start."""
         counts_from = 0.0
         while not counts_from or time.monotonic() < counts_from + seconds:
             batch = self._reader.receive_batch(timeout=120)

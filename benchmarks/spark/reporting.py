@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as JSON for programs."""
+"""Formats the results as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Result:
     baseline: list[float] = field(default_factory=list)
     ours: list[float] = field(default_factory=list)
     at_most: bool = False
-    """The target is for what was measured, not for a ratio, and a limit from above."""
+    """The target is an upper limit of the measured value, not of the ratio."""
     details: dict[str, Any] = field(default_factory=dict)
 
     @property

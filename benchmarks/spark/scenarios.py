@@ -1,4 +1,4 @@
-"""What is measured. Each method runs the baseline and danube in turn, once to warm up and then for some rounds."""
+"""The scenarios. Each method alternates the baseline and danube, once to warm up and then for some rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_ROWS = {100: 500, 1000: 100}
 """Rows of a stored batch, by the size of a message: about 50 KB and 100 KB."""
 
 AT_ONCE = {100: 10_000, 1000: 2_000}
-"""Rows of a record batch that Spark is given: by the prepared source, as by ours."""
+"""Rows of a record batch for Spark, in the prepared source as in ours."""
 
 TRIGGERS = 4
 SECONDS_MAX = 600
@@ -39,7 +39,7 @@ class Bench:
         self._rows = {100: rows, 1000: rows // 5}
         self._client = connect_blocking(url)
         self._spark = session("danube-bench", "local[2,4]", **{"spark.driver.memory": "1g"})
-        for source in (baselines.Prepared, baselines.Counting, DanubeDataSource):
+        for source in (baselines.PreparedSource, baselines.CountingSink, DanubeDataSource):
             self._spark.dataSource.register(source)
         self._checkpoints = 0
         self._filled: set[int] = set()
@@ -65,7 +65,7 @@ class Bench:
             rows = self._rows[size]
             amount = rows / 1e6 if unit == "M rows/s" else rows * size / 1e6
             results = {
-                how: Result(f"batch read, {size} B, {_door(how)}", unit, target) for how, target in targets.items()
+                how: Result(f"batch read, {size} B, {_source(how)}", unit, target) for how, target in targets.items()
             }
             self.results += results.values()
             for number in range(rounds + 1):
@@ -96,7 +96,7 @@ class Bench:
                 _note(result, baseline, ours)
 
     def writes(self, rounds: int) -> None:
-        """The same prepared stream, into a sink that counts and into a topic."""
+        """Write the same prepared stream to a counting sink and to a topic."""
         rows = self._rows[100]
         result = Result("stream write, staged and committed, 100 B", "M rows/s", 0.3)
         self.results.append(result)
@@ -124,7 +124,7 @@ class Bench:
         return reader.load()
 
     def _timed_stream(self, frame: DataFrame, sink: str, **options: str) -> float:
-        """Seconds that the micro-batches took: offsets, planning, reading, writing, committing."""
+        """Return the seconds of the micro-batches: offsets, planning, reading, writing, committing."""
         writer = frame.writeStream.format(sink).options(**options).option("checkpointLocation", self._checkpoint())
         query = writer.trigger(availableNow=True).start()
         if not query.awaitTermination(SECONDS_MAX):
@@ -138,7 +138,7 @@ class Bench:
     # -- latency -------------------------------------------------------------------------------------------------------
 
     def latency(self, seconds: float, rate: int = 1000) -> None:
-        """From publish to a consumer of the sink's topic, through a stream that copies one topic into the other."""
+        """Measure the time from publish to a consumer of the sink's topic, through a stream that copies the topic."""
         source, sink = "/default/latency-in", "/default/latency-out"
         for topic in (source, sink):
             self._client.create_topic(topic, partitions=1)
@@ -171,7 +171,7 @@ class Bench:
         return topic
 
 
-def _door(how: str) -> str:
+def _source(how: str) -> str:
     return "direct" if how == "always" else "through the broker"
 
 

@@ -1,4 +1,4 @@
-"""The whole walk in about a minute: a broker, a live feed, a Spark stream that is killed and recovers, and the proof.
+"""The demo, in about a minute: a broker, a live feed, a Spark stream that is killed and recovers, and an audit.
 
     python examples/demo            (or: make demo)
 
@@ -32,27 +32,27 @@ import pydanube
 from pydanube.spark import java
 
 SECONDS_MAX = 240
-"""A machine that needs longer is too busy for a demo."""
+"""The time limit; a machine that needs longer is too busy for the demo."""
 
 console = Console()
 
 
 async def disaster(job: Job, story: Story, after_seconds: float) -> None:
-    """kill -9 in the middle of the work, and a new start on the same checkpoints."""
+    """Kill the job with SIGKILL, and start it again on the same checkpoints."""
     await asyncio.sleep(after_seconds)
     begin = time.time()
     await job.kill()
     say("[bold red]kill -9[/]", "the Spark job is gone, JVM, workers and all; the feed goes on")
     await job.start()
     done = story.watch.done
-    await story.watch.again()
+    await story.watch.wait_until_working()
     story.killed = (begin, time.time())
     story.behind = len(story.feed.books.sent) - done
     say("[bold green]recovered[/]", f"from its checkpoints, after {story.away:.1f} s")
 
 
 async def follow(watch: Watch, progress: Progress, total: int) -> None:
-    """The bar of what Spark has done."""
+    """Show the progress bar of the messages that Spark has processed."""
     bar = progress.add_task("through Spark", total=total)
     while watch.done < total:
         progress.update(bar, completed=watch.done)
@@ -61,13 +61,13 @@ async def follow(watch: Watch, progress: Progress, total: int) -> None:
 
 
 async def play(client: pydanube.Client, servers: str, directory: Path, options: argparse.Namespace) -> Story:
-    """Feed and job at once, with the kill between them, until Spark has seen everything."""
+    """Run the feed and the job, with the kill in between, until Spark has read everything."""
     story = Story(Feed(client, options.rate, options.seconds))
     feed, watch = story.feed, story.watch
     await feed.open()
-    async with Job(servers, directory, watch.hear) as job, asyncio.TaskGroup() as group:
+    async with Job(servers, directory, watch.receive) as job, asyncio.TaskGroup() as group:
         listening = group.create_task(job.listen())
-        await watch.again()
+        await watch.wait_until_working()
         say("[bold green]ready[/]", f"a Spark stream; now {options.rate:,} messages a second for {options.seconds} s")
         begin = time.perf_counter()
         columns = TextColumn("  {task.description:<14}"), BarColumn(), MofNCompleteColumn()
@@ -135,7 +135,7 @@ def run() -> int:
         console.print(f"[bold red]given up[/] after {SECONDS_MAX} s: this machine is too busy for the demo")
     except (pydanube.DanubeError, Trouble) as problem:
         console.print(f"[bold red]the demo cannot run:[/] {escape(str(problem))}", highlight=False)
-    except ExceptionGroup as group:  # from one of the things that go on at once
+    except ExceptionGroup as group:  # from one of the concurrent tasks
         for one in group.exceptions:
             console.print(f"[bold red]the demo failed:[/] {escape(str(one))}", highlight=False)
     return 1

@@ -1,4 +1,4 @@
-"""The proof: everything that came out of Spark, row by row, beside what was sent."""
+"""The audit: compares every row that Spark wrote with what was sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place = tuple[int, str, str]
 
 @dataclass(frozen=True)
 class Total:
-    """What one window adds up to."""
+    """The sums of one window."""
 
     messages: int
     cents: int
@@ -30,7 +30,7 @@ class Total:
 
 
 def expected_totals(books: Books) -> dict[Place, Total]:
-    """The windows as they must be, added up from what was sent."""
+    """Compute the expected windows from what was sent."""
     windows: dict[Place, list[dict[str, object]]] = {}
     for one in books.counted:
         assert one.fields is not None
@@ -47,7 +47,7 @@ def _added(some: list[dict[str, object]]) -> Total:
 
 
 async def published_totals(client: pydanube.Client) -> list[tuple[Place, Total]]:
-    """Every message of the topic that Spark writes to, from its beginning."""
+    """Read every message of the topic that Spark writes to."""
     found = []
     for partition in (await client.describe_topic(TOTALS)).partitions:
         async with client.reader(TOTALS, partition=partition.index, start="earliest") as reader:
@@ -60,7 +60,7 @@ async def published_totals(client: pydanube.Client) -> list[tuple[Place, Total]]
 
 
 def read_total(payload: bytes) -> tuple[Place, Total]:
-    """A message of that topic."""
+    """Parse a message of that topic."""
     row = json.loads(payload)
     numbers = (row.get(name, 0) for name in ("messages", "cents", "millidegrees", "highest"))
     return (row["start"], row["topic"], row["what"]), Total(*numbers)
@@ -76,7 +76,7 @@ def check_totals(books: Books, published: list[tuple[Place, Total]]) -> list[Che
 
 
 def check_archive(books: Books, file: Path, ends: dict[tuple[str, int], int]) -> list[Check]:
-    """`ends` are the partitions of both topics and how many messages each holds."""
+    """Check the Parquet rows; `ends` has the number of messages of each partition of both topics."""
     rows = pyarrow.feather.read_table(file).to_pylist()
     offsets = Counter((row["topic"], row["partition"], row["offset"]) for row in rows)
     every = {(*partition, offset): 1 for partition, end in ends.items() for offset in range(end)}
@@ -101,7 +101,7 @@ def _same(one: Sent, rows: dict[int, dict[str, object]]) -> bool:
 
 
 async def audit(client: pydanube.Client, books: Books, directory: Path) -> tuple[list[Check], dict[Place, Total]]:
-    """All checks, and the windows as Spark published them."""
+    """Run all checks; return their results, and the windows as Spark published them."""
     ends = {}
     for topic in (ORDERS, READINGS):
         for partition in (await client.describe_topic(topic)).partitions:

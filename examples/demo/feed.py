@@ -1,8 +1,7 @@
-"""The live feed: a coffee chain's orders and its roasters' temperatures, as JSON with keys, as untidy as life.
+"""The live feed: a coffee chain's orders and its roasters' temperatures, as JSON with keys.
 
-Most messages arrive when they happen. Some are a few seconds late, a few come an hour late, and some are broken: cut
-off, of the wrong type, or no JSON at all. What was sent is kept, because the demo compares every row of it in the
-end.
+Most messages arrive when they happen. Some are a few seconds late, a few an hour late, and some are broken: cut off, of
+the wrong type, or no JSON at all. Everything that was sent is kept, because the demo compares every row at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TICKS_PER_SECOND = 20
 ITEMS = {"espresso": 240, "flat white": 390, "croissant": 310, "cinnamon roll": 350}
 CUSTOMERS = [f"customer-{number}" for number in range(200)]
 ROASTERS = {"lisbon": 196_000, "vienna": 204_000, "oslo": 212_000}
-"""In thousandths of a degree: whole numbers add up to the same sum in any order."""
+"""In thousandths of a degree: the sum of integers does not depend on their order."""
 
 READINGS_SHARE = 0.25
 LATE_SHARE = 0.02
@@ -37,7 +36,7 @@ SEED = 2026
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message, and what it is in truth."""
+    """One message, and what Spark should read from it."""
 
     topic: str
     key: str
@@ -47,12 +46,12 @@ class Sent:
     """None: it is broken."""
     late: bool = False
     too_late: bool = False
-    """Its window was closed long ago, so that it counts no more."""
+    """The window of the message is closed already, so that Spark drops it."""
 
 
 @dataclass
 class Books:
-    """Everything that was sent, and the last message of all, whose window is never closed."""
+    """Everything that was sent, and the last message, whose window is never closed."""
 
     sent: list[Sent] = field(default_factory=list)
     last: Sent | None = None
@@ -67,26 +66,26 @@ class Books:
 
     @property
     def counted(self) -> list[Sent]:
-        """What is in the windows that Spark closes."""
+        """The messages in windows that Spark closes."""
         return [one for one in self.events if not one.too_late and one is not self.last]
 
 
 def order(rng: random.Random, number: int) -> tuple[str, str, dict[str, object]]:
-    """A customer orders something; now and then a rush of hungry ones comes in."""
+    """Return an order of a random customer; the quantities rise and fall over time."""
     hunger = round(1.5 - 1.5 * math.cos(number / 12_000))
     customer, item, quantity = rng.choice(CUSTOMERS), rng.choice(list(ITEMS)), rng.randint(1, 2 + hunger)
     return ORDERS, customer, {"id": number, "item": item, "quantity": quantity, "cents": quantity * ITEMS[item]}
 
 
 def reading(rng: random.Random, number: int) -> tuple[str, str, dict[str, object]]:
-    """A roaster reports its temperature."""
+    """Return the temperature of a random roaster."""
     site = rng.choice(list(ROASTERS))
     wave = round(4_000 * ((number // 2_000) % 7 - 3) + rng.gauss(0, 1_500))
     return READINGS, site, {"id": number, "site": site, "millidegrees": ROASTERS[site] + wave}
 
 
 def message(rng: random.Random, number: int, now: datetime) -> Sent:
-    """The message with this number, at this time."""
+    """Return message `number`, sent at time `now`."""
     kind = reading if rng.random() < READINGS_SHARE else order
     topic, key, fields = kind(rng, number)
     at, chance = now, rng.random()
@@ -104,7 +103,7 @@ def message(rng: random.Random, number: int, now: datetime) -> Sent:
 
 
 def _broken(rng: random.Random, text: str) -> bytes:
-    """The same message after an accident."""
+    """Return the message damaged in a random way."""
     accident: Callable[[], str] = rng.choice(
         [
             lambda: text[: len(text) // 2],
@@ -117,14 +116,14 @@ def _broken(rng: random.Random, text: str) -> bytes:
 
 
 def alone(number: int, at: datetime) -> Sent:
-    """A single order, as the first and the last are."""
+    """Return a single order: the first and the last message are such."""
     topic, key, fields = order(random.Random(SEED + number), number)
     fields = {**fields, "at": at.isoformat(timespec="milliseconds")}
     return Sent(topic, key, json.dumps(fields).encode(), at, fields)
 
 
 def schedule(per_second: int, seconds: int, begin: datetime) -> Iterator[list[Sent]]:
-    """What is sent in each tick: the same for the same beginning. Number 0 was the first order of the day."""
+    """Yield the messages of each tick, reproducibly for the same `begin`. Number 0 was sent before."""
     rng = random.Random(SEED)
     per_tick = per_second // TICKS_PER_SECOND
     for tick in range(seconds * TICKS_PER_SECOND):
@@ -134,7 +133,7 @@ def schedule(per_second: int, seconds: int, begin: datetime) -> Iterator[list[Se
 
 
 class Feed:
-    """Publishes, and keeps the books."""
+    """Publishes the messages, and records them."""
 
     def __init__(self, client: pydanube.Client, per_second: int, seconds: int) -> None:
         self._client = client
@@ -144,13 +143,13 @@ class Feed:
         self.total = per_second * seconds + 2
 
     async def open(self) -> None:
-        """Topics, and the first order: from it Spark knows what time it is, and what is too late."""
+        """Create the topics and send the first order, which sets Spark's watermark."""
         for topic in (ORDERS, READINGS):
             await self._client.create_topic(topic, partitions=PARTITIONS)
         await self._send_alone(alone(0, datetime.now(UTC)))
 
     async def run(self, told: Callable[[int], None]) -> None:
-        """Everything, on time. `told` is called with how many were sent."""
+        """Send all messages on schedule. `told` is called with the number sent so far."""
         loop = asyncio.get_running_loop()
         begin, started = datetime.now(UTC), loop.time()
         async with self._client.producer(ORDERS) as orders, self._client.producer(READINGS) as readings:
@@ -165,7 +164,7 @@ class Feed:
             await readings.flush()
 
     async def close(self) -> None:
-        """The last order comes from the future: Spark sees that all other windows are over, and closes them."""
+        """Send the last order, dated in the future, so that Spark closes all other windows."""
         self.books.last = alone(self.total - 1, datetime.now(UTC) + timedelta(hours=1))
         await self._send_alone(self.books.last)
 

@@ -7,7 +7,7 @@ and writes each, when it is closed, to a third topic. Both are exactly once: the
 what was read, the danube sink publishes a micro-batch whole and only once, and the Parquet sink lists the files that
 count.
 
-What it tells its parent goes to stdout, a line of JSON each: one for every micro-batch. A line on stdin ends it.
+It reports every micro-batch to its parent as a line of JSON on stdout. A line on stdin ends the job.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TOTALS = "/default/totals"
 WINDOW_SECONDS = 2
 TRIGGER = "1 second"
 LATENESS = "10 seconds"
-"""How long a window stays open for those who are late."""
+"""How long a window stays open for late messages."""
 EVENT = "id long, item string, quantity int, cents long, site string, millidegrees long, at timestamp"
 JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For a job of a minute: a JVM that starts quickly."""
+"""JVM options for a short job: start quickly."""
 
 
 def events(spark: SparkSession, servers: str, name: str) -> DataFrame:
-    """Both topics, parsed. What cannot be parsed has no id; `name` is the subscription that shows how far Spark is."""
+    """Return both topics, parsed; a row that cannot be parsed has no id. `name` is the subscription of the stream."""
     messages = (
         spark.readStream.format("danube")
         .option("servers", servers)
@@ -53,7 +53,7 @@ def events(spark: SparkSession, servers: str, name: str) -> DataFrame:
 
 
 def archive(all_events: DataFrame, directory: Path) -> StreamingQuery:
-    """Every message once, parsed, and as it came where it is broken."""
+    """Write every message to Parquet, parsed, with the original payload if it is broken."""
     rows = all_events.withColumn("payload", f.when(f.col("broken"), f.col("payload")))
     return (
         rows.writeStream.format("parquet")
@@ -66,7 +66,7 @@ def archive(all_events: DataFrame, directory: Path) -> StreamingQuery:
 
 
 def totals(all_events: DataFrame, servers: str, directory: Path) -> StreamingQuery:
-    """Sums of each window, item and site, to a topic, once the window is over."""
+    """Write the sums of each window, item and site to a topic once the window is closed."""
     sums = (
         all_events.where(~f.col("broken"))
         .withWatermark("at", LATENESS)
@@ -93,11 +93,11 @@ def totals(all_events: DataFrame, servers: str, directory: Path) -> StreamingQue
     )
 
 
-def tell(query: StreamingQuery, told: set[int]) -> None:
-    """A line about each micro-batch that ended since the last time."""
+def report_batches(query: StreamingQuery, reported: set[int]) -> None:
+    """Print a line about each micro-batch that ended since the last call."""
     for progress in query.recentProgress:
-        if progress.batchId not in told:
-            told.add(progress.batchId)
+        if progress.batchId not in reported:
+            reported.add(progress.batchId)
             end = json.loads(progress.sources[0].endOffset)["topics"]
             done = sum(sum(topic["offsets"]) for topic in end.values())
             line = {"query": query.name, "batch": progress.batchId, "rows": progress.numInputRows, "done": done}
@@ -113,14 +113,14 @@ def main(servers: str, directory: Path) -> None:
     print(json.dumps({"ready": True}), flush=True)
     finish = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), finish.set()), daemon=True).start()
-    told: list[set[int]] = [set() for _ in queries]
+    reported: list[set[int]] = [set() for _ in queries]
     while not finish.is_set():
-        for query, known in zip(queries, told, strict=True):
+        for query, known in zip(queries, reported, strict=True):
             query.awaitTermination(0.1)  # raises what went wrong
-            tell(query, known)
-    for query, known in zip(queries, told, strict=True):
+            report_batches(query, known)
+    for query, known in zip(queries, reported, strict=True):
         query.processAllAvailable()
-        tell(query, known)
+        report_batches(query, known)
         query.stop()
     pyarrow.feather.write_feather(spark.read.parquet(str(directory / "archive")).toArrow(), directory / "archive.arrow")
     spark.stop()

@@ -1,4 +1,4 @@
-"""One picture: what Spark added up, and how the kill looked from outside."""
+"""Plots the sums that Spark computed, and the effect of the kill on its progress."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Trouble(Exception):
 
 
 class Broker:
-    """`danube serve`, on a directory of its own and a free port."""
+    """`danube serve` on its own directory and a free port."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -27,10 +27,10 @@ class Broker:
 
     async def __aenter__(self) -> Broker:
         command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self._directory / "data")]
-        doors = ["--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0"]
+        ports = ["--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0"]
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *command, *doors, stdout=asyncio.subprocess.PIPE, stderr=log
+                *command, *ports, stdout=asyncio.subprocess.PIPE, stderr=log
             )
         assert self._process.stdout is not None
         ready = (await self._process.stdout.readline()).decode()
@@ -47,14 +47,14 @@ class Broker:
 
 
 class Job:
-    """The Spark job, with everything that it starts: a JVM, and Python workers. They live and die together."""
+    """The Spark job with the JVM and the Python workers it starts, which are killed together."""
 
     def __init__(self, servers: str, directory: Path, told: Callable[[dict[str, object]], None]) -> None:
         self._servers = servers
         self._directory = directory
         self._log = directory / "spark.log"
         self._told = told
-        self._lives: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
+        self._starts: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
 
     async def start(self) -> None:
         with self._log.open("ab") as log:
@@ -68,12 +68,12 @@ class Job:
                 stderr=log,
                 start_new_session=True,
             )
-        self._lives.put_nowait(self._process)
+        self._starts.put_nowait(self._process)
 
     async def listen(self) -> None:
-        """Hand on what the job tells, until it ends by itself; being killed is no reason to stop listening."""
+        """Pass on the job's messages until it ends by itself; after a kill, continue with the next process."""
         while True:
-            process = await self._lives.get()
+            process = await self._starts.get()
             assert process.stdout is not None
             async for line in process.stdout:
                 self._told(json.loads(line))
@@ -84,12 +84,12 @@ class Job:
                 raise Trouble(f"the Spark job failed:\n{self._log.read_text()[-3000:]}")
 
     async def kill(self) -> None:
-        """kill -9, all of it."""
+        """Kill the whole process group with SIGKILL."""
         os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def finish(self) -> None:
-        """Let it read what there is, and end."""
+        """Let the job read all available messages, and end."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"finish\n")
         await self._process.stdin.drain()

@@ -1,4 +1,4 @@
-"""What is known of the story: what the Spark job tells while it works, and what the summary needs in the end."""
+"""The state of the demo: what the Spark job reports while it runs, and what the summary needs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from audit import Check
 from feed import Feed
 
 Steps = list[tuple[float, int]]
-"""When how many messages were through."""
+"""Times and the number of messages at that time."""
 
 
 @dataclass
 class Watch:
-    """What the Spark job has told so far."""
+    """What the Spark job has reported so far."""
 
     done: int = 0
-    """Messages that are in the archive: the sum of the offsets that Spark has reached."""
+    """Messages in the archive: the sum of the offsets that Spark has reached."""
     batches: dict[int, int] = field(default_factory=dict)
-    """Rows of each of the archive's micro-batches; one that Spark repeats counts once."""
+    """Rows by micro-batch of the archive; a repeated batch counts once."""
     steps: Steps = field(default_factory=list)
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
-    _added_up: asyncio.Event = field(default_factory=asyncio.Event)
+    _computed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hear(self, line: dict[str, object]) -> None:
+    def receive(self, line: dict[str, object]) -> None:
         if "ready" in line:
             self._ready.set()
         elif line["query"] == "archive":
@@ -33,19 +33,19 @@ class Watch:
             self.done = int(str(line["done"]))
             self.steps.append((time.time(), self.done))
         elif line["rows"]:
-            self._added_up.set()
+            self._computed.set()
 
-    async def again(self) -> None:
-        """Wait until a job that was just started has added something up."""
+    async def wait_until_working(self) -> None:
+        """Wait until a job that was just started has computed sums."""
         self._ready.clear()
-        self._added_up.clear()
+        self._computed.clear()
         await self._ready.wait()
-        await self._added_up.wait()
+        await self._computed.wait()
 
 
 @dataclass
 class Story:
-    """All of it, for the summary."""
+    """Everything that the summary needs."""
 
     feed: Feed
     watch: Watch = field(default_factory=Watch)
@@ -54,7 +54,7 @@ class Story:
     killed: tuple[float, float] = (0.0, 0.0)
     """When the job was killed, and when it worked again."""
     behind: int = 0
-    """Messages that waited for it."""
+    """Messages that were published while the job was away."""
     checks: list[Check] = field(default_factory=list)
 
     @property

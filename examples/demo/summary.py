@@ -1,4 +1,4 @@
-"""What a person enjoys reading at the end."""
+"""Prints the summary at the end of the demo."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show(console: Console, story: Story, picture: Path) -> None:
 
 
 def command() -> str:
-    """The command as it can be typed from here: from a checkout it is in the environment that runs this."""
+    """Return the `danube` command as the user can type it: on the PATH, or beside this Python."""
     beside = Path(sys.executable).with_name("danube")
     if shutil.which("danube") or not beside.exists():
         return "danube"

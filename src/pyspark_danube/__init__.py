@@ -1,4 +1,4 @@
-"""Where Spark looks for ``format("danube")`` by itself: a top-level module of this name with a `DefaultSource`."""
+"""The module in which Spark looks up ``format("danube")``: it must have this name and contain `DefaultSource`."""
 
 from __future__ import annotations
 

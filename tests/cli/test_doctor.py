@@ -122,7 +122,7 @@ class HangingList(MemoryStore):
 @pytest.mark.parametrize("kind", [HangingGet, HangingList])
 def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, kind: type[MemoryStore]):
     monkeypatch.setattr(store_check, "STEP_SECONDS", 0.05)
-    (finding,) = asyncio.run(asyncio.wait_for(store_check.checked(kind()), timeout=60))
+    (finding,) = asyncio.run(asyncio.wait_for(store_check.check_store(kind()), timeout=60))
     assert (finding.status, finding.detail) == ("fail", "memory://: no answer within 0.05 s")
 
 
@@ -131,6 +131,6 @@ def test_a_store_that_replaces_what_it_should_not_is_wrong():
         async def put(self, key, data, *, create=False, if_match=None):
             return await super().put(key, data)
 
-    finding = asyncio.run(store_check.checked(Careless()))[0]
+    finding = asyncio.run(store_check.check_store(Careless()))[0]
     assert finding.status == "fail"
     assert "create-only" in finding.detail

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pydanube.cli.figures import added_up, as_dict
 from pydanube.cli.top_view import ORDERS, TopSnapshot, View, rows_of, short
+from pydanube.cli.topic_totals import as_dict, sum_topic
 from pydanube.model.statistics import (
     ConsumerStatistics,
     PartitionStatistics,
@@ -51,7 +51,7 @@ TOPICS = [
 
 
 def rendered(width: int, height: int | None = None, topics=TOPICS, **more) -> list[str]:
-    snapshot = TopSnapshot(NOON, "node-1 0.1.0", [added_up(one) for one in topics], more.get("trouble", ""))
+    snapshot = TopSnapshot(NOON, "node-1 0.1.0", [sum_topic(one) for one in topics], more.get("trouble", ""))
     console = Console(file=io.StringIO(), record=True, width=width, height=height or 50, highlight=False)
     console.print(View(snapshot, "worst", "every 2s, q ends", height))
     return console.export_text().rstrip("\n").split("\n")
@@ -119,7 +119,7 @@ def test_names_from_outside_do_not_steer_the_terminal():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_order_shows_every_row(order: str):
-    rows = rows_of([added_up(one) for one in TOPICS], order)
+    rows = rows_of([sum_topic(one) for one in TOPICS], order)
     assert len(rows) == 5
     if order == "name":
         assert [row.topic.topic for row in rows] == sorted(row.topic.topic for row in rows)
@@ -154,7 +154,7 @@ def test_partitions_are_added_up_and_the_oldest_counts():
         PartitionStatistics(1, 5, 30, subscriptions=[other], health="read-only"),
         PartitionStatistics(0, 0, 100, subscriptions=[first, BLOCKED]),
     ]
-    figures = added_up(TopicStatistics("/default/t", True, partitions))
+    figures = sum_topic(TopicStatistics("/default/t", True, partitions))
     assert [one.index for one in figures.partitions] == [0, 1]
     assert figures.messages == 125
     assert figures.total.health == "read-only"
@@ -197,4 +197,4 @@ def test_a_key_ends_the_live_view_and_the_terminal_is_as_it_was(served, key: byt
 
 
 def test_a_topic_without_partitions_yet_is_empty():
-    assert as_dict(added_up(TopicStatistics("/default/t", False)))["subscriptions"] == []
+    assert as_dict(sum_topic(TopicStatistics("/default/t", False)))["subscriptions"] == []

@@ -115,14 +115,14 @@ def test_a_batch_cannot_start_at_the_end() -> None:
 )
 def test_bounds_are_words_offsets_and_counts_back(text: str, bound: Bound) -> None:
     bounds = ReadOptions.parse({**TOPIC, "startingOffsets": text}).start
-    assert bounds is not None and bounds.of("/default/orders", 3) == bound
+    assert bounds is not None and bounds.bound_of("/default/orders", 3) == bound
 
 
 def test_json_says_it_for_topics_and_partitions_and_the_rest_has_the_default() -> None:
     text = '{"/default/a": {"0": 17, "1": "latest", "2": "-5"}, "/default/b": "earliest"}'
     bounds = Bounds.of_offsets(text, "startingOffsets", Bound("latest"))
-    assert [str(bounds.of("/default/a", partition)) for partition in range(4)] == ["17", "latest", "-5", "latest"]
-    assert bounds.of("/default/b", 9) == Bound("earliest")
+    assert [str(bounds.bound_of("/default/a", partition)) for partition in range(4)] == ["17", "latest", "-5", "latest"]
+    assert bounds.bound_of("/default/b", 9) == Bound("earliest")
     assert bounds.topics == ["/default/a", "/default/b"]
 
 

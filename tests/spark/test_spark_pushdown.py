@@ -145,10 +145,10 @@ def test_keys_and_publish_times_are_looked_at_row_by_row_where_they_are_read() -
         }
     )
     found, left = push_filters([StringStartsWith(("key",), "a"), EqualTo(("publish_time",), noon)], PushedFilters())
-    assert found.rows.of(rows).column("key").to_pylist() == ["a", "ab"]
+    assert found.rows.apply(rows).column("key").to_pylist() == ["a", "ab"]
     assert found.rows.columns == ["key", "publish_time"] and len(left) == 2
     found, _ = push_filters([In(("key",), ("b", "c"))], PushedFilters())
-    assert found.rows.of(rows).column("key").to_pylist() == ["b"]
+    assert found.rows.apply(rows).column("key").to_pylist() == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def some_pieces(draw: st.DrawFn) -> list[RowSlice]:
 @settings(deadline=None)
 @given(some_pieces())
 def test_every_value_of_every_row_is_there(pieces: list[RowSlice]) -> None:
-    made = form().of(pieces)
+    made = form().make_batch(pieces)
     made.validate(full=True)
     assert made.schema == arrow_schema()
     assert made.to_pylist() == expected(pieces)
@@ -98,14 +98,14 @@ def test_every_value_of_every_row_is_there(pieces: list[RowSlice]) -> None:
 @settings(deadline=None)
 @given(some_pieces(), st.sets(st.sampled_from(COLUMNS), min_size=1).map(sorted).map(tuple))
 def test_only_the_chosen_columns_are_made_in_their_order(pieces: list[RowSlice], columns: tuple[str, ...]) -> None:
-    made = form(columns).of(pieces)
+    made = form(columns).make_batch(pieces)
     assert made.schema == arrow_schema(columns)
     assert made.to_pylist() == [{name: row[name] for name in columns} for row in expected(pieces)]
 
 
 def test_rows_left_out_of_a_batch_keep_their_offsets() -> None:
     thinned = stored(100, [b"a", b"b", b"c", b"d"]).slice(1, 4)
-    assert form().of([whole(thinned)]).column("offset").to_pylist() == [101, 102, 103]
+    assert form().make_batch([whole(thinned)]).column("offset").to_pylist() == [101, 102, 103]
 
 
 def test_small_batches_become_one_record_batch_of_ten_thousand_rows() -> None:
@@ -139,16 +139,16 @@ def test_nothing_comes_of_nothing() -> None:
 
 def test_columns_of_one_value_are_made_once_and_not_kept_for_ever() -> None:
     batch = whole(stored(0, [b"x"] * 10))
-    first, second = (form().of([batch]).column("topic").buffers()[2].address for _ in range(2))
+    first, second = (form().make_batch([batch]).column("topic").buffers()[2].address for _ in range(2))
     assert first == second
     for number in range(3 * rows.CACHED_ARRAYS_MAX):
-        RowForm(arrow_schema(), f"/default/{number}", 0).of([batch])
+        RowForm(arrow_schema(), f"/default/{number}", 0).make_batch([batch])
     assert len(rows._cache) <= rows.CACHED_ARRAYS_MAX
 
 
 @pytest.mark.parametrize("count", [1, rows.ROWS_AIM, 3 * rows.ROWS_AIM])
 def test_record_batches_of_any_length_have_their_constants(count: int) -> None:
-    made = form().of([whole(stored(0, [b"x"] * count, producer_name=f"of-{count}"))])
+    made = form().make_batch([whole(stored(0, [b"x"] * count, producer_name=f"of-{count}"))])
     assert made.num_rows == count
     assert set(made.column("producer").to_pylist()) == {f"of-{count}"}
     assert set(made.column("topic").to_pylist()) == {TOPIC}

@@ -1,7 +1,7 @@
 """COMMANDS. What people and scripts type: ``danube ...``.
 
 Lives here      the command line: arguments in, client or broker called, text or JSON out; the bench and its baselines
-May import      every room, but inside the command that needs it: ``danube --help`` has to start at once
+May import      every package, but inside the command that needs it: ``danube --help`` has to start at once
 Flows through   stdout carries results only, stderr carries notes, progress and the one line that says what failed
 Never           decisions that a program could not get through the client
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The ``danube`` command."""
+    """Run the ``danube`` command."""
     from .app import run
-    from .streams import forgive_stderr
+    from .streams import ignore_stderr_errors
 
-    forgive_stderr()
+    ignore_stderr_errors()
     run()

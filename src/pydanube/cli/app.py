@@ -1,10 +1,10 @@
-"""The root command: which commands exist, how they are loaded, and how a failure leaves the process.
+"""The root command: which commands exist, how they are loaded, and which exit code a failure has.
 
 Commands are imported when they are called, so that ``danube --version`` and ``--help`` stay instant; their one-line
 summaries are therefore written here and checked against the commands by a test.
 
-Exit codes: 0 done, 1 failed (one clear line on stderr), 2 wrong usage, 130 interrupted. For `consume`, `top` and
-`serve`, which go on until they are told to stop, Ctrl-C is the usual end: 0; a second one interrupts that end.
+Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted. `consume`, `top` and `serve` run
+until they are stopped, so Ctrl-C ends them with 0; a second Ctrl-C interrupts that orderly end.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ EXIT_USAGE: Final = 2
 
 
 class OutputClosed(Exception):
-    """The reader of our output went away (``| head``). Nobody is left to tell, and nothing failed."""
+    """The reader of stdout closed the pipe (``| head``). This is not a failure."""
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one only when it is called."""
+    """A group that knows its commands by name and imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -102,10 +102,10 @@ def cli(url: str | None) -> None:  # read by the commands themselves
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
-    """Run one command and leave the process with its exit code."""
+    """Run one command and exit the process with its exit code."""
     try:
         status = cli.main(arguments, prog_name="danube", standalone_mode=False)
-        if sys.stdout is not None:  # it was closed before we came: `danube ... >&-`
+        if sys.stdout is not None:  # None if it was closed at the start: `danube ... >&-`
             sys.stdout.flush()
     except click.Abort:
         _leave(130, "interrupted")
@@ -124,7 +124,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _show(error: click.ClickException) -> None:
-    """Wrong usage gets click's usage lines; a failure gets its one line."""
+    """Print click's usage lines for wrong usage, and one line for a failure."""
     if isinstance(error, click.UsageError):
         error.show()
     else:

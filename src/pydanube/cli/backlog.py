@@ -1,4 +1,4 @@
-"""`danube subscriptions seek|advance|skip|peek`: where a subscription stands, and the messages it still has to come."""
+"""`danube subscriptions seek|advance|skip|peek`: a subscription's position and its backlog."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def seek(
 
 
 def _positions(positions: dict[int, int]) -> str:
-    """Where it stands now, partition by partition; the first of many."""
+    """Format the positions by partition, at most POSITIONS_SHOWN of them."""
     shown = [f"partition {index}: offset {offset}" for index, offset in sorted(positions.items())[:POSITIONS_SHOWN]]
     return "; ".join(shown) + (f"; {len(positions) - len(shown)} more" if len(positions) > len(shown) else "")
 
@@ -159,7 +159,7 @@ def skip(
 
 
 async def _skip(client: Client, topic: str, subscription: str, places: tuple[tuple[int, int], ...]) -> int:
-    """How many were not settled before."""
+    """Skip the messages at `places`, or the whole backlog if empty; return how many were not acked before."""
     if not places:
         return await client.clear_backlog(topic, subscription)
     by_partition: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""`danube brokers`: who serves, and how they are."""
+"""`danube brokers`: the brokers and their state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def brokers() -> None:
     """List and describe brokers."""
 
 
-def _described(url: str) -> dict[str, Any]:
+def _describe(url: str) -> dict[str, Any]:
     found = with_client(url, lambda client: client.describe_broker())
     return {
         "node": found.node,
@@ -36,7 +36,7 @@ def _described(url: str) -> dict[str, Any]:
 @json_option
 def list_(url: str, as_json: bool) -> None:
     """List the brokers of the cluster; a standalone broker is the only one."""
-    found = _described(url)
+    found = _describe(url)
     if as_json:
         emit_json([found])
     else:
@@ -50,7 +50,7 @@ def list_(url: str, as_json: bool) -> None:
 @json_option
 def describe(url: str, as_json: bool) -> None:
     """Show the broker behind --url."""
-    found = _described(url)
+    found = _describe(url)
     if as_json:
         emit_json(found)
     else:

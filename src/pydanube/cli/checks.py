@@ -1,7 +1,7 @@
-"""What `danube doctor` looks at: each check answers ok, warn or fail, and every answer but ok says what to do.
+"""The checks of `danube doctor`: each returns ok, warn or fail, and warn and fail say what to do.
 
-Checks only look. The one that measures syncing writes a small file of its own into the data directory and removes it;
-the one for Java may leave a start script in the user's cache directory.
+Checks change nothing, with two exceptions: the sync speed check writes a small file to the data directory and removes
+it, and the Java check may leave a start script in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DISK_FREE_FAIL: Final = 256 << 20
 DISK_FREE_WARN: Final = 5 << 30
 SYNC_WARN_MS: Final = 10.0
 SYNC_TOO_FAST_MS: Final = 0.02
-"""No disk answers a sync in less than this: it went to memory, or the disk lies."""
+"""No disk completes a sync in less than this: the data went to memory, or the disk ignores syncs."""
 _MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
 _REMOTE_FILE_SYSTEMS: Final = {"nfs", "nfs4", "cifs", "smbfs", "fuse.sshfs", "9p"}
 
@@ -47,7 +47,7 @@ class Finding:
 
 
 def python_version() -> Finding:
-    """Older than 3.11 would not have come this far."""
+    """Report the Python version. Versions before 3.11 cannot import this module."""
     return Finding("python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
 
 
@@ -59,7 +59,7 @@ def system() -> Finding:
 
 
 def disk(directory: Path) -> Iterator[Finding]:
-    """Space and kind of the file system that will hold the log."""
+    """Check the free space and the type of the file system that will hold the log."""
     existing = nearest_existing(directory)
     free = shutil.disk_usage(existing).free
     kind = file_system(existing)
@@ -81,7 +81,7 @@ def disk(directory: Path) -> Iterator[Finding]:
 
 
 def sync_speed(directory: Path, *, rounds: int = 100, write_bytes: int = 4096) -> Finding:
-    """How long one durable ack has to wait for the disk."""
+    """Measure how long one durable ack waits for the disk."""
     existing = nearest_existing(directory)
     if not os.access(existing, os.W_OK):
         return Finding("sync speed", "fail", f"{existing} is not writable", "give the broker's user the directory")
@@ -96,7 +96,7 @@ def sync_speed(directory: Path, *, rounds: int = 100, write_bytes: int = 4096) -
 
 
 def sync_times(directory: Path, *, rounds: int, write_bytes: int) -> list[int]:
-    """Nanoseconds of each write + fdatasync at the end of a file in `directory`."""
+    """Return the nanoseconds of each write and fdatasync at the end of a file in `directory`."""
     sync = getattr(os, "fdatasync", os.fsync)
     block = bytes(write_bytes)
     taken: list[int] = []
@@ -109,21 +109,21 @@ def sync_times(directory: Path, *, rounds: int, write_bytes: int) -> list[int]:
     return taken
 
 
-def port(door: str, number: int, host: str = "127.0.0.1") -> Finding:
+def port(listener: str, number: int, host: str = "127.0.0.1") -> Finding:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, number))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            flag = "--port" if door == "native" else f"--{door}-port"
+            flag = "--port" if listener == "native" else f"--{listener}-port"
             return Finding(
                 f"port {number}",
                 "warn",
-                f"{door}: {reason}",
+                f"{listener}: {reason}",
                 f"a broker may be running already; otherwise free it or serve with {flag} 0",
             )
-    return Finding(f"port {number}", "ok", f"{door}: free")
+    return Finding(f"port {number}", "ok", f"{listener}: free")
 
 
 def package(module: str, purpose: str) -> Finding:
@@ -138,7 +138,7 @@ def package(module: str, purpose: str) -> Finding:
 
 
 def java() -> Finding:
-    """Spark needs a JVM; nothing else here does."""
+    """Check for a Java runtime, which only Spark needs."""
     from pydanube.spark import java as spark_java
 
     try:
@@ -151,13 +151,13 @@ def java() -> Finding:
 
 
 def nearest_existing(directory: Path) -> Path:
-    """The directory itself, or the closest ancestor that is there."""
+    """Return the directory, or its closest existing ancestor."""
     directory = directory.absolute()
     return next(path for path in (directory, *directory.parents) if path.is_dir())
 
 
 def file_system(directory: Path) -> str:
-    """The file system's type from the kernel's mount table; empty where there is none to read."""
+    """Return the file system type from the kernel's mount table; empty if there is no such table."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""`danube config`: every setting with its value and where that came from."""
+"""`danube config`: every setting, its value and the source of the value."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`danube consume`: messages to stdout, through a subscription or without one.
+"""`danube consume`: prints messages to stdout, from a subscription or without one.
 
-A message is acked after it was written; what could not be written (the reader of a pipe went away) is not acked and
-comes again. Ctrl-C ends it in order: acks are flushed.
+A message is acked after it was written. If it could not be written (the reader closed the pipe), it is not acked and is
+redelivered. On Ctrl-C the acks are flushed first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _topics(text: str) -> str:
-    """A topic's name, or a pattern."""
+    """Check a topic name or a pattern and return it."""
     if not is_pattern(text):
         return str(TopicName.parse(text))
     if text.count("/") != 2 or not text.startswith("/"):
@@ -44,13 +44,13 @@ PREFETCH_MESSAGES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ConsumeOptions:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     topic: str
-    """Or a pattern."""
+    """A topic name or a pattern."""
     subscription: str | None
     type_: str | None
-    """None: the subscription's own, or exclusive."""
+    """None: the type of the existing subscription, or exclusive."""
     start: Position | None
     count: int | None
     as_json: bool
@@ -65,7 +65,7 @@ class ConsumeOptions:
     key_filters: tuple[str, ...]
 
     def check(self) -> None:
-        """Wrong usage is told before anything is connected."""
+        """Raise UsageError for options that exclude each other, before connecting."""
         of_subscription = {
             "--type": self.type_,
             "--name": self.name,
@@ -86,7 +86,7 @@ class ConsumeOptions:
         self.check_type(self.type_)
 
     def check_type(self, type_: str | None, hint: str = "") -> None:
-        """What only some types know; None: not known yet."""
+        """Raise UsageError for options that this subscription type does not have; None: the type is not known yet."""
         if self.priority is not None and type_ not in (None, "failover"):
             raise click.UsageError(f"--priority is of failover consumers, and the subscription is {type_}{hint}")
         if self.key_filters and type_ not in (None, "key-shared"):
@@ -135,7 +135,7 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
     "--prefetch", type=click.IntRange(1, 2**31 - 1), help=f"Messages sent ahead.  [default: {PREFETCH_MESSAGES}]"
 )
 @url_option
-def consume(url: str, **wishes: Any) -> None:
+def consume(url: str, **given: Any) -> None:
     """Receive messages from a topic.
 
     TOPIC may be a pattern such as '/default/orders-*', for all topics that match. Prints payloads as lines of text;
@@ -143,7 +143,7 @@ def consume(url: str, **wishes: Any) -> None:
     messages are acked and the subscription remembers its place; --from counts only when that creates the subscription.
     Without -s nothing is remembered. A time without a zone is UTC. Ctrl-C is the usual end: exit code 0.
     """
-    wanted = ConsumeOptions(**wishes)
+    wanted = ConsumeOptions(**given)
     wanted.check()
     need_stdout()
     received, was_told_to_stop = with_client(url, lambda client: _consume(client, wanted))
@@ -154,7 +154,7 @@ def consume(url: str, **wishes: Any) -> None:
 
 
 async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, bool]:
-    """How many came, and whether that was all because it was told to stop."""
+    """Print messages until the end; return how many, and whether a signal ended it."""
     stop = Stop()
     printer = Printer(wanted)
     async with _source(client, wanted, await _existing(client, wanted)) as source:
@@ -170,7 +170,7 @@ async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, bool]:
 
 
 async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: float | None) -> ReceivedBatch | None:
-    """None when the stop or the timeout came first. A partition that was opened counts as something that came."""
+    """Return the next batch; None if the stop or the timeout came first. Opening a partition restarts the timeout."""
     while isinstance(source, AllPartitions) and source.opening and not source.arrived:
         if await stop.first(source.open_next(), timeout) is None:
             return None
@@ -178,7 +178,7 @@ async def _next_batch(source: Consumer | AllPartitions, stop: Stop, timeout: flo
 
 
 async def _existing(client: Client, wanted: ConsumeOptions) -> SubscriptionDescription | None:
-    """The subscription, where it is there already: --from means nothing then, and its type is known."""
+    """Return the subscription if it exists; --from is ignored then, and the type is known."""
     for topic in await topics_of(client, wanted.topic):
         try:
             if wanted.subscription is not None:
@@ -215,7 +215,7 @@ def _source(
 
 
 class Printer:
-    """Writes messages to stdout, up to a count."""
+    """Writes messages to stdout, at most `count`."""
 
     def __init__(self, wanted: ConsumeOptions) -> None:
         self._left = wanted.count
@@ -229,7 +229,7 @@ class Printer:
         return self._left == 0
 
     def show(self, batch: ReceivedBatch) -> ReceivedBatch:
-        """Write it out; returns the part of it that was wanted."""
+        """Write the batch, cut to the count that is left, and return what was written."""
         if self._left is not None and len(batch) > self._left:
             batch = batch.part(0, self._left)
         sys.stdout.buffer.write(b"".join(self._lines(batch)))
@@ -244,7 +244,7 @@ class Printer:
             yield f"{payload_text(payload, terminal=self._terminal)}\n".encode()
 
     def _as_json(self, batch: ReceivedBatch) -> Iterator[bytes]:
-        """From columns: what is the same for the whole batch is converted once."""
+        """Yield one JSON line per message, from columns: values that repeat are converted once."""
         producer = batch.producer
         times: dict[int, str] = {}
         columns = (

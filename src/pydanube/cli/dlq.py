@@ -1,4 +1,4 @@
-"""`danube dlq`: messages that failed too often, looked at, sent back to where they came from, or dropped."""
+"""`danube dlq`: lists, shows, redrives and drops dead-lettered messages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED: Final = 130
 OTHERS_MAX: Final = 10_000
-"""So many messages that are no letters are looked at before a list ends."""
+"""A list ends after this many messages that are not dead letters."""
 WIDE_COLUMNS: Final = 110
-"""From this width on a list has room for the details."""
+"""From this terminal width on, a list shows the details."""
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -50,7 +50,7 @@ def dlq() -> None:
 
 
 def filter_options(command: CommandT) -> CommandT:
-    """Which letters, by where they came from; what they give makes a `Filter`."""
+    """Add the options that select letters by origin; their values are the arguments of `LetterFilter`."""
     for option in reversed(_FILTERS):
         command = option(command)
     return command
@@ -64,8 +64,8 @@ _FILTERS: Final = (
 )
 
 
-class Filter:
-    """Letters by where they came from."""
+class LetterFilter:
+    """Selects letters by their original topic and subscription."""
 
     def __init__(self, from_topic: TopicName | None, from_subscription: str | None) -> None:
         self._topic = None if from_topic is None else str(from_topic)
@@ -110,7 +110,7 @@ def list_(
     as_json: bool,
 ) -> None:
     """List the letters that are left: where each came from, and why it failed."""
-    where = Filter(from_topic, from_subscription)
+    where = LetterFilter(from_topic, from_subscription)
     letters, more = with_client(url, lambda client: _list(client, str(topic), count, redriven, where))
     if as_json:
         emit_json([as_dict(letter) for letter in letters])
@@ -120,8 +120,10 @@ def list_(
         note(more)
 
 
-async def _list(client: Client, topic: str, count: int, redriven: bool, where: Filter) -> tuple[list[DeadLetter], str]:
-    """The letters, and what there is to say about them."""
+async def _list(
+    client: Client, topic: str, count: int, redriven: bool, where: LetterFilter
+) -> tuple[list[DeadLetter], str]:
+    """Return at most `count` letters, and a note for the user."""
     letters: list[DeadLetter] = []
     others = 0
     async with aclosing(client.dead_letters(topic).listed(redriven=redriven)) as listed:
@@ -136,11 +138,11 @@ async def _list(client: Client, topic: str, count: int, redriven: bool, where: F
                 break
     if letters:
         return letters, f"{plural(others, 'message')} there are no dead letters, and not shown" if others else ""
-    return letters, await _nothing(client, topic, where)
+    return letters, await _empty_note(client, topic, where)
 
 
-async def _nothing(client: Client, topic: str, where: Filter) -> str:
-    """That there is nothing; and where else there may be something, should this be the topic letters come from."""
+async def _empty_note(client: Client, topic: str, where: LetterFilter) -> str:
+    """Return the note that there are no letters, with the dead letter topics of the topic's own subscriptions."""
     policies = [
         (await client.describe_subscription(topic, name)).failure_policy
         for name in await client.list_subscriptions(topic)
@@ -177,7 +179,7 @@ def _table(letters: Sequence[DeadLetter]) -> None:
 
 
 def _origin(letter: DeadLetter) -> str:
-    """The place of the message it was: PARTITION:OFFSET, as far as that is known."""
+    """Return PARTITION:OFFSET of the original message, as far as it is known."""
     partition, offset = letter.original_partition, letter.original_offset
     if offset is None:
         return ""
@@ -256,8 +258,8 @@ def redrive(
     back once its topic has it. A letter whose topic is gone stays. Ctrl-C ends it in order, with exit code 130; the
     rest stays for the next time.
     """
-    where = Filter(from_topic, from_subscription)
-    wanted = _chosen(places, everything, where)
+    where = LetterFilter(from_topic, from_subscription)
+    wanted = _check_choice(places, everything, where)
     if wanted is None:
         confirm(
             f"Send all letters of {topic}{where} back?", yes, verb="send them back", not_done="nothing was sent back"
@@ -302,8 +304,8 @@ def drop(
     They are no longer listed, and a redrive leaves them out. They stay stored until retention lets them go: 'danube dlq
     list --redriven' still has them.
     """
-    where = Filter(from_topic, from_subscription)
-    wanted = _chosen(places, everything, where)
+    where = LetterFilter(from_topic, from_subscription)
+    wanted = _check_choice(places, everything, where)
     if wanted is None:
         confirm(f"Drop all letters of {topic}{where}?", yes, verb="drop them", not_done="nothing was dropped")
 
@@ -318,20 +320,20 @@ Progress = Callable[["Redriven"], None]
 Start = Callable[["DeadLetters", Progress], Coroutine[Any, Any, "Redriven"]]
 
 
-def _chosen(places: tuple[Place, ...], everything: bool, where: Filter) -> list[Place] | None:
-    """The places; None: all that match."""
+def _check_choice(places: tuple[Place, ...], everything: bool, where: LetterFilter) -> list[Place] | None:
+    """Return the chosen places; None: all letters that match. Raises UsageError unless exactly one way is used."""
     if bool(places) == (everything or bool(where)):
         raise click.UsageError("say which letters: PARTITION:OFFSET ..., or --all, --from-topic, --from-subscription")
     return list(places) or None
 
 
-def _finish(url: str, topic: str, where: Filter, start: Start, verb: str, name: str, as_json: bool) -> None:
-    """Do it, and tell how far it got."""
+def _finish(url: str, topic: str, where: LetterFilter, start: Start, verb: str, name: str, as_json: bool) -> None:
+    """Run the operation and print how far it got."""
 
     async def work(client: Client) -> tuple[Redriven, bool, str]:
         done, ended = await _run(client, topic, start, verb)
         idle = ended and not done.done and not done.stayed
-        return done, ended, await _nothing(client, topic, where) if idle else ""
+        return done, ended, await _empty_note(client, topic, where) if idle else ""
 
     done, ended, nothing = with_client(url, work)
     if as_json:
@@ -350,7 +352,7 @@ def _finish(url: str, topic: str, where: Filter, start: Start, verb: str, name: 
 
 
 async def _run(client: Client, topic: str, start: Start, verb: str) -> tuple[Redriven, bool]:
-    """How far it got, and whether to the end."""
+    """Run the operation with a progress bar; return its state, and whether it reached the end."""
     from pydanube.client import Redriven
 
     from .progress import Bar
@@ -363,23 +365,23 @@ async def _run(client: Client, topic: str, start: Start, verb: str) -> tuple[Red
             state = now
             bar(now.done + len(now.stayed), now.total)
             if stop.asked:
-                raise _Enough
+                raise _Interrupted
 
         work = asyncio.get_running_loop().create_task(start(client.dead_letters(topic), progress))
         try:
             await stop.first(_ended(work))
             if not work.done():
-                await asyncio.wait({work}, timeout=LEAVE_SECONDS)  # what was sent is settled before it ends
+                await asyncio.wait({work}, timeout=LEAVE_SECONDS)  # let it finish the letters that were sent
                 work.cancel()
             return await work, True
-        except (_Enough, asyncio.CancelledError):  # told to stop, perhaps twice
+        except (_Interrupted, asyncio.CancelledError):  # stopped by one or two signals
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             return state, False
 
 
-class _Enough(Exception):
-    """It was told to stop, and a step is done."""
+class _Interrupted(Exception):
+    """Raised after a step if a signal asked to stop."""
 
 
 async def _ended(work: asyncio.Future[Redriven]) -> None:

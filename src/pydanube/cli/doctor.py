@@ -1,4 +1,4 @@
-"""`danube doctor`: is this machine ready for a broker? Every line that is not ok comes with its remedy."""
+"""`danube doctor`: checks whether this machine is ready for a broker, and says how to fix what is not ok."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _findings(data_dir: Path, path: Path | None, *, measure: bool) -> Iterator[c
     yield from checks.disk(data_dir)
     if measure:
         yield checks.sync_speed(data_dir)
-    for door, number in checks.PORTS.items():
-        yield checks.port(door, number)
+    for listener, number in checks.PORTS.items():
+        yield checks.port(listener, number)
     storage = load(path).storage
     if storage.url:
         yield from store_check.findings(storage.url, storage.options)

@@ -1,4 +1,4 @@
-"""What becomes of messages that fail: the options of a failure policy, and `danube subscriptions failure-policy`."""
+"""Failure policies: their command line options, and `danube subscriptions failure-policy`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def failure_options(command: CommandT) -> CommandT:
-    """Adds the options; what they give makes a `Changes`."""
+    """Add the options of a failure policy to a command; their values are the fields of `PolicyChanges`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -53,8 +53,8 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What was given on the command line; None: nothing."""
+class PolicyChanges:
+    """Changes to a failure policy from the command line; None: not given."""
 
     redeliveries: int | None
     ack_timeout: float | None
@@ -65,11 +65,11 @@ class Changes:
     dead_letter_topic: TopicName | None
 
     @property
-    def any(self) -> bool:
-        return self != Changes(None, None, None, None, None, None, None)
+    def given(self) -> bool:
+        return self != PolicyChanges(None, None, None, None, None, None, None)
 
-    def of(self, policy: FailurePolicy) -> FailurePolicy:
-        """The policy with these changes; Invalid where they do not fit together."""
+    def apply_to(self, policy: FailurePolicy) -> FailurePolicy:
+        """Return the policy with these changes. Raises Invalid if they contradict each other."""
         changes: dict[str, Any] = {}
         if self.redeliveries is not None:
             changes["redeliveries_max"] = None if self.redeliveries == values.UNLIMITED else self.redeliveries
@@ -92,12 +92,12 @@ class Changes:
             note(f"{changed.poison} happens after the last try, and tries are unlimited: set --max-redeliveries")
         return changed
 
-    def of_new(self) -> FailurePolicy | None:
-        """A new subscription's, where anything was given; wrong usage where it does not fit together."""
-        if not self.any:
+    def new_policy(self) -> FailurePolicy | None:
+        """Return the policy of a new subscription; None: no option was given. Contradictions are a usage error."""
+        if not self.given:
             return None
         try:
-            return self.of(NATIVE)
+            return self.apply_to(NATIVE)
         except Invalid as error:
             raise click.UsageError(error.message) from None
 
@@ -129,12 +129,12 @@ def failure_policy(topic: TopicName, subscription: str, url: str, as_json: bool,
     """
     from pydanube.client import Client
 
-    changes = Changes(**given)
+    changes = PolicyChanges(**given)
 
     async def work(client: Client) -> FailurePolicy:
         policy = (await client.describe_subscription(str(topic), subscription)).failure_policy
-        if changes.any:
-            policy = changes.of(policy)
+        if changes.given:
+            policy = changes.apply_to(policy)
             await client.set_failure_policy(str(topic), subscription, policy)
         return policy
 

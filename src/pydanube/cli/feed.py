@@ -1,7 +1,7 @@
-"""Where `danube produce` takes its messages from: texts, lines of stdin or of a file, or a file as one message.
+"""The message sources of `danube produce`: texts, lines of stdin or of a file, or a file as one message.
 
-Every source yields lists, as many as came at once, so that bulk input is published in whole batches and a line typed by
-a person goes out when it is typed.
+Every source yields lists of what is available at once, so that bulk input is published in large batches and a typed
+line is published immediately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS_PER_SECOND: Final = 100
 
 
 async def texts(messages: Sequence[str], count: int | None) -> AsyncIterator[list[bytes]]:
-    """The texts in turn: each once, or as many as `count` says."""
+    """Yield each text once, or cycle through them until there are `count`."""
     payloads = [os.fsencode(message) for message in messages]
     source = itertools.islice(itertools.cycle(payloads), len(payloads) if count is None else count)
     while some := list(itertools.islice(source, LIST_MAX)):
@@ -31,7 +31,7 @@ async def texts(messages: Sequence[str], count: int | None) -> AsyncIterator[lis
 
 
 async def lines(descriptor: int, count: int | None) -> AsyncIterator[list[bytes]]:
-    """Lines without their ends, until the end of the input or `count` of them. Cancelled, no read is left behind."""
+    """Yield lines without line ends, to the end of the input or `count` lines. If cancelled, no read stays pending."""
     left = count
     rest, before = b"", 0
     while left is None or left > 0:
@@ -53,7 +53,7 @@ async def lines(descriptor: int, count: int | None) -> AsyncIterator[list[bytes]
 
 
 async def _read(descriptor: int) -> bytes:
-    """What is there, as soon as there is something. Files and devices that cannot be waited for are read at once."""
+    """Read what is available, waiting for input. Files and devices that cannot be polled are read at once."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     try:
@@ -77,14 +77,14 @@ async def file_lines(path: Path, count: int | None) -> AsyncIterator[list[bytes]
 
 
 async def whole_file(path: Path, count: int | None) -> AsyncIterator[list[bytes]]:
-    """The file as one message, once or `count` times."""
+    """Yield the file as one message, once or `count` times."""
     payload = await asyncio.to_thread(path.read_bytes)
     for _ in range(1 if count is None else count):
         yield [payload]
 
 
 async def at_rate(source: AsyncIterator[list[bytes]], rate: float) -> AsyncIterator[list[bytes]]:
-    """The same messages, no faster than `rate` a second."""
+    """Yield the messages of `source`, at most `rate` per second."""
     from pydanube.runtime.throttle import Throttle
 
     loop, throttle = asyncio.get_running_loop(), Throttle(rate)

@@ -1,4 +1,4 @@
-"""`danube inspect`: what is in the files, record by record. Reads only, and needs no broker."""
+"""`danube inspect`: shows stored files record by record. Read-only, without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`danube inspect segment`: what is in one segment object, from a file or a store. Reads only, and needs no broker."""
+"""`danube inspect segment`: shows one segment object, from a file or a store. Read-only, without a broker."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from pydanube.codec.segment import SegmentFooter, SegmentSection
 
 Read = Callable[[int, int], Awaitable[memoryview]]
-"""Bytes [start, end) of the object."""
+"""Returns bytes [start, end) of the object."""
 
 
 class InspectedSegment(NamedTuple):
-    """One object, read."""
+    """The content of one segment object."""
 
     name: str
     size: int
     created_at_us: int
     footer: SegmentFooter
     problems: list[str]
-    """Found in the batches, where they were read."""
+    """Problems in the batches; empty if they were not read."""
 
 
 @click.command(
@@ -104,7 +104,7 @@ async def _read(name: str, object_bytes: int, read: Read, check: bool) -> Inspec
 
 
 async def _problem(section: SegmentSection, read: Read, name: str) -> str:
-    """What is wrong with a section's batches, read block by block; empty when nothing is."""
+    """Read a section block by block and return what is wrong with its batches; empty: nothing."""
     from crc32c import crc32c
 
     from pydanube.model.errors import Corrupt

@@ -1,4 +1,4 @@
-"""Single messages for people and for scripts: one line, one card, or one JSON object."""
+"""Formats single messages: as a table row, in full, or as a JSON object."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pydanube.client import Message, PeekedMessage
 
 PAYLOAD_CHARACTERS: Final = 60
-"""Of a payload in a list."""
+"""The characters of a payload that a list shows."""
 CARD_BYTES: Final = 64 << 10
-"""Of a payload that is shown whole."""
+"""The bytes of a payload that `show` prints on a terminal."""
 
 
 def place_of(message: Message) -> str:
@@ -27,7 +27,7 @@ def place_of(message: Message) -> str:
 
 
 def record(message: Message) -> dict[str, Any]:
-    """As `danube consume --json` writes it."""
+    """Return the JSON form that `danube consume --json` writes."""
     payload, encoding = payload_json(message.payload)
     return {
         "topic": message.topic,
@@ -47,7 +47,7 @@ def record(message: Message) -> dict[str, Any]:
 
 
 def pending(message: PeekedMessage) -> dict[str, Any]:
-    """What keeps it, for scripts."""
+    """Return the JSON form of why the message is pending."""
     return {"state": message.state, "until": _iso(message.until), "consumer": message.consumer or None}
 
 
@@ -56,7 +56,7 @@ def _iso(moment: datetime | None) -> str | None:
 
 
 def state_of(message: PeekedMessage) -> str:
-    """What keeps it, for people: "waiting until 01-31 12:00:05, failed 2 times: no stock"."""
+    """Return why the message is pending, such as "waiting until 01-31 12:00:05, failed 2 times: no stock"."""
     told: str = message.state
     if message.until is not None:
         told += f" until {message.until:%m-%d %H:%M:%S}"
@@ -68,7 +68,7 @@ def state_of(message: PeekedMessage) -> str:
 
 
 def show_all(messages: Iterable[PeekedMessage]) -> None:
-    """A table with what keeps them, and the beginnings of their payloads."""
+    """Print a table of messages with their state and the beginning of their payloads."""
     times = "%m-%d %H:%M:%S" if is_terminal(sys.stdout) else "%Y-%m-%d %H:%M:%S.%f%z"
     table(
         ["message", "published", "key", "bytes", "state", "payload"],
@@ -89,7 +89,7 @@ def show_all(messages: Iterable[PeekedMessage]) -> None:
 
 
 def show(message: Message, more: Iterable[tuple[str, object]] = ()) -> None:
-    """Everything about one, its payload last."""
+    """Print everything about one message, its payload last."""
     fields(
         [
             ("message", f"{place_of(message)} of {message.topic}"),
@@ -112,7 +112,7 @@ def show(message: Message, more: Iterable[tuple[str, object]] = ()) -> None:
 
 
 def beginning(payload: bytes) -> str:
-    """The first characters of a payload, on one line."""
+    """Return the first characters of a payload, on one line."""
     text = printable(payload[: 4 * PAYLOAD_CHARACTERS].decode("utf-8", errors="backslashreplace"))
     cut = len(text) > PAYLOAD_CHARACTERS or len(payload) > 4 * PAYLOAD_CHARACTERS
     return text[: PAYLOAD_CHARACTERS - 3] + "..." if cut else text

@@ -1,4 +1,4 @@
-"""`danube namespaces`: create, list, describe, delete, and the policies of their topics."""
+"""`danube namespaces`: create, list, describe and delete namespaces, and set policies of their topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options and argument types that several commands share. What is typed becomes a type here; exit code 2 otherwise."""
+"""Options and argument types that several commands share. Text that cannot be parsed is a usage error, exit code 2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 
 
 class Parsed(_ParamType):
-    """A parameter read by one of the model's own parsers, whose message is shown as it is."""
+    """A parameter type that uses a parser of the model and shows its error message unchanged."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -69,8 +69,8 @@ SUBSCRIPTION_TYPE: Final = click.Choice(["exclusive", "shared", "failover", "key
 COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
 
 
-def _checked_url(context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    """Wrong usage is told before anything is connected. `danube --url URL COMMAND` counts where COMMAND has none."""
+def _check_url(context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+    """Check the URL before connecting. `danube --url URL COMMAND` applies if COMMAND has no --url."""
     from pydanube.client.connection.address import parse_addresses
 
     if context.get_parameter_source("url") is not click.core.ParameterSource.COMMANDLINE:
@@ -89,7 +89,7 @@ url_option = click.option(
     default=DEFAULT_URL,
     show_default=True,
     show_envvar=True,
-    callback=_checked_url,
+    callback=_check_url,
     help="Where the broker is.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
@@ -105,13 +105,13 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 def examples(text: str) -> str:
-    """An epilog that keeps its lines: what help teaches by."""
+    """Return an epilog with example commands whose line breaks are kept."""
     lines = [f"  {line}" if line else "" for line in text.strip("\n").splitlines()]
     return "\b\nExamples:\n" + "\n".join(lines)
 
 
 def confirm(question: str, yes: bool, *, verb: str = "delete", not_done: str = "not deleted") -> None:
-    """Ask before something is lost; without a terminal only --yes will do."""
+    """Ask the user before data is lost; without a terminal, require --yes."""
     if yes:
         return
     if not is_terminal(sys.stdin):

@@ -1,6 +1,6 @@
-"""What commands print: tables for people, JSON for scripts, notes on stderr.
+"""The output of commands: tables for people, JSON for scripts, notes on stderr.
 
-stdout carries results and nothing else. Text that came from outside is never able to move the cursor of a terminal.
+stdout carries only results. Control characters in text from outside are escaped, so that they cannot affect a terminal.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Align = Literal["left", "right"]
 
 
 def fail(message: str) -> NoReturn:
-    """Leave with exit code 1 and this one line on stderr."""
+    """End the command with exit code 1 and `message` on stderr."""
     raise click.ClickException(message)
 
 
 def note(message: str) -> None:
-    """Something a person wants to know and a script does not."""
+    """Print a note for people on stderr."""
     click.echo(message, err=True)
 
 
 def emit_json(value: Any, *, compact: bool = False) -> None:
-    """One JSON document: indented, or on a line of its own where many follow each other."""
+    """Print a JSON document: indented, or `compact` on one line, for streams of documents."""
     click.echo(to_json(value, compact=compact))
 
 
@@ -46,10 +46,10 @@ def table(
     right: Iterable[str] = (),
     cut: Collection[str] = (),
 ) -> None:
-    """A table on stdout. Columns named in `right` are numbers.
+    """Print a table. Columns named in `right` are right-aligned.
 
-    Where there are columns to `cut`, every row takes one line of a terminal, and these give way. Piped output is never
-    cut to a width.
+    If there are columns to `cut`, every row takes one line of a terminal, and these columns are shortened. Piped output
+    is never shortened.
     """
     from rich import box
     from rich.console import Console
@@ -80,7 +80,7 @@ def table(
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:
-    """Name and value, one pair a line, values in one column."""
+    """Print one name and value per line, with the values aligned."""
     shown = [(name, printable(str(value))) for name, value in pairs]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -88,14 +88,14 @@ def fields(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Control characters, except tab, shown as escapes."""
+    """Return the text with control characters, except tab, as escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def payload_text(payload: bytes, *, terminal: bool) -> str:
-    """A payload as a line of text. Bytes that are not UTF-8 appear as \\xNN, on a terminal control characters too."""
+    """Return a payload as text. Bytes that are not UTF-8 appear as \\xNN, on a terminal control characters too."""
     text = payload.decode("utf-8", errors="backslashreplace")
     if not terminal:
         return text
@@ -103,7 +103,7 @@ def payload_text(payload: bytes, *, terminal: bool) -> str:
 
 
 def payload_json(payload: bytes) -> tuple[str, str]:
-    """The payload and its "payload_encoding", such that every byte can be had back."""
+    """Return the payload as text and its "payload_encoding", without losing a byte."""
     try:
         return payload.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
@@ -111,14 +111,14 @@ def payload_json(payload: bytes) -> tuple[str, str]:
 
 
 def number(value: float) -> str:
-    """1234567.8 -> 1,234,568; small ones keep what matters."""
+    """Format a number: 1234567.8 becomes 1,234,568; small numbers keep two decimals."""
     if abs(value) >= 100 or abs(value) < 0.005 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.2f}"
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes, such as 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
@@ -127,7 +127,7 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration for people, in its two largest units: 3d 4h, 12m 30s, 4.2s."""
+    """Format a duration in its two largest units: 3d 4h, 12m 30s, 4.2s."""
     if seconds < 59.5:
         rounded = round(seconds, 1) if seconds < 10 else round(seconds)
         return f"{rounded:g}s"
@@ -143,5 +143,5 @@ _SPANS = (((86_400, "d"), (3_600, "h")), ((3_600, "h"), (60, "m")), ((60, "m"), 
 
 
 def plural(count: int, noun: str) -> str:
-    """1 message, 1,200 messages."""
+    """Format a count with its noun: 1 message, 1,200 messages."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,4 +1,4 @@
-"""`danube topics policies` and `danube namespaces policies`: limits and lifetimes, shown and changed while all runs."""
+"""`danube topics policies` and `danube namespaces policies`: show and change limits and lifetimes at runtime."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _show_or_change(
 
 
 def _source(kind: str, own: Policies, namespace: Policies, name: str) -> str:
-    """Who set it: topic, namespace or broker."""
+    """Return which level sets the policy: topic, namespace or broker."""
     if getattr(own, name) is not None:
         return kind
     return "namespace" if getattr(namespace, name) is not None else "broker"
@@ -119,7 +119,7 @@ _SOURCES: Final = {"topic": "the topic", "namespace": "the namespace", "broker":
 
 
 async def _warnings(client: Client, kind: str, target: str, wanted: dict[str, int | None]) -> list[str]:
-    """What was set, and does something else than a person might think."""
+    """Return warnings about values with an effect that users may not expect."""
     nothing_kept = any(wanted.get(name) == 0 for name in ("retention_s", "retention_bytes"))
     if kind == "namespace":
         return ["topics without a subscription keep nothing now: messages go as they come"] * nothing_kept
@@ -129,7 +129,7 @@ async def _warnings(client: Client, kind: str, target: str, wanted: dict[str, in
 
 
 def as_dict(policies: Policies) -> dict[str, Any]:
-    """Those that are set, as --set takes them."""
+    """Return the policies that are set, in the form that --set takes."""
     told = {name: getattr(policies, name) for name in FIELDS}
     return {
         name: str(BacklogAction(value)) if name == "backlog_action" else value
@@ -139,7 +139,7 @@ def as_dict(policies: Policies) -> dict[str, Any]:
 
 
 def shown(name: str, value: int | None) -> str:
-    """A value for people."""
+    """Format the value of a policy."""
     if value is None:
         return "not set"
     if name == "backlog_action":

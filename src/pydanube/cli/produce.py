@@ -1,4 +1,4 @@
-"""`danube produce`: publish texts, lines or files, with what became of them on stderr."""
+"""`danube produce`: publishes texts, lines or files, and reports the result on stderr."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 SENDS_IN_FLIGHT: Final = 16
 SEND_SECONDS: Final = 30.0
-"""How long a message is sent again, over a broker's restart or while a quota is full, before it counts as failed."""
+"""How long a message is retried, over a broker restart or while a quota is full, before it counts as failed."""
 PATIENCE_SECONDS: Final = 1.0
-"""When nothing was acked for so long, a person is told why."""
+"""After this time without an ack, the reason is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProduceOptions:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     topic: TopicName
     key: str | None
@@ -50,11 +50,11 @@ class ProduceOptions:
 
     @property
     def create(self) -> bool:
-        """Whether anything was said about the topic to be created."""
+        """Whether an option for creating the topic was given."""
         return self.partitions is not None or self.ack_level is not None or self.non_reliable
 
 
-def _only_one(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
+def _check_single_key(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
     if len(given) > 1:
         raise click.BadParameter("give one key: all messages of a call have the same")
     return given[0] if given else None
@@ -86,7 +86,7 @@ danube produce /default/ledger --access exclusive --partition 0 -m entry
 )
 @click.option("--whole", is_flag=True, help="Send the --file as one message.")
 @click.option(
-    "-k", "--key", multiple=True, callback=_only_one, help="Routing key: messages of one key keep their order."
+    "-k", "--key", multiple=True, callback=_check_single_key, help="Routing key: messages of one key keep their order."
 )
 @click.option("-a", "--attribute", "attributes", type=ATTRIBUTE, multiple=True, help="Attribute; may be repeated.")
 @click.option("--count", type=click.IntRange(min=1), help="Send so many: texts in turn, or that many lines.")
@@ -118,7 +118,7 @@ def produce(
     rate: float | None,
     url: str,
     as_json: bool,
-    **wishes: Any,
+    **given: Any,
 ) -> None:
     """Publish messages to a topic.
 
@@ -132,12 +132,12 @@ def produce(
         raise click.UsageError("-m and --file exclude each other")
     if whole and file is None:
         raise click.UsageError("--whole needs a --file")
-    if wishes["deliver_after"] is not None and wishes["deliver_at"] is not None:
+    if given["deliver_after"] is not None and given["deliver_at"] is not None:
         raise click.UsageError("--deliver-after and --deliver-at exclude each other")
     source = _source(messages, file, whole, count)
     if rate is not None:
         source = feed.at_rate(source, rate)
-    wanted = ProduceOptions(attributes=dict(attributes), **wishes)
+    wanted = ProduceOptions(attributes=dict(attributes), **given)
     told = with_client(url, lambda client: _publish(client, wanted, source))
     if as_json:
         emit_json(told)
@@ -171,22 +171,22 @@ async def _publish(client: Client, wanted: ProduceOptions, source: AsyncIterator
         partition_by="key" if wanted.partition is None else wanted.partition,
     ) as producer:
         with _progress() as progress:
-            tally = Tally(producer, wanted, progress)
-            watching = asyncio.get_running_loop().create_task(tally.tell_why_it_waits())
+            tracker = SendTracker(producer, wanted, progress)
+            watching = asyncio.get_running_loop().create_task(tracker.report_obstacles())
             try:
-                await tally.send_all(source)
+                await tracker.send_all(source)
             except BaseException:
-                note(f"{tally.messages:,} of {tally.read:,} messages were published before it failed")
+                note(f"{tracker.messages:,} of {tracker.read:,} messages were published before it failed")
                 raise
             finally:
                 watching.cancel()
     return {
         "topic": str(wanted.topic),
-        "messages": tally.messages,
-        "bytes": tally.bytes,
+        "messages": tracker.messages,
+        "bytes": tracker.bytes,
         "seconds": round(time.perf_counter() - begin, 6),
         "partitions": {
-            str(index): {"first": first, "last": last} for index, (first, last) in sorted(tally.places.items())
+            str(index): {"first": first, "last": last} for index, (first, last) in sorted(tracker.places.items())
         },
     }
 
@@ -211,40 +211,40 @@ async def _create(client: Client, wanted: ProduceOptions) -> None:
             note(f"{wanted.topic} exists and is reliable; --non-reliable is ignored")
 
 
-class Tally:
-    """Keeps some sends in flight and remembers where their messages went."""
+class SendTracker:
+    """Keeps SENDS_IN_FLIGHT sends in flight and records the offsets of their messages."""
 
     def __init__(self, producer: Producer, wanted: ProduceOptions, progress: Any) -> None:
         self._producer, self._wanted, self._progress = producer, wanted, progress
-        self._room = asyncio.Semaphore(SENDS_IN_FLIGHT)
+        self._slots = asyncio.Semaphore(SENDS_IN_FLIGHT)
         self.read = 0
         self.messages = 0
         self.bytes = 0
         self.places: dict[int, tuple[int, int]] = {}
-        """partition -> first and last offset"""
+        """By partition: the first and the last offset."""
         self._sending = 0
-        self._moved = time.perf_counter()
-        """When something was acked, or the first send began."""
+        self._progress_at = time.perf_counter()
+        """When the last ack came, or the first send began."""
 
-    async def tell_why_it_waits(self) -> None:
-        """Once for each reason. To be cancelled."""
+    async def report_obstacles(self) -> None:
+        """Report why sends are waiting, once for each reason. Runs until it is cancelled."""
         told: set[str] = set()
         while True:
             await asyncio.sleep(PATIENCE_SECONDS / 4)
             obstacle = self._producer.obstacle
-            if not self._sending or obstacle is None or time.perf_counter() - self._moved < PATIENCE_SECONDS:
+            if not self._sending or obstacle is None or time.perf_counter() - self._progress_at < PATIENCE_SECONDS:
                 continue
             if obstacle.message not in told:
                 told.add(obstacle.message)
                 note(f"waiting: {obstacle.message}")
 
     async def send_all(self, source: AsyncIterator[list[bytes]]) -> None:
-        """Raises the first failure, with the others cancelled."""
+        """Send all messages. The first failure cancels the other sends and is raised."""
         try:
             async with asyncio.TaskGroup() as group:
                 async for payloads in source:
                     self.read += len(payloads)
-                    await self._room.acquire()
+                    await self._slots.acquire()
                     group.create_task(self._send(payloads))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -253,7 +253,7 @@ class Tally:
         wanted = self._wanted
         keys = None if wanted.key is None else [wanted.key] * len(payloads)
         attributes = [wanted.attributes] * len(payloads) if wanted.attributes else None
-        self._moved = self._moved if self._sending else time.perf_counter()
+        self._progress_at = self._progress_at if self._sending else time.perf_counter()
         self._sending += 1
         try:
             receipts = await self._producer.send_many(
@@ -265,8 +265,8 @@ class Tally:
             )
         finally:
             self._sending -= 1
-            self._room.release()
-        self._moved = time.perf_counter()
+            self._slots.release()
+        self._progress_at = time.perf_counter()
         self.messages += len(payloads)
         self.bytes += sum(map(len, payloads))
         for run in receipts.runs:
@@ -277,12 +277,12 @@ class Tally:
 
 
 def _progress() -> AbstractContextManager[Any]:
-    """A line that counts, where somebody watches: a callable that takes the count, or None."""
+    """Return a context manager with a progress line that takes the count, or with None if stderr is not a terminal."""
     if not is_terminal(sys.stderr):
         return nullcontext(None)
-    from .progress import Counting
+    from .progress import CountLine
 
-    return Counting("published")
+    return CountLine("published")
 
 
 def _summarise(told: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One line on stderr that counts while a command works; gone when it is done."""
+"""Progress on one line of stderr while a command works; the line is erased at the end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .output import number
 REFRESH_SECONDS: Final = 0.1
 
 
-class Counting:
-    """Call it with the count so far; it writes at most ten times a second."""
+class CountLine:
+    """Shows a message count and rate. Call it with the count so far; it draws at most ten times a second."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
@@ -42,7 +42,7 @@ class Counting:
 
 
 class Bar:
-    """How much of a known amount is done. Draws only where somebody watches stderr."""
+    """A progress bar over a known total. Draws only if stderr is a terminal."""
 
     def __init__(self, verb: str) -> None:
         from rich.console import Console
@@ -65,7 +65,7 @@ class Bar:
 
 
 class BytesBar:
-    """How many bytes of a known number are done, and how fast it goes. Draws only where somebody watches stderr."""
+    """A progress bar in bytes, with the transfer rate. Draws only if stderr is a terminal."""
 
     def __init__(self, verb: str, total: int) -> None:
         from rich.console import Console

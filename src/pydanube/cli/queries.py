@@ -1,4 +1,4 @@
-"""`danube queries`: what is remembered of queries that write by stages, and how to make it forgotten."""
+"""`danube queries`: lists, describes and forgets the state of queries that write by stages."""
 
 from __future__ import annotations
 

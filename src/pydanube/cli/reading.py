@@ -1,7 +1,7 @@
-"""What `danube consume` reads without a subscription: every partition of a topic, or of all that match a pattern.
+"""Readers for `danube consume` without a subscription: every partition of a topic, or of all topics of a pattern.
 
-Readers are opened one after the other and taken from as batches arrive. Partitions and topics that are added while it
-runs are found within a few seconds and read from their beginning.
+Readers are opened one after the other, and batches are returned as they arrive. Partitions and topics that are added
+later are found within a few seconds and read from their start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydanube.client import Client, Reader, ReceivedBatch
 
 REFRESH_SECONDS: Final = 5.0
-"""How often it looks for more partitions and topics: as often as consumers do."""
+"""The interval between searches for new partitions and topics; consumers use the same."""
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -32,7 +32,7 @@ def is_pattern(topic: str) -> bool:
 
 
 async def topics_of(client: Client, topic: str) -> list[str]:
-    """The topic itself, or those that match it now."""
+    """Return the topic itself, or the existing topics that match the pattern."""
     if not is_pattern(topic):
         return [topic]
     namespace = topic.split("/")[1]
@@ -41,28 +41,28 @@ async def topics_of(client: Client, topic: str) -> list[str]:
 
 
 class AllPartitions:
-    """Readers of every partition. To be entered; `open_next` while `opening`, then `receive_batch`."""
+    """Readers of every partition. In its `async with` block, call `open_next` while `opening`, then `receive_batch`."""
 
     def __init__(self, client: Client, topic: str, start: Position) -> None:
         self._client, self._topic, self._start = client, topic, start
         self._pattern = is_pattern(topic)
         self._stack = AsyncExitStack()
         self._known: set[Place] = set()
-        self._plain: set[str] = set()
-        """Plain topics that are open: they never get more partitions."""
+        self._non_partitioned: set[str] = set()
+        """Non-partitioned topics that are open: they never get more partitions."""
         self._unopened: deque[Place] = deque()
         self._waiting: dict[asyncio.Task[ReceivedBatch], tuple[Place, Reader]] = {}
         self._done: asyncio.Queue[asyncio.Task[ReceivedBatch]] = asyncio.Queue()
         self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._unopened.extend(await self._found())
-        if self._pattern or not self._plain:
-            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._unopened.extend(await self._find_new())
+        if self._pattern or not self._non_partitioned:
+            self._watching = asyncio.get_running_loop().create_task(self._watch_for_more())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Readers hold nothing that could be lost: one that does not end in time is left behind."""
+        """Close the readers. One that does not end in time is abandoned, since a reader has no state to lose."""
         tasks = {*self._waiting, *([self._watching] if self._watching else [])}
         for task in tasks:
             task.cancel()
@@ -80,13 +80,13 @@ class AllPartitions:
         return not self._done.empty()
 
     async def open_next(self) -> bool:
-        """Open one more partition; cancelled, it is not open."""
+        """Open one more partition. If cancelled, it is not open."""
         await self._open(self._unopened[0], self._start)
         self._unopened.popleft()
         return True
 
     async def receive_batch(self) -> ReceivedBatch:
-        """Cancelled, nothing is lost: what arrived stays for the next call."""
+        """Return the next batch of any partition. If cancelled, batches that arrived stay for the next call."""
         while True:
             task = await self._done.get()
             place, reader = self._waiting.pop(task)
@@ -97,29 +97,29 @@ class AllPartitions:
                     raise
                 self._forget(place)
                 continue
-            self._ask(place, reader)
+            self._start_receiving(place, reader)
             return batch
 
-    async def _found(self) -> list[Place]:
-        """Partitions that were not known before."""
+    async def _find_new(self) -> list[Place]:
+        """Return the partitions that were not known before."""
         found: list[Place] = []
         for topic in await topics_of(self._client, self._topic):
-            if topic in self._plain:
+            if topic in self._non_partitioned:
                 continue
             description = await self._client.describe_topic(topic)
             if not description.config.partitions:
-                self._plain.add(topic)
+                self._non_partitioned.add(topic)
             found += [(topic, one.index) for one in description.partitions if (topic, one.index) not in self._known]
         self._known.update(found)
         return found
 
-    async def _watch(self) -> None:
-        """Look for more, for ever. What is wrong, if it stays so, the readers tell."""
+    async def _watch_for_more(self) -> None:
+        """Open new partitions until cancelled. Errors are ignored: lasting ones are raised by the readers."""
         late: deque[Place] = deque()
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             with suppress(DanubeError):
-                late.extend(await self._found())
+                late.extend(await self._find_new())
                 while late:
                     await self._open(late[0], EARLIEST)
                     late.popleft()
@@ -133,14 +133,14 @@ class AllPartitions:
                 raise
             self._forget(place)
         else:
-            self._ask(place, reader)
+            self._start_receiving(place, reader)
 
     def _forget(self, place: Place) -> None:
-        """It matched, and was deleted since."""
+        """Forget a partition whose topic matched the pattern and was deleted."""
         self._known.discard(place)
-        self._plain.discard(place[0])
+        self._non_partitioned.discard(place[0])
 
-    def _ask(self, place: Place, reader: Reader) -> None:
+    def _start_receiving(self, place: Place, reader: Reader) -> None:
         task = asyncio.get_running_loop().create_task(reader.receive_batch())
         task.add_done_callback(self._done.put_nowait)
         self._waiting[task] = place, reader

@@ -1,4 +1,4 @@
-"""`danube serve`: settings from the command line, the environment and a file; then the broker has the process."""
+"""`danube serve`: reads settings from the command line, the environment and a file, then runs the broker."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def serve(
     except (asyncio.CancelledError, KeyboardInterrupt):
         fail("stopped at once; what was not acked may be lost, what was acked is not")
     except OSError as error:
-        fail(_explained(error, settings.server.host, settings.server.port, settings.server.data_dir))
+        fail(_explain(error, settings.server.host, settings.server.port, settings.server.data_dir))
 
 
-def _explained(error: OSError, host: str, port: int, data_dir: Path) -> str:
-    """What a broker that could not start, or not end in order, says to whoever started it."""
+def _explain(error: OSError, host: str, port: int, data_dir: Path) -> str:
+    """Return the message for a broker that could not start or could not shut down cleanly."""
     if isinstance(error, socket.gaierror):
         return f"host {host!r} is unknown here: use an address of this machine, for example --host 127.0.0.1"
     match error.errno:

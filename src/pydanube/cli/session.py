@@ -1,4 +1,4 @@
-"""How a command talks to a broker: connected for the length of one coroutine, and told to stop by Ctrl-C or SIGTERM."""
+"""Connects a command to a broker for the length of one coroutine, and handles Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REACH_SECONDS: Final = 3.0
-"""How long a broker that cannot be reached is tried; a person is waiting."""
+"""How long connecting to an unreachable broker is tried, while a user waits."""
 ANSWER_SECONDS: Final = 30.0
-"""How long a broker that was reached may take for an answer: it may be busy, or open a thousand partitions for it."""
+"""How long a reachable broker may take to answer: it may be busy, or have to open a thousand partitions."""
 LEAVE_SECONDS: Final = 1.0
-"""How long work that was cancelled is waited for."""
+"""How long to wait for cancelled work."""
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seconds: float = ANSWER_SECONDS) -> T:
-    """Connect, do the work, close; its result. Ctrl-C cancels it and leaves with 130; where there is a `Stop`, the
-    second one does.
+    """Connect to `url`, run `work` and return its result. Ctrl-C cancels the work and ends the command with 130; if
+    there is a `Stop`, the second Ctrl-C does.
 
-    A broker that cannot be reached is given up after REACH_SECONDS; one that is there has `answer_seconds` to answer.
+    Connecting to an unreachable broker fails after REACH_SECONDS; a reachable one has `answer_seconds` to answer.
     """
     from pydanube.client import connect
 
     async def connected() -> T:
         async with connect(url, timeout=REACH_SECONDS):
-            pass  # it greets
+            pass  # the broker is reachable
         async with connect(url, timeout=answer_seconds) as client:
             return await work(client)
 
@@ -44,22 +44,22 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
 
 
 class Stop:
-    """Raised as a flag by the first SIGINT or SIGTERM, so that a loop ends in order; the second one cancels."""
+    """A flag that the first SIGINT or SIGTERM sets, so that a loop can end in order; the second one cancels."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._heard)
+            loop.add_signal_handler(number, self._on_signal)
 
-    def _heard(self) -> None:
+    def _on_signal(self) -> None:
         if self._asked.is_set() and self._task is not None:
             self._task.cancel()
         self._asked.set()
 
     def ask(self) -> None:
-        """As the first signal does."""
+        """Set the flag, as the first signal does."""
         self._asked.set()
 
     @property
@@ -67,7 +67,7 @@ class Stop:
         return self._asked.is_set()
 
     async def first(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T | None:
-        """The work's result, or None when the stop or the timeout came first; the work is then cancelled."""
+        """Return the result of `work`; None if the stop or the timeout came first, and the work was cancelled."""
         loop = asyncio.get_running_loop()
         doing, asked = loop.create_task(work), loop.create_task(self._asked.wait())
         try:

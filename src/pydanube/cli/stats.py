@@ -1,4 +1,4 @@
-"""`danube topics stats`: what goes in and out of a topic, and what waits, subscription by subscription."""
+"""`danube topics stats`: rates of a topic, and rates and backlogs of its subscriptions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import click
 from pydanube.model.names import TopicName
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics
 
-from .figures import Figures, added_up, as_dict
 from .options import TOPIC, examples, json_option, url_option
 from .output import emit_json, fields, number, plural, size, span, table
 from .session import with_client
+from .topic_totals import TopicTotals, as_dict, sum_topic
 
 
 @click.command(
@@ -34,7 +34,7 @@ def stats(topic: TopicName, verbose: bool, url: str, as_json: bool) -> None:
     batches, with all they carry. What is 0 of the details shows with -v. 'danube top' shows the
     same live, for many topics.
     """
-    figures = added_up(with_client(url, lambda client: client.topic_statistics(str(topic))))
+    figures = sum_topic(with_client(url, lambda client: client.topic_statistics(str(topic))))
     if as_json:
         emit_json(as_dict(figures))
         return
@@ -50,7 +50,7 @@ def stats(topic: TopicName, verbose: bool, url: str, as_json: bool) -> None:
         _partitions(figures)
 
 
-def _topic(figures: Figures) -> list[tuple[str, object]]:
+def _topic(figures: TopicTotals) -> list[tuple[str, object]]:
     total, count = figures.total, len(figures.partitions)
     kind = "reliable" if figures.reliable else "non-reliable"
     told: list[tuple[str, object]] = [
@@ -71,7 +71,7 @@ def _topic(figures: Figures) -> list[tuple[str, object]]:
 
 
 def _subscription(one: SubscriptionStatistics, verbose: bool) -> list[tuple[str, object]]:
-    """With `verbose`, also what is 0 of the details."""
+    """Return the fields of a subscription; details that are 0 only if `verbose`."""
     waiting = {"unacked": one.unacked, "waiting to come again": one.waiting, "delayed": one.delayed}
     stuck = {"held": one.held, "unmatched": one.unmatched, "blocked": one.blocked}
     gone = {
@@ -98,14 +98,14 @@ def _counted(figures: dict[str, int], verbose: bool) -> str:
 
 
 def backlog(one: SubscriptionStatistics) -> str:
-    """In messages, bytes and seconds."""
+    """Format the backlog in messages, bytes and seconds."""
     if not one.backlog:
         return "0 messages"
     return f"{plural(one.backlog, 'message')}, about {size(one.backlog_bytes)}, oldest {span(one.backlog_s)}"
 
 
 def consumers(subscription: SubscriptionStatistics) -> None:
-    """A table of who is attached."""
+    """Print a table of the attached consumers."""
     filtered = any(one.key_filters for one in subscription.consumers)
     columns = ["consumer", "state", "priority", "msg/s", "delivered", "again", "unacked", "room"]
     table(
@@ -128,7 +128,7 @@ def consumers(subscription: SubscriptionStatistics) -> None:
     )
 
 
-def _partitions(figures: Figures) -> None:
+def _partitions(figures: TopicTotals) -> None:
     click.echo()
     names = [one.name for one in figures.subscriptions]
     columns = ["partition", "offsets", "producers", "msg/s", "bytes/s", "stored"]

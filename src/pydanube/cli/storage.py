@@ -1,4 +1,4 @@
-"""`danube storage`: object stores. `serve` puts one behind gRPC, for brokers elsewhere; the rest lies beside it."""
+"""`danube storage`: object stores. `serve`, which offers a store over gRPC, is here; the rest is in storage_*.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`danube storage usage|segments|upload|verify|gc`: a running broker's object storage, looked at and looked after."""
+"""`danube storage usage|segments|upload|verify|gc`: inspect and maintain a running broker's object storage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydanube.model.storage import SegmentDescription, StorageCollected, StorageUpload
 
 PATIENCE_SECONDS: Final = 60.0
-"""A broker answers a step in about a second; its store may be slow."""
+"""A broker answers a step in about a second, but its store may be slow."""
 
 
 def _bytes(text: str) -> int:

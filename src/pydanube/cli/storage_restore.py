@@ -1,4 +1,4 @@
-"""`danube storage restore`: a data directory from an object store alone. Needs no broker."""
+"""`danube storage restore`: creates a data directory from an object store, without a broker."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _show(report: Restored, settings: Settings) -> None:
 
 
 def read_store_options(path: Path | None) -> dict[str, str]:
-    """A TOML table of text."""
+    """Read the settings of a store from a TOML table of strings."""
     if path is None:
         return {}
     try:

@@ -1,6 +1,6 @@
-"""What `danube doctor` finds out about an object store: reachable, right, and how fast.
+"""The object store checks of `danube doctor`: reachable, correct, and fast enough.
 
-It puts two small objects and one of a few megabytes under `danube-doctor/`, and removes them again.
+They put one small object and one of a few megabytes under `danube-doctor/`, and delete them again.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ async def _findings(url: str, options: Mapping[str, str]) -> list[Finding]:
         async with asyncio.timeout(STEP_SECONDS):
             store = await open_store(url, options)
     except (DanubeError, TimeoutError) as error:
-        return [Finding(CHECK, "fail", _told(error), "check storage.url and storage.options")]
+        return [Finding(CHECK, "fail", _explain(error), "check storage.url and storage.options")]
     async with store:
-        return await checked(store)
+        return await check_store(store)
 
 
-async def checked(store: ObjectStore) -> list[Finding]:
-    """Whether it is right, and how fast."""
+async def check_store(store: ObjectStore) -> list[Finding]:
+    """Check whether the store works correctly, and how fast it is."""
     try:
-        return [await _correct(store), await _speed(store)]
+        return [await _check_operations(store), await _check_speed(store)]
     except (DanubeError, TimeoutError) as error:
         remedy = "check the address, the credentials and that the bucket or directory exists"
-        return [Finding(CHECK, "fail", f"{store.url}: {_told(error)}", remedy)]
+        return [Finding(CHECK, "fail", f"{store.url}: {_explain(error)}", remedy)]
     except _Wrong as error:
         remedy = "the broker needs create-only puts and reads that see what was put: use another store"
         return [Finding(CHECK, "fail", f"{store.url}: {error}", remedy)]
@@ -62,8 +62,8 @@ async def _within(work: Awaitable[T]) -> T:
         return await work
 
 
-async def _correct(store: ObjectStore) -> Finding:
-    """The minimum: what was put is there, whole, once, in ranges and in the listing; and gone when deleted."""
+async def _check_operations(store: ObjectStore) -> Finding:
+    """Check create-only puts, range reads, listing and deletion, which the broker needs."""
     key = f"{PREFIX}{identity()}"
     await _within(store.put(key, b"danube", create=True))
     try:
@@ -75,7 +75,7 @@ async def _correct(store: ObjectStore) -> Finding:
             raise _Wrong("it lets a create-only put replace an object")
         if bytes(memoryview(await _within(store.get(key, 1, 4)))) != b"anu":
             raise _Wrong("a range read gives other bytes")
-        if key not in await _within(_listed(store)):
+        if key not in await _within(_list_keys(store)):
             raise _Wrong("what was put is not in the listing")
     finally:
         await _within(store.delete([key]))
@@ -88,11 +88,11 @@ async def _correct(store: ObjectStore) -> Finding:
     raise _Wrong("what was deleted is still there")
 
 
-async def _listed(store: ObjectStore) -> list[str]:
+async def _list_keys(store: ObjectStore) -> list[str]:
     return [info.key async for info in store.list(PREFIX)]
 
 
-async def _speed(store: ObjectStore) -> Finding:
+async def _check_speed(store: ObjectStore) -> Finding:
     key, content = f"{PREFIX}{identity()}", bytes(PROBE_BYTES)
     try:
         put_s = await _timed(store.put(key, content, create=True))
@@ -114,5 +114,5 @@ async def _timed(work: Awaitable[object]) -> float:
     return max(1e-6, time.perf_counter() - begin)
 
 
-def _told(error: BaseException) -> str:
+def _explain(error: BaseException) -> str:
     return error.message if isinstance(error, DanubeError) else f"no answer within {STEP_SECONDS:g} s"

@@ -1,6 +1,6 @@
-"""The standard streams: terminals, pipes whose reader goes away, or closed before we came (``<&-``, ``>&-``, ``2>&-``).
+"""The standard streams: terminals, pipes whose reader goes away, or streams closed at the start (``<&-``, ``>&-``).
 
-How a command ends is decided by its work and by stdout. Whoever does not listen to stderr changes nothing.
+The exit code of a command depends on its work and on stdout. A closed or broken stderr changes nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """None: a stream that is closed."""
+    """Return whether `stream` is a terminal; None: the stream is closed."""
     return stream is not None and stream.isatty()
 
 
 def need_stdout() -> None:
-    """For commands that exist to show something, and would go on for ever or lose it otherwise."""
+    """Fail if stdout is closed, for commands that would otherwise run forever or lose messages."""
     if sys.stdout is None:
         raise click.ClickException("stdout is closed: there is nowhere to write to")
 
 
 def silence_stdout() -> None:
-    """What is still buffered goes nowhere, quietly, also at interpreter exit."""
+    """Discard what is still buffered for stdout, so that the flush at interpreter exit does not fail."""
     if sys.stdout is None:
         return
     null = os.open(os.devnull, os.O_WRONLY)
@@ -37,20 +37,20 @@ def silence_stdout() -> None:
     os.close(null)
 
 
-def forgive_stderr() -> None:
-    """From now on nothing that is written to stderr fails: there is nobody to tell that nobody can be told.
+def ignore_stderr_errors() -> None:
+    """Make writes to stderr never fail, for the whole process.
 
-    For the whole process, so that it holds for notes, progress, logs, what click says, and the flush at exit.
+    This covers notes, progress, logs, the messages of click, and the flush at exit.
     """
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (for as long as the process)
         return
-    binary = io.BufferedWriter(_Forgiving(sys.stderr.fileno(), "w", closefd=False))
+    binary = io.BufferedWriter(_LenientFile(sys.stderr.fileno(), "w", closefd=False))
     sys.stderr = io.TextIOWrapper(binary, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
 
 
-class _Forgiving(io.FileIO):
-    """Drops what cannot be written: the reader is gone, the terminal too, the disk is full."""
+class _LenientFile(io.FileIO):
+    """Drops what cannot be written because the reader or the terminal is gone, or the disk is full."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:

@@ -1,4 +1,4 @@
-"""`danube subscriptions`: create, list, describe, delete. Moving them and what fails have files of their own."""
+"""`danube subscriptions`: create, list, describe, delete. See also backlog.py (positions) and failure.py (policies)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pydanube.model.topics import SubscriptionDescription
 
 from . import failure
 from .backlog import advance, peek, seek, skip
-from .figures import added_up
 from .options import (
     POSITION,
     SUBSCRIPTION,
@@ -30,6 +29,7 @@ from .options import (
 from .output import emit_json, fields, table
 from .session import with_client
 from .stats import consumers
+from .topic_totals import sum_topic
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -83,7 +83,7 @@ def create(
     such as -10m. Messages that fail come again without limit, with a growing delay, unless told otherwise: see 'danube
     subscriptions failure-policy --help'.
     """
-    policy = failure.Changes(**given).of_new()
+    policy = failure.PolicyChanges(**given).new_policy()
     with_client(
         url,
         lambda client: client.create_subscription(
@@ -132,10 +132,10 @@ def list_(topic: TopicName | None, url: str, as_json: bool) -> None:
 async def _subscriptions(client: Client, topic: str, wanted: bool) -> list[SubscriptionStatistics]:
     try:
         if await client.list_subscriptions(topic):
-            return added_up(await client.topic_statistics(topic)).subscriptions
+            return sum_topic(await client.topic_statistics(topic)).subscriptions
     except NotFound:
         if wanted:
-            raise  # others were deleted since they were listed
+            raise  # without a named topic, it was deleted since it was listed
     return []
 
 
@@ -149,7 +149,7 @@ def describe(topic: TopicName, subscription: str, url: str, as_json: bool) -> No
 
     async def work(client: Client) -> tuple[SubscriptionDescription, SubscriptionStatistics | None]:
         described = await client.describe_subscription(str(topic), subscription)
-        return described, added_up(await client.topic_statistics(str(topic))).subscription(subscription)
+        return described, sum_topic(await client.topic_statistics(str(topic))).subscription(subscription)
 
     found, figures = with_client(url, work)
     if as_json:

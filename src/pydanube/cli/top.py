@@ -1,4 +1,4 @@
-"""`danube top`: rates and backlogs, live in a terminal, once as text, or as JSON for each interval."""
+"""`danube top`: rates and backlogs, live in a terminal, once as text, or as JSON per interval."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.positions import datetime_from_micros
 
-from .figures import Figures, added_up, as_dict
 from .options import DURATION, TOPIC, examples, json_option, url_option
 from .output import emit_json, span, table
 from .session import Stop, with_client
 from .streams import is_terminal, need_stdout
+from .topic_totals import TopicTotals, as_dict, sum_topic
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -76,7 +76,7 @@ async def _watch(
 
 
 async def _snapshots(client: Client, names: Sequence[str], interval: float, stop: Stop) -> AsyncIterator[TopSnapshot]:
-    """One for each interval until the stop. A broker that does not answer once it did is asked again."""
+    """Yield one snapshot per interval until the stop. After the first one, an unreachable broker is asked again."""
     from dataclasses import replace
 
     last: TopSnapshot | None = None
@@ -95,23 +95,23 @@ async def _snapshots(client: Client, names: Sequence[str], interval: float, stop
 
 
 async def snapshot(client: Client, names: Sequence[str]) -> TopSnapshot:
-    """The named topics, or all there are. A topic that is named must exist."""
+    """Return a snapshot of the named topics, which must exist, or of all topics."""
     from pydanube.runtime.clock import SystemClock
 
     from .top_view import TopSnapshot
 
     asked = names or await client.list_topics()
     broker = await client.describe_broker()
-    found: list[Figures] = []
+    found: list[TopicTotals] = []
     for at in range(0, len(asked), QUESTIONS_AT_ONCE):
         some = asked[at : at + QUESTIONS_AT_ONCE]
         found += [one for one in await asyncio.gather(*(_figures(client, name, bool(names)) for name in some)) if one]
     return TopSnapshot(datetime_from_micros(SystemClock().now_us()), f"{broker.node} {broker.version}", found)
 
 
-async def _figures(client: Client, name: str, wanted: bool) -> Figures | None:
+async def _figures(client: Client, name: str, wanted: bool) -> TopicTotals | None:
     try:
-        return added_up(await client.topic_statistics(name))
+        return sum_topic(await client.topic_statistics(name))
     except NotFound:
         if wanted:
             raise
@@ -120,8 +120,8 @@ async def _figures(client: Client, name: str, wanted: bool) -> Figures | None:
 
 @contextmanager
 def _screen(order: str, interval: float, stop: Stop) -> Iterator[Callable[[TopSnapshot], None]]:
-    """The whole terminal, given back at the end."""
-    from .screen import Screen, on_key
+    """Take over the whole terminal, and restore it at the end."""
+    from .top_view import Screen, on_key
 
     with Screen(order, f"every {span(interval)}, q ends") as screen, on_key(b"q", stop.ask):
         yield screen

@@ -1,45 +1,51 @@
-"""What `danube top` shows: a line for each subscription, the worst first, fitted to the terminal."""
+"""The view of `danube top`: a line for each subscription, the worst first, fitted to the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from pydanube.model.statistics import SubscriptionStatistics
 
-from .figures import Figures
 from .output import plural, printable, size, span
+from .streams import is_terminal
+from .topic_totals import TopicTotals
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 WIDE_COLUMNS: Final = 110
-"""From this width on there is room for the details."""
+"""From this terminal width on, the details are shown."""
 LATE_SECONDS: Final = 60.0
-"""A backlog older than this is told in yellow."""
+"""A backlog older than this is shown in yellow."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopSnapshot:
-    """All that was asked for, at one moment."""
+    """The statistics of the topics at one moment."""
 
     time: datetime
     broker: str
-    topics: list[Figures]
+    topics: list[TopicTotals]
     trouble: str = ""
-    """Why the figures are old; empty when they are not."""
+    """Why the statistics are outdated; empty: they are current."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A subscription, or a topic that has none."""
+    """One line: a subscription, or a topic without subscriptions."""
 
-    topic: Figures
+    topic: TopicTotals
     subscription: SubscriptionStatistics | None
 
     @property
@@ -59,12 +65,12 @@ class Row:
 
     @property
     def abandoned(self) -> bool:
-        """Messages wait, and nobody is there to take them."""
+        """Whether there is a backlog and no consumer."""
         return self.figure("backlog") > 0 and self.consumers == 0
 
     @property
     def note(self) -> str:
-        """What a person should look at, in words."""
+        """What needs attention, in words."""
         if self.topic.total.health != "ok":
             return self.topic.total.health
         told = [f"{short(self.figure(what))} {what}" for what in ("blocked", "unmatched") if self.figure(what)]
@@ -97,10 +103,10 @@ ORDERS: Final[dict[str, Callable[[Row], Any]]] = {
     "redelivered": lambda row: row.figure("redelivered"),
     "name": lambda _: 0,
 }
-"""What comes first, for each --sort; then by name."""
+"""The descending sort key of each --sort; ties are sorted by name."""
 
 
-def rows_of(topics: Sequence[Figures], order: str) -> list[Row]:
+def rows_of(topics: Sequence[TopicTotals], order: str) -> list[Row]:
     rows = [Row(topic, one) for topic in topics for one in topic.subscriptions]
     rows += [Row(topic, None) for topic in topics if not topic.subscriptions]
     rows.sort(key=lambda row: (row.topic.topic, row.name))
@@ -109,7 +115,7 @@ def rows_of(topics: Sequence[Figures], order: str) -> list[Row]:
 
 
 def short(value: float) -> str:
-    """A number in at most five characters: 950, 9,500, 12.3k, 4.6M."""
+    """Format a number in at most five characters: 950, 9,500, 12.3k, 4.6M."""
     if value < 10_000:
         return f"{value:,.0f}" if value >= 10 or value < 0.05 or value == int(value) else f"{value:.1f}"
     for unit in "kMGT":
@@ -124,7 +130,7 @@ class Column:
     title: str
     cell: Callable[[Row], str]
     wide: bool = False
-    """Only where there is room."""
+    """Shown only on a wide terminal."""
     text: bool = False
 
 
@@ -146,13 +152,13 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A snapshot as a screen, or, where there is no terminal, as lines."""
+    """A snapshot rendered for a screen, or as plain lines if there is no terminal."""
 
     snapshot: TopSnapshot
     order: str
     hint: str = ""
     height: int | None = None
-    """Lines to fill; None: as many as there are."""
+    """The maximum number of lines; None: no limit."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = rows_of(self.snapshot.topics, self.order)
@@ -180,7 +186,7 @@ class View:
 
 
 def totals(snapshot: TopSnapshot) -> Text:
-    """One line over all topics."""
+    """Return one line with the totals over all topics."""
     all_of = [topic.total for topic in snapshot.topics]
     subscriptions = [one for total in all_of for one in total.subscriptions]
     told = [
@@ -209,3 +215,59 @@ def _table(rows: Sequence[Row], width: int) -> Table:
 
 _RATIOS: Final = {"topic": 7, "subscription": 5, "note": 5}
 _WIDTHS: Final = {"cons": 4, "again": 5, "in/s": 5, "out/s": 5}
+
+
+# -- the live terminal -------------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """The terminal, taken over in a `with` block. Call it with the snapshot to show."""
+
+    def __init__(self, order: str, hint: str) -> None:
+        self._order, self._hint = order, hint
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
+
+    def __call__(self, snapshot: TopSnapshot) -> None:
+        view = View(snapshot, self._order, self._hint, self._console.height)
+        self._live.update(view, refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+@contextmanager
+def on_key(key: bytes, pressed: Callable[[], None]) -> Iterator[None]:
+    """Call `pressed` when the key is pressed, without echo. Does nothing if stdin is not a terminal."""
+    if not is_terminal(sys.stdin):
+        yield
+        return
+    import termios
+    import tty
+
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(keyboard)
+
+    def typed() -> None:
+        try:
+            characters = os.read(keyboard, 1024)
+        except OSError:
+            characters = b""
+        if not characters:  # the terminal is gone
+            loop.remove_reader(keyboard)
+            pressed()
+        elif key in characters.lower():
+            pressed()
+
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, typed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        with suppress(termios.error):
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

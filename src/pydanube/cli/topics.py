@@ -1,4 +1,4 @@
-"""`danube topics`: create, grow, list, describe, delete; statistics and policies have files of their own."""
+"""`danube topics`: create, grow, list, describe, delete. Statistics are in stats.py, policies in policies.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How people write times, durations, messages' places and policies, and what these become. Invalid otherwise.
+"""Parses times, durations, places of messages and policies from the command line. Raises Invalid for other text.
 
 A duration is a number of seconds, or one with a unit: 500ms, 30s, 10m, 2h, 7d, 1w. A place is PARTITION:OFFSET.
 """
@@ -26,12 +26,12 @@ _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
 
 
 def duration(text: str) -> float:
-    """Seconds."""
+    """Return a duration in seconds."""
     return float(_seconds(text))
 
 
 def _seconds(text: str) -> Decimal:
-    """Exact: 0.14h is 504 seconds, and no fraction more."""
+    """Return the exact seconds: 0.14h is exactly 504."""
     matched = _DURATION.fullmatch(text.strip())
     if matched is None:
         raise Invalid(f"{text!r} is not a duration: use seconds, or a unit as in 500ms, 30s, 10m, 2h, 7d")
@@ -39,7 +39,7 @@ def _seconds(text: str) -> Decimal:
 
 
 def position(text: str) -> Position:
-    """As `Position.parse`, and how long ago: -10m."""
+    """Parse a position as `Position.parse` does, or how long ago, such as -10m."""
     matched = _AGO.fullmatch(text)
     if matched is None:
         try:
@@ -52,7 +52,7 @@ def position(text: str) -> Position:
 
 
 def moment(text: str) -> datetime:
-    """A time in ISO 8601; UTC where it has no zone."""
+    """Parse a time in ISO 8601; UTC if it has no zone."""
     try:
         told = datetime.fromisoformat(text)
     except ValueError:
@@ -61,7 +61,7 @@ def moment(text: str) -> datetime:
 
 
 def place(text: str) -> tuple[int, int]:
-    """Partition and offset."""
+    """Parse PARTITION:OFFSET."""
     matched = _PLACE.fullmatch(text)
     if matched is None or int(matched[2]) >= OFFSET_END:
         raise Invalid(f"{text!r} is not the place of a message: write it as PARTITION:OFFSET, for example 0:1742")
@@ -72,7 +72,7 @@ UNLIMITED: Final = -1
 
 
 def redeliveries(text: str) -> int:
-    """How many, or UNLIMITED."""
+    """Parse a number of redeliveries, or UNLIMITED."""
     if text == "unlimited":
         return UNLIMITED
     if not _NUMBER.fullmatch(text):
@@ -88,7 +88,7 @@ def policy_name(text: str) -> str:
 
 
 def policy(text: str) -> tuple[str, int]:
-    """NAME=VALUE. Sizes and durations may have units."""
+    """Parse NAME=VALUE. Sizes and durations may have units."""
     name, equals, value = text.partition("=")
     if not equals or not value:
         raise Invalid(f"{text!r} sets no policy: write it as NAME=VALUE, for example retention_s=7d")
@@ -104,13 +104,13 @@ def _policy_value(name: str, value: str) -> int:
     if _NUMBER.fullmatch(value):
         return int(value)
     if name.endswith("_s") and not name.endswith("_per_s"):
-        return _whole(name, value)
+        return _whole_seconds(name, value)
     if "bytes" in name:
         return _bytes(name, value)
     raise Invalid(f"policy {name} takes a whole number, not {value!r}")
 
 
-def _whole(name: str, value: str) -> int:
+def _whole_seconds(name: str, value: str) -> int:
     seconds = _seconds(value)
     if seconds % 1:
         raise Invalid(f"policy {name} takes whole seconds, not {value!r}")
@@ -128,7 +128,7 @@ def _bytes(name: str, value: str) -> int:
 
 
 class TakesAgo(click.Command):
-    """A command with a position among its arguments, where -10m is a value and no option."""
+    """A command with a position argument, for which -10m is a value and not an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [f"now{one}" if _AGO.fullmatch(one) else one for one in args])

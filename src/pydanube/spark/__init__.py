@@ -5,7 +5,8 @@ May import      client, codec, runtime, model; pyspark and pyarrow
 Flows through   tasks wrap stored batches as Arrow; rows become staged batches, and one commit publishes them
 Never           a decision of the broker; a socket that is pickled; a Python loop over rows
 
-The extra `spark` brings what this room needs. Without it, using one of the names below says so.
+The extra `spark` installs what this package needs. Without it, using one of the names below raises an error that says
+so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _HOMES = {"DanubeDataSource": ".datasource", "session": ".sessions"}
 
 
 def __getattr__(name: str) -> object:
-    """What was not imported yet. Spark takes a second to import, and not every module of this room needs it."""
+    """Import a public name on first use: importing Spark takes a second, and not every module here needs it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,18 +1,18 @@
-"""Connections of a Python process of Spark's, kept from one task to the next.
+"""Connections of one Spark Python worker process, kept open from one task to the next.
 
 ```python
-with connections.client("127.0.0.1:6655") as client: ...                # BlockingClient, shared by all who ask alike
+with connections.client("127.0.0.1:6655") as client: ...                # BlockingClient, shared by equal calls
 with connections.segments("s3://bucket/danube", settings, make) as segments: ...        # BlockingSegments, made once
 ```
 
-Spark runs many short tasks in each of its worker processes, and connecting would take longer than many of them. What
-was used last stays open; what nobody has used for IDLE_SECONDS is closed when the next one is asked for, and all of
-it when the process ends. Spark itself ends workers that have been idle for a minute.
+Spark runs many short tasks in each of its worker processes, and connecting would take longer than many of these tasks.
+A connection therefore stays open after use. One that was not used for IDLE_SECONDS is closed when the next connection
+is requested, and all of them are closed when the process ends. Spark itself ends workers that were idle for a minute.
 
 Invariants
-    one of a kind: whoever asks with the same words gets the same connection, as long as it is kept
-    nothing is closed while somebody uses it
-    a forked child begins with nothing: what was open stays its parent's
+    calls with the same arguments get the same connection, as long as it is open
+    a connection is not closed while it is in use, except by `close_all`
+    a forked child starts without connections: those that were open belong to its parent
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _clock: Final = SystemClock()
 
 @dataclass(slots=True)
 class _SharedConnection:
-    """Something open, and who needs it."""
+    """An open connection and the number of its users."""
 
     connection: Any
     users: int = 0
@@ -51,12 +51,12 @@ class _SharedConnection:
 
 _connections: dict[ConnectionKey, _SharedConnection] = {}
 _lock = threading.Lock()
-"""Held while something is looked up, opened or given back, so that two threads do not open the same twice."""
+"""Held while a connection is looked up, opened or returned, so that two threads do not open the same one twice."""
 
 
 @contextmanager
 def client(servers: str, timeout: float = 30.0) -> Iterator[BlockingClient]:
-    """A client for these brokers (``host:port,host:port``, with or without ``danube://``). Not to be closed."""
+    """Lend a client for `servers` (``host:port,host:port``, with or without ``danube://``). Do not close it."""
     key = ("client", servers, timeout)
     with _borrow(key, lambda: connect_blocking(servers, timeout=timeout)) as shared:
         yield shared
@@ -64,13 +64,13 @@ def client(servers: str, timeout: float = 30.0) -> Iterator[BlockingClient]:
 
 @contextmanager
 def segments(url: str, settings: Mapping[str, str], make: Callable[[], BlockingSegments]) -> Iterator[BlockingSegments]:
-    """A reader of the store at this URL, which `make` makes where there is none yet. Not to be closed."""
+    """Lend a reader of the store at `url`; `make` creates it if none is open. Do not close it."""
     with _borrow(("segments", url, *sorted(settings.items())), make) as shared:
         yield shared
 
 
 def close_all() -> None:
-    """End every connection of this process, also those in use."""
+    """Close every connection of this process, also those in use."""
     with _lock:
         for key in list(_connections):
             _close(key)
@@ -101,12 +101,12 @@ def _close_idle(keep: ConnectionKey) -> None:
 
 
 def _close(key: ConnectionKey) -> None:
-    with suppress(DanubeError):  # nothing was begun that has to be finished
+    with suppress(DanubeError):  # no operation is under way that could be lost
         _connections.pop(key).connection.close()
 
 
 def _reset_after_fork() -> None:
-    """In a forked child: the lock too, which another thread of the parent may have held."""
+    """In a forked child, forget all connections and replace the lock, which a thread of the parent may have held."""
     global _lock
     _connections.clear()
     _lock = threading.Lock()

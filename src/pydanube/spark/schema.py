@@ -1,6 +1,6 @@
-"""The columns of a message, in the types of Spark and of Arrow. Spark compares the two exactly.
+"""The columns of a message, as Spark types and as Arrow types. Spark requires that the two match exactly.
 
-Everything may be null as far as Spark is concerned: it says so of every column that comes out of Python.
+All columns are nullable, because Spark treats every column of a Python data source as nullable.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def spark_schema(columns: Iterable[str] = COLUMNS) -> StructType:
 
 
 def chosen_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that a user gave, which must be ours: some of them, in any order, in our types."""
+    """Return the column names of a schema given by the user. Raises Invalid for an unknown column or another type."""
     if not schema.fields:
         raise Invalid(f"the schema has no columns: leave it out, or choose of {', '.join(COLUMNS)}")
     for column in schema.fields:

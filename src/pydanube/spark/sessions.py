@@ -1,9 +1,9 @@
-"""A Spark session with the settings that the danube data source likes, on a Java that was found for it.
+"""A Spark session with the settings that suit the danube data source, on a Java runtime that is found for it.
 
     spark = pydanube.spark.session("orders")
 
-Every setting can be overridden, and any other session will do as well: the data source asks for none of these. They
-were chosen by measuring; docs/spark/README.md says what each is for.
+Every setting can be overridden, and the data source works in any other session too: it requires none of them. They
+were chosen by measurement; docs/spark/README.md says what each is for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS: Final = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
 }
-"""For any master. Times are UTC on both sides, filters reach the data source, and workers are talked to without TCP."""
+"""For any master: times are UTC on both sides, filters reach the data source, and workers are reached without TCP."""
 
 _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -43,18 +43,18 @@ LOCAL_SETTINGS: Final = {
 
 
 LAUNCHER: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For the small JVM that only finds out how to start the real one."""
+"""Options of the small JVM that only computes the command line of the real one."""
 
 
 def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object) -> SparkSession:
-    """The session of this process: a new one, or the one that there is (Spark allows one JVM to a process).
+    """Return the session of this process: the existing one, or a new one (Spark allows one JVM per process).
 
-    A thread of your own that writes batches calls this too: each thread has an active session, or none.
+    A thread of your own that writes batches must call this too, because Spark tracks the active session per thread.
 
-    `master` is handed to Spark as it is. ``local[*,4]`` means all cores, and four tries for a task; plain
-    ``local[*]`` gives up at the first failure; ``sc://host:port`` is a Spark Connect server, with a Java of its own.
-    `conf` are settings by their Spark names: ``session("orders", **{"spark.ui.enabled": True})``.
-    Refused when no Java can be found.
+    `master` is passed to Spark unchanged. ``local[*,4]`` means all cores and four attempts for a task; plain
+    ``local[*]`` fails at the first failure; ``sc://host:port`` is a Spark Connect server, which has its own Java.
+    `conf` holds settings by their Spark names: ``session("orders", **{"spark.ui.enabled": True})``.
+    Raises Refused if no Java can be found.
     """
     for name in conf:
         if not name.startswith("spark."):
@@ -69,7 +69,7 @@ def session(app_name: str = "danube", master: str = "local[*,4]", **conf: object
             _prepare_environment()
     settings = {**SETTINGS, **(_settings_for_local() if local else {})}
     spark = _build_session(SparkSession.builder.appName(app_name).master(master), {**settings, **conf})
-    # Spark looks for the format of a batch write in the active session of the thread, and this makes it the active one.
+    # Spark looks up the format of a batch write in the thread's active session; this call makes `spark` the active one.
     spark.createDataFrame([], "nothing int")
     return spark
 
@@ -81,12 +81,12 @@ def _build_session(builder: SparkSession.Builder, settings: dict[str, object]) -
 
 
 def _settings_for_local() -> dict[str, str]:
-    """On one machine a shuffle into more pieces than cores only costs; Spark's own default is 200."""
+    """Return the settings of a local master, with one shuffle partition per core: more only cost time."""
     return {**LOCAL_SETTINGS, "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1))}
 
 
 def _prepare_environment() -> None:
-    """What Spark takes from the environment: workers run this Python, whatever `python3` on the PATH is."""
+    """Set what Spark reads from the environment. Workers run this Python, not `python3` of the PATH."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER)
@@ -95,11 +95,10 @@ def _prepare_environment() -> None:
 
 
 def _use_slim_home() -> None:
-    """Let Spark's home be one without `python/lib/pyspark.zip`.
+    """Set SPARK_HOME to a directory without `python/lib/pyspark.zip`.
 
-    Python workers put that archive before everything else on their path, and a module in an archive is compiled again
-    by every worker that starts. Without it they import the installed package, which is the same and is compiled
-    already.
+    Python workers put that archive first on their path, and every worker that starts compiles the modules in it again.
+    Without the archive they import the installed package, which is the same code and compiled already.
     """
     spec = find_spec("pyspark")
     assert spec is not None and spec.origin is not None, "it was imported above"

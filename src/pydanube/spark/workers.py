@@ -1,4 +1,4 @@
-"""The Python processes that Spark forks for its tasks, and for what it does on the driver once in each micro-batch."""
+"""The Python processes that Spark forks for its tasks, and on the driver once for each micro-batch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import gc
 import sys
 
 _frozen_modules = 0
-"""How many there were when they were set aside last."""
+"""The number of imported modules at the last freeze."""
 
 
 def freeze_imports() -> None:
-    """Keep what was imported out of the collection of garbage that Spark makes in its workers after each thing they do.
+    """Exclude imported modules from the garbage collection that Spark runs in its workers after each task.
 
-    That takes 10 to 30 ms, where a small task takes less. Nothing happens in processes that Spark has not forked, nor
-    where nothing was imported since the last time: call it as often as you like, when work is done.
+    That collection takes 10 to 30 ms, longer than a small task. The call does nothing in processes that Spark did not
+    fork, or if no module was imported since the last call, so it is cheap to call after every piece of work.
     """
     global _frozen_modules
     if len(sys.modules) != _frozen_modules and _is_forked_by_spark():

@@ -1,9 +1,10 @@
-"""`danube bench`: producers, broker and consumers as processes of their own, measured beside bare baselines.
+"""`danube bench`: producers, broker and consumers run as separate processes and are compared with bare baselines.
 
     command   options -> Scenario             runs     starts processes, collects what they measured
-    scenario  what is measured                workers  the parent's hold on a child; `worker` is the child's `main`
-    load      payloads and their verification baselines, pipeline   the same machine without a broker
-    suite     the targets of the project      report   tables and ratios
+    scenario  what is measured                workers  the parent's side of a child process; `worker` is the child
+    load      payloads and send schedule      baselines, pipeline   the same machine without a broker
+    checking  verification of deliveries      report   tables and ratios
+    suite     the targets of the project
 
-Every duration is taken with the monotonic clock, which all processes of one machine share.
+All durations are measured with the monotonic clock, which the processes of one machine share.
 """

@@ -1,4 +1,4 @@
-"""What the machine does without a broker, in the same run: loopback TCP, syncing, an asyncio echo, the pipeline."""
+"""Baselines of the same machine without a broker: loopback TCP, syncs, an asyncio echo, the bare pipeline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pydanube.cli.checks import sync_times
 
+from .load import paced
 from .measure import MachineMeter, Percentiles, percentiles
-from .pace import paced
 from .results import cpu_per_message
 from .scenario import Scenario
 from .worker import Control, Message
@@ -28,7 +28,7 @@ ECHO_SECONDS_MAX: Final = 10.0
 
 
 async def tcp_sink(control: Control, spec: Message) -> Message:
-    """Takes all bytes of one connection, then answers with one."""
+    """Role tcp-sink: receives `bytes` on one connection, then answers with one byte."""
     listener = socket.create_server(("127.0.0.1", 0))
     await control.ready(port=listener.getsockname()[1])
 
@@ -56,12 +56,12 @@ class _Echo(asyncio.Protocol):
 async def echo_server(control: Control, spec: Message) -> Message:
     server = await asyncio.get_running_loop().create_server(_Echo, "127.0.0.1", 0)
     await control.ready(port=server.sockets[0].getsockname()[1])
-    await control.hear("until")
+    await control.receive("until")
     return {}
 
 
 class _EchoClient(asyncio.Protocol):
-    """Takes the time of every message that came back; they come back in order."""
+    """Measures the round trip of every message; they come back in order."""
 
     def __init__(self, size: int, count: int) -> None:
         self._size, self._count = size, count
@@ -80,7 +80,7 @@ class _EchoClient(asyncio.Protocol):
 
 
 async def echo_client(control: Control, spec: Message) -> Message:
-    """Sends `count` messages of `size` at `rate`; there and back is two hops, as through a broker."""
+    """Role echo-client: sends `count` messages of `size` at `rate`. A round trip is two hops, as through a broker."""
     size, count, rate = spec["size"], spec["count"], spec["rate"]
     transport, client = await asyncio.get_running_loop().create_connection(
         lambda: _EchoClient(size, count), "127.0.0.1", spec["port"]
@@ -95,11 +95,11 @@ async def echo_client(control: Control, spec: Message) -> Message:
     return {"taken_ns": client.taken}
 
 
-# -- what the parent runs ----------------------------------------------------------------------------------------------
+# -- called by the parent ----------------------------------------------------------------------------------------------
 
 
 async def loopback_gigabytes_per_second() -> float:
-    """One connection, one sender, one receiver in another process, large writes."""
+    """Measure one TCP connection to another process, with large writes."""
     async with Workers() as workers:
         sink = await workers.start("tcp-sink", bytes=TCP_BYTES)
         port = (await sink.ready())["port"]
@@ -118,7 +118,7 @@ async def loopback_gigabytes_per_second() -> float:
 
 
 async def sync(directory: Path, write_bytes: int) -> Percentiles:
-    """Appends of that size, each synced before the next."""
+    """Measure appends of `write_bytes`, each synced before the next."""
 
     def measure() -> Percentiles:
         trial = sync_times(directory, rounds=20, write_bytes=write_bytes)
@@ -131,7 +131,7 @@ async def sync(directory: Path, write_bytes: int) -> Percentiles:
 
 
 async def echo(scenario: Scenario) -> Percentiles:
-    """A bare asyncio server that sends back what it gets, at the scenario's rate and size."""
+    """Measure round trips to a bare asyncio echo server, at the scenario's rate and size."""
     seconds = min(ECHO_SECONDS_MAX, scenario.seconds or scenario.count / scenario.rate)
     async with Workers() as workers:
         server = await workers.start("echo-server")
@@ -153,7 +153,7 @@ async def echo(scenario: Scenario) -> Percentiles:
 
 
 async def pipeline(scenario: Scenario, directory: Path) -> dict[str, Any]:
-    """The bare pipeline with the scenario's messages: one producer, one forwarder, one consumer."""
+    """Run the bare pipeline with the scenario's messages: one producer, one forwarder, one consumer."""
     from .pipeline import result
 
     wire: dict[str, Any] = scenario.to_dict()
@@ -167,7 +167,7 @@ async def pipeline(scenario: Scenario, directory: Path) -> dict[str, Any]:
         machine = MachineMeter()
         await producer.go()
         produced, received = await asyncio.gather(producer.result(), consumer.result())
-        await broker.tell({"until": {}})
+        await broker.send({"until": {}})
         told = await broker.result()
         cpu = cpu_per_message(scenario.count, [produced], told["cpu_seconds"], [received])
         others = machine.others(sum(one["cpu_seconds"] for one in (produced, received, told)))

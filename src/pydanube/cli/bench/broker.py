@@ -1,4 +1,4 @@
-"""A broker as a process of its own, the way an operator runs it: ``danube serve``, ready when it says so."""
+"""A broker in a separate process, as an operator runs it: ``danube serve``, ready when it prints its ready line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import IO, Final, Self
 
 from pydanube.model.errors import Unavailable
 
-from .children import end, spawn
 from .measure import resident_bytes
+from .workers import kill_process, spawn
 
 READY_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 60.0
@@ -33,10 +33,10 @@ class BrokerProcess:
 
     @classmethod
     async def start(cls, data_dir: Path, *, port: int = 0, environment: dict[str, str] | None = None) -> Self:
-        """Raises Unavailable with the broker's own words if it does not get ready."""
+        """Start a broker and wait until it is ready. Raises Unavailable with its last log line otherwise."""
         logs = tempfile.TemporaryFile()  # noqa: SIM115 -- as long as the process
         begin = time.perf_counter()
-        ports = [f"--{door}=0" for door in ("grpc-port", "admin-port", "http-port")]
+        ports = [f"--{option}=0" for option in ("grpc-port", "admin-port", "http-port")]
         process = await spawn(
             *(sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), f"--port={port}", *ports),
             stdin=asyncio.subprocess.DEVNULL,
@@ -50,12 +50,12 @@ class BrokerProcess:
             with contextlib.suppress(TimeoutError):
                 line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS_MAX)
         except asyncio.CancelledError:
-            await end(process)
+            await kill_process(process)
             raise
         ready = _NATIVE.match(line.decode(errors="replace"))
         if ready is None:
-            await end(process)
-            raise Unavailable(f"the broker did not get ready: {_last_words(logs) or f'it printed {line!r}'}")
+            await kill_process(process)
+            raise Unavailable(f"the broker did not get ready: {_last_line(logs) or f'it printed {line!r}'}")
         return cls(process, logs, f"danube://{ready[1]}:{ready[2]}", time.perf_counter() - begin)
 
     @property
@@ -63,7 +63,7 @@ class BrokerProcess:
         return self._process.pid
 
     def resident(self) -> tuple[int, int] | None:
-        """Bytes in memory now and at most."""
+        """Return the resident bytes, now and at the peak."""
         return resident_bytes(self.pid)
 
     def logs(self) -> str:
@@ -71,7 +71,7 @@ class BrokerProcess:
         return self._logs.read().decode(errors="replace")
 
     async def stop(self) -> int:
-        """SIGTERM, as an operator would; the exit code. One that does not go is killed."""
+        """Send SIGTERM, and SIGKILL if the broker does not end in time; return the exit code."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -81,8 +81,7 @@ class BrokerProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """kill -9."""
-        return await end(self._process)
+        return await kill_process(self._process)
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,7 +91,7 @@ class BrokerProcess:
         self._logs.close()
 
 
-def _last_words(logs: IO[bytes]) -> str:
+def _last_line(logs: IO[bytes]) -> str:
     logs.seek(0)
     lines = logs.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""

@@ -1,8 +1,9 @@
-"""The integrity check: what every consumer saw, and whether that is what its subscription promises.
+"""The integrity check: whether the consumers received what their subscription guarantees.
 
-Each consumer checks what only it can see: every byte of every payload (except `sent at`, the sender's clock), the keys,
-and the order: rising within each partition, rising within each key, or none. What it saw goes to the parent, which puts
-the consumers of a subscription together: every sequence of every producer, exactly once, and every key at one consumer.
+Each consumer checks every byte of every payload (except `sent at`, the sender's clock), the keys, and the order: rising
+within each partition, rising within each key, or none. It reports the sequences it received to the parent, which
+combines the consumers of a subscription and checks that every sequence of every producer came exactly once, and every
+key to one consumer.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from .load import STAMP_WORDS, Words, key_numbers, lanes_of, rows_of, seeds_of
+from .load import STAMP_WORDS, Words, key_numbers, rows_of, seeds_of, word_constants
 from .scenario import Order
 
 SEQUENCE_MAX: Final = 1 << 32
-"""A sequence beyond this was never made here, but is damage. It bounds the table of seen ones."""
+"""A higher sequence is damage, since no producer sends so many. It bounds the table of received sequences."""
 
 Flags = npt.NDArray[np.bool_]
 Sequences = npt.NDArray[np.int64]
 Seen = dict[int, Flags]
-"""By producer: which of its sequences came."""
+"""By producer: which of its sequences were received."""
 Faults = dict[str, int]
 
 
 class DeliveryVerifier:
-    """What one consumer received of one subscription. `faults` counts by kind; it is empty when all is well so far."""
+    """Checks what one consumer receives from one subscription. `faults` counts problems by kind; empty: none so far."""
 
     def __init__(self, *, size: int, order: Order = "partition", keys: int = 0) -> None:
         self._size, self._order, self._keys = size, order, keys
-        self._lanes = lanes_of(size)
+        self._constants = word_constants(size)
         self._last_mask = np.uint64((1 << 8 * (size % 8 or 8)) - 1)
         self._last: dict[tuple[str, int, int], Sequences] = {}
         self.seen: Seen = {}
@@ -43,7 +44,7 @@ class DeliveryVerifier:
     def check(
         self, topic: str, partition: int, payloads: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> None:
-        """One delivery of one partition, in the order it came; `keys` where messages have one."""
+        """Check one delivery from one partition; `keys` is None if messages have no keys."""
         self.received += len(payloads)
         if set(map(len, payloads)) != {self._size}:
             self._fault("wrong length", len(payloads))
@@ -66,37 +67,37 @@ class DeliveryVerifier:
 
     def _check_producer(self, topic: str, partition: int, producer: int, rows: Words) -> None:
         sequences = rows[:, 1]
-        expected = seeds_of(producer, sequences)[:, None] ^ self._lanes
-        if self._lanes.size:
+        expected = seeds_of(producer, sequences)[:, None] ^ self._constants
+        if self._constants.size:
             expected[:, -1] &= self._last_mask
         wrong = rows[:, STAMP_WORDS:] != expected
         if wrong.any() or int(sequences.max()) >= SEQUENCE_MAX:
             self._fault("wrong content", max(1, int(wrong.any(axis=1).sum())))
             return
         signed = sequences.astype(np.int64)
-        falls = self._falls((topic, partition, producer), sequences, signed) if self._order != "none" else 0
-        if falls:
-            self._fault("out of order", falls)
+        count = self._count_disorder((topic, partition, producer), sequences, signed) if self._order != "none" else 0
+        if count:
+            self._fault("out of order", count)
         self._mark(producer, signed)
 
-    def _falls(self, place: tuple[str, int, int], sequences: Words, signed: Sequences) -> int:
-        """How often a message came that is not behind the last one of its partition, or of its key."""
-        lanes = self._keys if self._order == "key" else 1
-        last = self._last.setdefault(place, np.full(lanes, -1, np.int64))
-        if lanes == 1:
-            falls = int((np.diff(signed, prepend=last[0]) <= 0).sum())
+    def _count_disorder(self, place: tuple[str, int, int], sequences: Words, signed: Sequences) -> int:
+        """Count messages that came after a later message of their partition, or of their key."""
+        groups = self._keys if self._order == "key" else 1
+        last = self._last.setdefault(place, np.full(groups, -1, np.int64))
+        if groups == 1:
+            count = int((np.diff(signed, prepend=last[0]) <= 0).sum())
         else:
-            lane = key_numbers(sequences, lanes)
-            order = np.argsort(lane, kind="stable")
-            lane, signed = lane[order], signed[order]
+            group = key_numbers(sequences, groups)
+            order = np.argsort(group, kind="stable")
+            group, signed = group[order], signed[order]
             before = np.concatenate(([-1], signed[:-1]))
-            first = np.concatenate(([True], lane[1:] != lane[:-1]))
-            before[first] = last[lane[first]]
-            falls = int((signed <= before).sum())
-            np.maximum.at(last, lane, signed)
-        if lanes == 1:
+            first = np.concatenate(([True], group[1:] != group[:-1]))
+            before[first] = last[group[first]]
+            count = int((signed <= before).sum())
+            np.maximum.at(last, group, signed)
+        if groups == 1:
             last[0] = max(int(signed.max()), int(last[0]))
-        return falls
+        return count
 
     def _mark(self, producer: int, sequences: Sequences) -> None:
         seen = self.seen.get(producer)
@@ -117,24 +118,24 @@ class DeliveryVerifier:
             self._fault("received again", repeated)
 
     def finish(self, sent: dict[int, int]) -> Faults:
-        """All faults, now that it is known how many messages each producer sent and that nobody else received."""
-        return added([self.faults, compare([self.seen], sent)])
+        """Return all faults, for a single consumer, given how many messages each producer `sent`."""
+        return add_faults([self.faults, compare([self.seen], sent)])
 
     def _fault(self, kind: str, count: int) -> None:
         self.faults[kind] = self.faults.get(kind, 0) + count
 
 
 def compare(parts: Sequence[Seen], sent: dict[int, int], *, lossy: bool = False, keys: int = 0) -> Faults:
-    """What the consumers of one subscription saw, beside what was sent. Each of `keys` belongs to one consumer."""
+    """Compare what the consumers of one subscription received with what was sent. Each key must have one consumer."""
     faults: list[Faults] = []
-    homes: npt.NDArray[np.int64] = np.zeros((len(parts), keys), np.int64)
+    key_owners: npt.NDArray[np.int64] = np.zeros((len(parts), keys), np.int64)
     for producer in {producer for part in parts for producer in part} | sent.keys():
         flags = [(number, part[producer]) for number, part in enumerate(parts) if producer in part]
         times = np.zeros(max([len(one) for _, one in flags], default=0), np.int64)
         for number, one in flags:
             times[: len(one)] += one
             if keys:
-                homes[number, key_numbers(np.flatnonzero(one).astype(np.uint64), keys)] = 1
+                key_owners[number, key_numbers(np.flatnonzero(one).astype(np.uint64), keys)] = 1
         if producer not in sent:
             faults.append({"from an unknown producer": int((times > 0).sum())})
             continue
@@ -142,11 +143,11 @@ def compare(parts: Sequence[Seen], sent: dict[int, int], *, lossy: bool = False,
         missing = 0 if lossy else count - int((times[:count] > 0).sum())
         again = int((times - 1)[times > 1].sum())
         faults.append({"missing": missing, "received again": again, "never sent": int((times[count:] > 0).sum())})
-    faults.append({"keys of several consumers": int((homes.sum(axis=0) > 1).sum())})
-    return added(faults)
+    faults.append({"keys of several consumers": int((key_owners.sum(axis=0) > 1).sum())})
+    return add_faults(faults)
 
 
-def added(parts: Sequence[Faults]) -> Faults:
+def add_faults(parts: Sequence[Faults]) -> Faults:
     total: Faults = {}
     for part in parts:
         for kind, count in part.items():
@@ -156,7 +157,7 @@ def added(parts: Sequence[Faults]) -> Faults:
 
 
 def pack(seen: Seen) -> dict[str, str]:
-    """As it travels in a line of JSON."""
+    """Encode received sequences as text for JSON."""
     return {
         str(producer): b64encode(zlib.compress(np.packbits(flags).tobytes(), 1)).decode()
         for producer, flags in seen.items()

@@ -1,4 +1,4 @@
-"""`danube bench`: options in, one scenario or the whole suite measured, a table or JSON out."""
+"""`danube bench`: measures one scenario or the whole suite, and prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def bench(
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """SIGTERM ends it like Ctrl-C: no process and no directory is left behind."""
+    """Run `work`. SIGTERM ends it like Ctrl-C: no process and no directory is left behind."""
 
     async def until_told() -> None:
         task = asyncio.current_task()

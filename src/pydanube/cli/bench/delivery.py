@@ -17,7 +17,7 @@ from pydanube.cli.output import size
 from .results import Result
 from .runs import broker_for
 from .scenario import Scenario
-from .verdicts import BATCHES, PACED, Verdict, own
+from .verdicts import BATCHES, PACED, Verdict, run_alone
 from .workers import Workers
 
 SHARE_MIN: Final = 0.4
@@ -26,7 +26,7 @@ DELIVERED_MIN: Final = 3.0
 MEMORY_GROWTH_MAX: Final = 1.2
 BACKLOGS: Final = (10_000, 100_000, 1_000_000, 10_000_000)
 COST_GROWTH_MAX: Final = 2.0
-"""For a thousand times the backlog. The median of a hundred round trips is not more exact than that."""
+"""For a thousand times the backlog. The median of a hundred round trips is not more precise than this."""
 
 
 async def shared(directory: Path, rounds: int) -> Verdict:
@@ -35,7 +35,7 @@ async def shared(directory: Path, rounds: int) -> Verdict:
 
 
 async def key_shared(directory: Path, rounds: int) -> Verdict:
-    """Beside the same exclusive rate as the shared one: what keys cost on their way counts too."""
+    """Compare with the same exclusive rate as `shared`, so that the cost of keys is included."""
     scenario = msgspec.structs.replace(BATCHES, keys=1000, count=1_000_000, type="key-shared", consumers=4)
     name = "100 B x 500, 1,000 keys, key-shared by 4 consumers"
     return await _share_of_exclusive(name, scenario, BATCHES, directory, rounds)
@@ -44,7 +44,7 @@ async def key_shared(directory: Path, rounds: int) -> Verdict:
 async def _share_of_exclusive(
     name: str, scenario: Scenario, exclusive: Scenario, directory: Path, rounds: int
 ) -> Verdict:
-    pairs = [(await own(exclusive, directory), await own(scenario, directory)) for _ in range(rounds)]
+    pairs = [(await run_alone(exclusive, directory), await run_alone(scenario, directory)) for _ in range(rounds)]
     rates = [(a.throughput, b.throughput) for a, b in pairs if a.throughput and b.throughput]
     ratio = statistics.median(b.end_to_end / a.end_to_end for a, b in rates)
     rate, base = (statistics.median(pair[place].end_to_end for pair in rates) for place in (1, 0))
@@ -62,7 +62,7 @@ async def _share_of_exclusive(
 async def subscriptions(directory: Path, rounds: int) -> Verdict:
     one = msgspec.structs.replace(BATCHES, count=1_000_000)
     many = msgspec.structs.replace(one, subscriptions=SUBSCRIPTIONS, consumers=2)
-    pairs = [(await own(one, directory), await own(many, directory)) for _ in range(rounds)]
+    pairs = [(await run_alone(one, directory), await run_alone(many, directory)) for _ in range(rounds)]
     rates = [(a.throughput.delivered, b.throughput.delivered) for a, b in pairs if a.throughput and b.throughput]
     ratio = statistics.median(b / a for a, b in rates)
     total, single = statistics.median(b for _, b in rates), statistics.median(a for a, _ in rates)
@@ -81,8 +81,8 @@ async def subscriptions(directory: Path, rounds: int) -> Verdict:
 
 async def non_reliable(directory: Path, rounds: int) -> Verdict:
     reliable = msgspec.structs.replace(PACED, count=4_000)
-    fleeting = msgspec.structs.replace(reliable, reliable=False)
-    pairs = [(await own(reliable, directory), await own(fleeting, directory)) for _ in range(rounds)]
+    lossy = msgspec.structs.replace(reliable, reliable=False)
+    pairs = [(await run_alone(reliable, directory), await run_alone(lossy, directory)) for _ in range(rounds)]
     times = [(_received_p50(a), _received_p50(b)) for a, b in pairs]
     ratio = statistics.median(b / a for a, b in times)
     taken, base = statistics.median(b for _, b in times), statistics.median(a for a, _ in times)
@@ -103,7 +103,7 @@ def _received_p50(result: Result) -> float:
 
 
 async def backlog(directory: Path, rounds: int) -> Verdict:
-    """The median over a hundred of each at every size, in one run; `ratio` is the worse of the two growths."""
+    """Compare the medians of a hundred acks and redeliveries at every backlog; `ratio` is the worse growth."""
     curve = await backlog_curve(directory, list(BACKLOGS), "shared")
     growth = {act: [point[act] / curve[0][act] for point in curve] for act in ("ack_ms", "redelivery_ms")}
     shown = [
@@ -122,7 +122,7 @@ async def backlog(directory: Path, rounds: int) -> Verdict:
 
 
 async def backlog_curve(directory: Path, sizes: list[int], subscription_type: str) -> list[dict[str, Any]]:
-    """What an ack and a redelivery take, at each of these numbers of unacked messages."""
+    """Measure an ack and a redelivery at each number of unacked messages in `sizes`."""
     place = directory / "backlog"
     try:
         async with broker_for(None, place) as (url, broker), Workers() as workers:

@@ -1,4 +1,4 @@
-"""Payloads whose content proves where they came from, made and verified a batch at a time.
+"""The load of a bench: payloads whose content identifies the message, and the schedule of sends.
 
 ```
  0          8          16           24
@@ -8,13 +8,14 @@
  +----------+----------+------------+----------------------------------------------+
 ```
 
-Sequences count per producer from 0, over all topics and partitions it sends to; a message's key follows from its
-sequence. Without verification (see `checking`) only the stamp is looked at, and only where latency is measured.
+Sequences count from 0 for each producer, over all topics and partitions; the key of a message is derived from its
+sequence. Without verification (see `checking`) only the stamp is read, and only if latency is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 STAMP_BYTES: Final = 24
 STAMP_WORDS: Final = 3
 PREPARED_BYTES: Final = 4 << 20
-"""How much is prepared in advance when every payload need not be different."""
+"""The bytes of payloads prepared in advance if payloads may repeat."""
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _PRODUCER_MIX: Final = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -31,8 +32,8 @@ _PRODUCER_MIX: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 Words = npt.NDArray[np.uint64]
 
 
-def lanes_of(size: int) -> Words:
-    """One constant per word of the pattern, so that words which changed places are found."""
+def word_constants(size: int) -> Words:
+    """Return one constant per word of the pattern, so that swapped words are detected."""
     with np.errstate(over="ignore"):
         return np.arange(1, _words(size) - STAMP_WORDS + 1, dtype=np.uint64) * _PRODUCER_MIX
 
@@ -47,17 +48,17 @@ def seeds_of(producer: int, sequences: Words) -> Words:
 
 
 def key_numbers(sequences: Words, keys: int) -> npt.NDArray[np.int64]:
-    """Which of the keys each of these sequences has, for all producers alike: mixed, so that neighbours differ."""
+    """Return the key number of each sequence: mixed, so that neighbours differ, and the same for all producers."""
     with np.errstate(over="ignore"):
         return ((sequences * _MIX >> np.uint64(32)) % np.uint64(keys)).astype(np.int64)
 
 
 class PayloadSource:
-    """What one producer sends. Without `verify` it repeats batches that were made in advance."""
+    """The payloads of one producer. Without `verify`, batches that were made in advance repeat."""
 
     def __init__(self, *, producer: int, size: int, batch: int, verify: bool, keys: int = 0) -> None:
         self._producer, self._size, self._batch, self._verify = producer, size, batch, verify
-        self._lanes = lanes_of(size)
+        self._constants = word_constants(size)
         self._next = 0
         self._prepared: list[list[bytes]] = []
         self._key_texts = [f"key-{number}" for number in range(keys)]
@@ -68,7 +69,7 @@ class PayloadSource:
             self._prepared_keys = [self.keys(i * batch, batch) for i in range(copies)]
 
     def take(self, count: int) -> list[bytes]:
-        """The next `count` payloads."""
+        """Return the next `count` payloads."""
         start = self._next
         self._next += count
         if self._prepared:
@@ -77,7 +78,7 @@ class PayloadSource:
         return self.make(start, count)
 
     def take_keyed(self, count: int) -> tuple[list[bytes], list[str] | None]:
-        """The next `count` payloads, and their keys if there are any."""
+        """Return the next `count` payloads, and their keys if there are any."""
         start = self._next
         if not self._key_texts:
             return self.take(count), None
@@ -88,7 +89,7 @@ class PayloadSource:
         return self.take(count), keys if count == self._batch else keys[:count]
 
     def keys(self, start: int, count: int) -> list[str] | None:
-        """The keys of the sequences from `start`."""
+        """Return the keys of `count` sequences from `start`."""
         texts = self._key_texts
         if not texts:
             return None
@@ -96,33 +97,44 @@ class PayloadSource:
         return [texts[number] for number in key_numbers(sequences, len(texts)).tolist()]
 
     def make(self, start: int, count: int) -> list[bytes]:
-        """Payloads with the sequences from `start`, not stamped with a time."""
+        """Return payloads with `count` sequences from `start`, without a time stamp."""
         size, stride = self._size, _words(self._size) * 8
         rows = np.empty((count, stride // 8), dtype="<u8")
         sequences = np.arange(start, start + count, dtype=np.uint64)
         rows[:, 0] = self._producer
         rows[:, 1] = sequences
         rows[:, 2] = 0
-        np.bitwise_xor(seeds_of(self._producer, sequences)[:, None], self._lanes, out=rows[:, STAMP_WORDS:])
+        np.bitwise_xor(seeds_of(self._producer, sequences)[:, None], self._constants, out=rows[:, STAMP_WORDS:])
         joined = rows.tobytes()
         return [joined[at : at + size] for at in range(0, count * stride, stride)]
 
 
 def stamped(payload: bytes, sent_ns: int) -> bytes:
-    """The same payload, handed over at that time."""
+    """Return the payload with the time of sending."""
     return payload[:16] + sent_ns.to_bytes(8, "little") + payload[STAMP_BYTES:]
 
 
 def sent_time(payload: bytes) -> int:
-    """When it was handed to its producer, in nanoseconds of the monotonic clock."""
+    """Return the time of sending, in nanoseconds of the monotonic clock."""
     return int.from_bytes(payload[16:24], "little")
 
 
 def rows_of(payloads: Sequence[bytes], size: int) -> Words:
-    """One row of words per payload, the last word filled up with zeros. All payloads have the same size."""
+    """Return one row of words per payload, the last word padded with zeros. All payloads have the same size."""
     flat = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
     if size % 8 == 0:
         return flat.view("<u8")
     padded = np.zeros((len(payloads), _words(size) * 8), dtype=np.uint8)
     padded[:, :size] = flat
     return padded.view("<u8")
+
+
+async def paced(rate: float, count: int, *, step: int = 1) -> AsyncIterator[int]:
+    """Yield 0, step, 2 * step, ... below `count`, each k at k / rate seconds. Late ones follow without delay."""
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    for index in range(0, count, step):
+        delay = begin + index / rate - loop.time()
+        if delay > 0:
+            await asyncio.sleep(delay)
+        yield index

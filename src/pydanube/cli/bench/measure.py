@@ -1,4 +1,4 @@
-"""Numbers out of samples, and what the kernel says about a process."""
+"""Percentiles of samples, and processor time and memory of a process as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
 
     p50: float
     p99: float
@@ -24,7 +24,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 def percentiles(nanoseconds: Sequence[int] | npt.NDArray[np.int64]) -> Percentiles | None:
-    """None when nothing was measured."""
+    """Return the percentiles of the samples; None if there are none."""
     taken = np.asarray(nanoseconds, dtype=np.float64) / 1e6
     if taken.size == 0:
         return None
@@ -33,7 +33,7 @@ def percentiles(nanoseconds: Sequence[int] | npt.NDArray[np.int64]) -> Percentil
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time a process has taken so far, in its own code and in the kernel for it; 0 where it is not told."""
+    """Return the user and system time of a process so far; 0 if the kernel does not report it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -43,13 +43,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 class MachineMeter:
-    """How many cores others kept busy since it was made: what a measurement had to share."""
+    """Measures how many cores other programs kept busy since its creation."""
 
     def __init__(self) -> None:
         self._busy, self._begin = _busy_seconds(), time.perf_counter()
 
     def others(self, ours_seconds: float) -> float | None:
-        """Cores, on average; None where the kernel does not tell."""
+        """Return the average number of cores; None if the kernel does not report it."""
         busy = _busy_seconds()
         if busy is None or self._busy is None:
             return None
@@ -57,7 +57,7 @@ class MachineMeter:
 
 
 def _busy_seconds() -> float | None:
-    """Processor time that was not idle since the machine started, over all cores; what was stolen counts."""
+    """Return the busy seconds of all cores since the machine started, including steal time."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
     except OSError:
@@ -67,7 +67,7 @@ def _busy_seconds() -> float | None:
 
 
 def resident_bytes(pid: int) -> tuple[int, int] | None:
-    """What a process holds in memory now, and the most it ever held; None where the kernel does not tell."""
+    """Return the resident bytes of a process, now and at the peak; None if the kernel does not report them."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

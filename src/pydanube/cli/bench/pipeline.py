@@ -5,8 +5,8 @@
            <-- done, u64 --
 ```
 
-It is what the machine could do if a broker cost nothing: no offsets, no topics, no subscriptions, no cursor, no frames
-(a batch carries its own length), one connection each way. What a broker reaches of it is the ratio the bench reports.
+It measures what the machine could do if a broker had no cost: no offsets, no topics, no subscriptions, no cursor, no
+frames (a batch carries its own length), one connection each way. The bench reports the broker's rate as a share of it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ CHUNK_BYTES: Final = 1 << 20
 WINDOW_BATCHES: Final = 64
 WINDOW_BYTES: Final = 8 << 20
 HELD_BYTES_MAX: Final = 8 << 20
-"""While the consumer has this much to take, the producer is not told about more."""
+"""While the consumer has this many bytes to receive, the producer gets no further confirmations."""
 SWITCH_SECONDS: Final = 0.0005
-"""How long the loop may keep the interpreter from the thread that syncs; Python's default of 5 ms is a disk seek."""
+"""How long the event loop may keep the GIL from the sync thread; Python's default is 5 ms, the time of a disk seek."""
 IOV_MAX: Final = 1024
 LENGTH_START: Final = field_start("stored_length")
 BODY_CRC_START: Final = field_start("body_crc")
@@ -47,7 +47,7 @@ Take = Callable[[list[memoryview]], None]
 
 
 class BatchStream(asyncio.BufferedProtocol):
-    """Cuts a byte stream into batches without copying: views into chunks that live as long as their views."""
+    """Splits a byte stream into batches without copying: they are views into chunks."""
 
     def __init__(self, take: Take, closed: Callable[[], None] | None = None) -> None:
         self._take, self._closed = take, closed
@@ -70,12 +70,12 @@ class BatchStream(asyncio.BufferedProtocol):
             start += length
         self._start = start
         if len(chunk) - start < max(length, CHUNK_BYTES // 8):
-            self._turn(max(CHUNK_BYTES, 2 * length))
+            self._start_chunk(max(CHUNK_BYTES, 2 * length))
         if batches:
             self._take(batches)
 
-    def _turn(self, capacity: int) -> None:
-        """Go on in a new chunk, with what was cut off."""
+    def _start_chunk(self, capacity: int) -> None:
+        """Continue in a new chunk, with the incomplete batch copied to its start."""
         rest = self._chunk[self._start : self._end]
         self._chunk = memoryview(bytearray(capacity))
         self._chunk[: len(rest)] = rest
@@ -87,7 +87,7 @@ class BatchStream(asyncio.BufferedProtocol):
 
 
 def verified(batch: memoryview) -> memoryview:
-    """The batch, both of its checksums compared."""
+    """Return the batch after checking both of its checksums."""
     if crc32c(batch[:HEADER_CRC_START]) != int.from_bytes(batch[HEADER_CRC_START:STAMP_START], "little"):
         raise Corrupt("batch header does not match its checksum")
     if crc32c(batch[HEADER_BYTES:]) != int.from_bytes(batch[BODY_CRC_START:HEADER_CRC_START], "little"):
@@ -106,7 +106,7 @@ def write_all(descriptor: int, batches: list[memoryview]) -> None:
 
 
 class Forwarder:
-    """Stores every batch as asked, then tells the producer and hands it to the consumer."""
+    """Stores every batch at the ack level, then confirms it to the producer and forwards it to the consumer."""
 
     def __init__(self, ack_level: str, directory: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class Forwarder:
         self._consumer: asyncio.Transport | None = None
         self._done = 0
         self._early: list[memoryview] = []
-        """Stored before the consumer was accepted: its own side may count as connected a moment earlier."""
+        """Batches stored before the consumer was accepted; its own side may be connected a moment earlier."""
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 -- open as long as the process
         self._groups: queue.SimpleQueue[list[memoryview]] = queue.SimpleQueue()
         self.syncs = 0
@@ -123,14 +123,14 @@ class Forwarder:
             threading.Thread(target=self._commit, name="commit", daemon=True).start()
             self.take: Take = self._groups.put
         else:
-            self.take = self._written if ack_level == "written" else self._forward
+            self.take = self._write if ack_level == "written" else self._forward
 
-    def _written(self, batches: list[memoryview]) -> None:
+    def _write(self, batches: list[memoryview]) -> None:
         write_all(self._file.fileno(), batches)
         self._forward(batches)
 
     def _commit(self) -> None:
-        """Group commit: what arrived during one sync shares the next. Runs in its own thread."""
+        """Group commit, in its own thread: all batches that arrived during one sync share the next."""
         sync = getattr(os, "fdatasync", os.fsync)
         descriptor = self._file.fileno()
         while True:
@@ -149,7 +149,7 @@ class Forwarder:
         for batch in batches:
             self._consumer.write(batch)
         self._done += len(batches)
-        self._tell()
+        self._confirm()
 
     def _accept(self, consumer: asyncio.Transport) -> None:
         self._consumer = consumer
@@ -157,11 +157,11 @@ class Forwarder:
         if early:
             self._forward(early)
 
-    def _tell(self) -> None:
+    def _confirm(self) -> None:
         assert self._producer is not None
         assert self._consumer is not None
         if self._consumer.get_write_buffer_size() > HELD_BYTES_MAX:
-            self._loop.call_later(0.001, self._tell)
+            self._loop.call_later(0.001, self._confirm)
         else:
             self._producer.write(self._done.to_bytes(8, "little"))
 
@@ -188,18 +188,18 @@ class Forwarder:
 
 
 async def forward(control: Control, spec: Message) -> Message:
-    """Role pipeline-broker."""
+    """Role pipeline-broker: forwards batches until the parent ends it."""
     loop = asyncio.get_running_loop()
     forwarder = Forwarder(spec["ack_level"], spec["directory"])
     inlet = await loop.create_server(forwarder.inlet, "127.0.0.1", 0)
     outlet = await loop.create_server(forwarder.outlet, "127.0.0.1", 0)
     ports = [server.sockets[0].getsockname()[1] for server in (inlet, outlet)]
     await control.ready(inlet=ports[0], outlet=ports[1])
-    await control.hear("until")
+    await control.receive("until")
     return {"syncs": forwarder.syncs}
 
 
-# -- the ends ----------------------------------------------------------------------------------------------------------
+# -- clients -----------------------------------------------------------------------------------------------------------
 
 
 class PipelinePublisher(asyncio.Protocol):
@@ -208,7 +208,7 @@ class PipelinePublisher(asyncio.Protocol):
     def __init__(self) -> None:
         self.done = 0
         self._rest = b""
-        self._moved = asyncio.Event()
+        self._confirmed = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
@@ -216,12 +216,12 @@ class PipelinePublisher(asyncio.Protocol):
         self._rest = data[whole:]
         if whole:
             self.done = int.from_bytes(data[whole - 8 : whole], "little")
-            self._moved.set()
+            self._confirmed.set()
 
     async def until(self, done: int) -> None:
         while self.done < done:
-            self._moved.clear()
-            await self._moved.wait()
+            self._confirmed.clear()
+            await self._confirmed.wait()
 
 
 async def produce(control: Control, spec: Message) -> Message:
@@ -248,7 +248,7 @@ async def produce(control: Control, spec: Message) -> Message:
 
 
 async def receive(control: Control, spec: Message) -> Message:
-    """Role pipeline-consumer: takes `count` messages."""
+    """Role pipeline-consumer: receives `count` messages."""
     finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     left: int = spec["count"]
 
@@ -270,7 +270,7 @@ async def receive(control: Control, spec: Message) -> Message:
 
 
 def result(produced: dict[str, Any], received: dict[str, Any], scenario: Scenario) -> dict[str, Any]:
-    """Rates of one run of it."""
+    """Return the rates of one run."""
     seconds = (received["end_ns"] - produced["begin_ns"]) / 1e9
     publish_seconds = (produced["end_ns"] - produced["begin_ns"]) / 1e9
     return {

@@ -1,4 +1,4 @@
-"""Role producer: hands prepared payloads to the client as fast as it takes them, or one by one on schedule."""
+"""Role producer: sends prepared payloads as fast as the client accepts them, or one by one on schedule."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydanube.client import connect
 
-from .load import PayloadSource, stamped
-from .pace import paced
+from .load import PayloadSource, paced, stamped
 from .scenario import Scenario
 from .worker import Control, Message
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pydanube.client import Client, Producer
 
 BATCH_BYTES: Final = 16 << 20
-"""More than any batch of a scenario: its message count decides."""
+"""Larger than any batch of a scenario, so that the message count decides."""
 OPENED_TOGETHER: Final = 50
 
 
@@ -45,7 +44,7 @@ async def produce(control: Control, spec: Message) -> Message:
 
 
 async def _open(client: Client, stack: AsyncExitStack, scenario: Scenario, topics: list[str]) -> list[Producer]:
-    """One producer a topic. One by one means unbatched: nothing lingers, a batch is a message."""
+    """Open one producer per topic. For latency, batches have one message and no linger."""
     made = [
         client.producer(
             topic,
@@ -62,14 +61,14 @@ async def _open(client: Client, stack: AsyncExitStack, scenario: Scenario, topic
 
 
 async def _warm_up(producers: list[Producer], source: PayloadSource) -> None:
-    """One message to each topic, where nobody receives: what its first append costs is paid once and not counted."""
+    """Send one message to each topic before consumers exist, so that the cost of the first append is not measured."""
     payloads = source.make(0, 1)
     for at in range(0, len(producers), OPENED_TOGETHER):
         await asyncio.gather(*(producer.send_many(payloads) for producer in producers[at : at + OPENED_TOGETHER]))
 
 
 async def _in_bulk(producers: list[Producer], source: PayloadSource, scenario: Scenario, count: int) -> Message:
-    """Whole batches, to the topics in turn; the client keeps a window of them in flight."""
+    """Send whole batches to the topics in turn; the client keeps a window of them in flight."""
     turn = itertools.cycle(producers)
     batch, sent = scenario.batch, 0
     rate = scenario.rate / scenario.producers
@@ -89,7 +88,7 @@ async def _in_bulk(producers: list[Producer], source: PayloadSource, scenario: S
 async def _one_by_one(
     producers: list[Producer], payloads: list[bytes], keys: Sequence[str | None], rate: float
 ) -> Message:
-    """Open loop: a send that waits does not hold up the next one."""
+    """Send on schedule in an open loop: a send that waits does not delay the next one."""
     acked: list[int] = []
     late: list[int] = []
 

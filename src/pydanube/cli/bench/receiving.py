@@ -1,4 +1,4 @@
-"""Role consumer: receives from its subscriptions, alone or beside others, as batches or message by message."""
+"""Role consumer: receives from its subscriptions, as batches or message by message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def receive(control: Control, spec: Message) -> Message:
     scenario = Scenario(**spec["scenario"])
     index: int = spec["index"]
     async with connect(spec["url"]) as client, AsyncExitStack() as stack:
-        takers: dict[int, Taker] = {}
+        receivers: dict[int, SubscriptionReceiver] = {}
         for number in scenario.taken_by(index):
             consumer = client.consumer(
                 spec["topics"],
@@ -34,24 +34,26 @@ async def receive(control: Control, spec: Message) -> Message:
                 start="earliest",
                 name=f"bench-{index}",
             )
-            takers[number] = Taker(await stack.enter_async_context(consumer), scenario)
+            receivers[number] = SubscriptionReceiver(await stack.enter_async_context(consumer), scenario)
         await control.ready()
         async with asyncio.TaskGroup() as group:
-            taking = [group.create_task(taker.run()) for taker in takers.values()]
-            while not (await control.hear("count"))["enough"]:
-                control.say("counted", {"received": sum(taker.received for taker in takers.values())})
+            taking = [group.create_task(receiver.run()) for receiver in receivers.values()]
+            while not (await control.receive("count"))["enough"]:
+                control.send("counted", {"received": sum(receiver.received for receiver in receivers.values())})
             for task in taking:
                 task.cancel()
     return {
-        "received": sum(taker.received for taker in takers.values()),
-        "end_ns": max(taker.end_ns for taker in takers.values()),
-        "taken_ns": [taken for taker in takers.values() for taken in taker.taken_ns],
-        "saw": {str(number): taker.saw() for number, taker in takers.items()} if scenario.verify else {},
+        "received": sum(receiver.received for receiver in receivers.values()),
+        "end_ns": max(receiver.end_ns for receiver in receivers.values()),
+        "taken_ns": [taken for receiver in receivers.values() for taken in receiver.taken_ns],
+        "saw": {str(number): receiver.verification() for number, receiver in receivers.items()}
+        if scenario.verify
+        else {},
     }
 
 
-class Taker:
-    """Receives from one subscription until it is cancelled, and knows how much and when."""
+class SubscriptionReceiver:
+    """Receives from one subscription until it is cancelled, and records counts and times."""
 
     def __init__(self, consumer: Consumer, scenario: Scenario) -> None:
         self._consumer, self._scenario = consumer, scenario
@@ -60,7 +62,7 @@ class Taker:
             self._verifier = DeliveryVerifier(size=scenario.size, order=scenario.order, keys=scenario.keys)
         self._waiting: dict[tuple[str, int], tuple[list[bytes], list[str | None]]] = {}
         self._total = scenario.count if scenario.has_whole_subscriptions else 0
-        """0: not known, the last one to come was the last."""
+        """0: not known; the last message that arrives ends the measurement."""
         self.received = 0
         self.end_ns = time.perf_counter_ns()
         self.taken_ns: list[int] = []
@@ -89,7 +91,7 @@ class Taker:
             if verify:
                 self._check_later(message)
             await consumer.ack(message)
-            self.received += 1  # written out: a call for each message would be measured too
+            self.received += 1  # inlined: a call for each message would be measured too
             if self.received >= self._total:
                 self.end_ns = time.perf_counter_ns()
 
@@ -122,8 +124,8 @@ class Taker:
         payloads, keys = self._waiting.pop((topic, partition))
         self._verifier.check(topic, partition, payloads, keys or None)
 
-    def saw(self) -> Message:
-        """For whoever puts together what all consumers of the subscription saw."""
+    def verification(self) -> Message:
+        """Return what was received, for the comparison over all consumers of the subscription."""
         assert self._verifier is not None
         for topic, partition in list(self._waiting):
             self._check_waiting(topic, partition)

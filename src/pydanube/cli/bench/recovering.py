@@ -1,6 +1,6 @@
-"""How fast a broker reads its log back after a crash: a log of one open file is written, then recovered from scratch.
+"""Measures log recovery after a crash: a log with one open file is written, then recovered from scratch.
 
-The file's index is removed in between, so that every record is read and both of its checksums are compared.
+The index of the file is deleted in between, so that every record is read and both of its checksums are verified.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.disk import OsDisk
 from pydanube.storage.wal import DurabilityLevel, LogWriter, NodeIdentity, WalSettings
 
-WHO: Final = NodeIdentity("bench", "bench", "bench")
+NODE: Final = NodeIdentity("bench", "bench", "bench")
 ONE_FILE: Final = WalSettings(file_bytes=4 << 30)
 LEDGER: Final = 1
 PENDING_BYTES_MAX: Final = 16 << 20
@@ -39,13 +39,13 @@ class RecoveryRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure(directory: Path, *, size: int, batch: int, records: int) -> RecoveryRun:
-    """Recover `records` batches of `batch` messages of `size`."""
+    """Measure the recovery of `records` batches of `batch` messages of `size` bytes."""
     place = directory / "recovery"
     try:
         await _write(place, size=size, batch=batch, records=records)
         for index in place.glob("*.idx"):
             index.unlink()
-        writer = await LogWriter.open(OsDisk(), place, WHO, ONE_FILE, SystemClock())
+        writer = await LogWriter.open(OsDisk(), place, NODE, ONE_FILE, SystemClock())
         found = writer.recovered
         await writer.close()
     finally:
@@ -56,24 +56,26 @@ async def measure(directory: Path, *, size: int, batch: int, records: int) -> Re
 
 async def _write(place: Path, *, size: int, batch: int, records: int) -> None:
     clock = SystemClock()
-    writer = await LogWriter.open(OsDisk(), place, WHO, ONE_FILE, clock)
+    writer = await LogWriter.open(OsDisk(), place, NODE, ONE_FILE, clock)
     made = Batch.open(encode([bytes(size)] * batch, publish_times=clock.now_us()))
     for entry in range(records):
         made.stamp(entry * batch, clock.now_us(), 1)
         body = bytes(made.view)
-        writer.append(RecordKind.DATA, LEDGER, entry, 1, body, made.header.body_crc, DurabilityLevel.WRITE, _ignore)
+        writer.append(
+            RecordKind.DATA, LEDGER, entry, 1, body, made.header.body_crc, DurabilityLevel.WRITE, _raise_error
+        )
         if writer.pending_bytes > PENDING_BYTES_MAX:
-            await _synced(writer)
-    await _synced(writer)
+            await _sync(writer)
+    await _sync(writer)
     await writer.close()
 
 
-async def _synced(writer: LogWriter) -> None:
+async def _sync(writer: LogWriter) -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     writer.sync(lambda error: done.set_result(None) if error is None else done.set_exception(error))
     await done
 
 
-def _ignore(error: Exception | None) -> None:
+def _raise_error(error: Exception | None) -> None:
     if error is not None:
         raise error

@@ -1,4 +1,4 @@
-"""Results for people: what was measured beside what the bare machine did, and the ratio of the two."""
+"""Prints results: the measured values, the baselines of the bare machine, and the ratios."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .results import Latency, Result, Throughput
 from .scenario import Scenario
 
 BUSY_CORES: Final = 0.15
-"""More than this taken by others makes absolute numbers worthless."""
+"""If other programs use more cores than this, absolute numbers are not meaningful."""
 
 Row = tuple[str, str, str, str]
 
@@ -81,10 +81,10 @@ def _integrity(result: Result) -> list[Row]:
     if result.faults:
         found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result.faults.items()))
         return [*dropped, ("integrity", f"FAILED: {found}", "", "")]
-    return [*dropped, ("integrity", f"{result.received:,} messages: {_promised(result.scenario)}", "", "")]
+    return [*dropped, ("integrity", f"{result.received:,} messages: {_guarantees(result.scenario)}", "", "")]
 
 
-def _promised(scenario: Scenario) -> str:
+def _guarantees(scenario: Scenario) -> str:
     once = "each once" if scenario.reliable else "none twice"
     order = {"partition": ", in order", "key": ", in order of each key", "none": ""}[scenario.order]
     return f"{once}{order}, content checked"
@@ -108,12 +108,12 @@ def _rate(per_second: float, throughput: Throughput) -> str:
 
 
 def _cpu(found: Throughput | Latency) -> str:
-    """What one message costs each process."""
+    """Format the processor time of one message by process."""
     return ", ".join(f"{role} {taken:.2f}" for role, taken in found.cpu_us.items()) + " us/msg"
 
 
 def _cpu_ratio(found: Throughput, pipe: Throughput) -> str:
-    """Comparable with the others: above 1 would be cheaper than the bare pipeline."""
+    """Return the ratio of processor time; above 1 is cheaper than the bare pipeline."""
     return _ratio(sum(pipe.cpu_us.values()), sum(found.cpu_us.values()))
 
 

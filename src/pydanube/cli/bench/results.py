@@ -1,4 +1,4 @@
-"""What was measured: values that become one JSON document and one table."""
+"""The results of a measurement, which are printed as one JSON document or one table."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .scenario import Scenario
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages a second: until the last ack, and until the last message was received (0 without a consumer)."""
+    """Messages per second until the last ack, and until the last message was received (0 without a consumer)."""
 
     publish: float
     end_to_end: float
     size: int
     delivered: float = 0.0
-    """Messages a second over all consumers of all subscriptions."""
+    """Messages per second over all consumers of all subscriptions."""
     cpu_us: dict[str, float] = {}
     """Processor time for one message: of the producers, the broker (or forwarder) and the consumers."""
     others_cores: float | None = None
@@ -25,7 +25,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> float:
-        """End to end where somebody received, publishing alone otherwise."""
+        """The end-to-end rate; without a consumer, the publish rate."""
         return self.end_to_end or self.publish
 
     def megabytes(self) -> float:
@@ -35,7 +35,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 def cpu_per_message(
     count: int, produced: list[dict[str, Any]], broker_seconds: float, received: list[dict[str, Any]]
 ) -> dict[str, float]:
-    """Microseconds by role; a role nobody had, or whose time is not known, is left out."""
+    """Return microseconds by role; a role without processes or without a known time is left out."""
     seconds = {
         "producer": sum(one["cpu_seconds"] for one in produced),
         "broker": broker_seconds,
@@ -48,13 +48,13 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     publish_to_ack: Percentiles | None
     publish_to_receive: Percentiles | None
     late: Percentiles | None
-    """How far behind its schedule each send was: the bench's own noise."""
+    """How late each send was relative to the schedule: the noise of the bench itself."""
     cpu_us: dict[str, float] = {}
-    """Processor time for one message, by role: what a busy machine does not change."""
+    """Processor time for one message, by role, which a busy machine hardly changes."""
 
 
 class Baselines(msgspec.Struct, kw_only=True):
-    """The same machine without a broker, in the same run. None: not asked for, or without meaning here."""
+    """The same machine without a broker, in the same run. None: not requested or not applicable."""
 
     loopback_gigabytes_per_second: float | None = None
     sync: Percentiles | None = None
@@ -68,7 +68,7 @@ class Result(msgspec.Struct, kw_only=True):
     sent: int
     received: int
     dropped: int = 0
-    """On a topic that stores nothing: what a subscription did not get, over all of them."""
+    """On a non-reliable topic: the messages not delivered, summed over all subscriptions."""
     throughput: Throughput | None = None
     latency: Latency | None = None
     faults: dict[str, int] | None = None
@@ -80,12 +80,12 @@ class Result(msgspec.Struct, kw_only=True):
     baselines: Baselines = msgspec.field(default_factory=Baselines)
 
     def busiest(self) -> float:
-        """The most cores others took, in the run or in its pipeline: quiet over busy is no ratio."""
+        """Return the most cores that other programs used, in the run or in its pipeline baseline."""
         pipeline = self.baselines.pipeline.others_cores if self.baselines.pipeline else None
         return max(self.others_cores or 0.0, pipeline or 0.0)
 
     def ratios(self) -> dict[str, float]:
-        """What was measured over what the bare machine did."""
+        """Return the measured values divided by the baselines."""
         found: dict[str, float] = {}
         base = self.baselines
         if self.throughput and base.pipeline:

@@ -1,8 +1,8 @@
-"""One measurement: a broker, producers and consumers started, released together, and heard to the end.
+"""One measurement: starts a broker, producers and consumers, releases them together and collects their results.
 
-Producers and consumers prepare first (connected, subscribed, payloads made), then all are told to go. Throughput runs
-from the first send of any producer to the last ack of all (publish) and to the last message at the slowest consumer
-(end to end). An exclusive consumer receives everything; of other types the consumers of a subscription together do.
+Producers and consumers first prepare (connect, subscribe, make payloads), then all are started. Throughput is measured
+from the first send of any producer to the last ack (publish), and to the last message at the slowest consumer (end to
+end). An exclusive consumer receives everything; with other types, the consumers of a subscription share it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pydanube.codec.batch import HEADER_BYTES
 from pydanube.model.limits import ALIGNMENT
 from pydanube.runtime.randomness import identity
 
-from . import baselines as bare
+from . import baselines as baseline_runs
 from .broker import BrokerProcess
-from .checking import Faults, added, compare, unpack
+from .checking import Faults, add_faults, compare, unpack
 from .measure import MachineMeter, cpu_seconds, percentiles
 from .results import Baselines, Latency, Result, Throughput, cpu_per_message
 from .scenario import Scenario
@@ -31,18 +31,18 @@ RECORD_HEADER_BYTES: Final = 64
 WARM_UP_SHARE: Final = 0.05
 BASELINE_COUNT_MAX: Final = 3_000_000
 IDLE_SECONDS_MAX: Final = 20.0
-"""Nothing received for so long after the last publish: what is missing will not come."""
+"""If nothing is received for this long after the last publish, the missing messages are lost."""
 LOSSY_IDLE_SECONDS: Final = 0.5
-"""The same where nothing is stored: whatever was delivered is on its way already."""
+"""The same for non-reliable topics, where every delivered message is already on its way."""
 COUNT_SECONDS: Final = 0.01
 STRAGGLER_SECONDS: Final = 0.25
-"""With verification: how long to look for messages that should not come."""
+"""With verification: how long to wait for unexpected messages."""
 
 
 async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = None) -> Result:
-    """Run the scenario against a broker on topics of its own, which stay."""
+    """Run the scenario against a broker, on new topics, which are not deleted."""
     topics = [f"/default/bench-{identity()[:8]}-{index}" for index in range(scenario.topics)]
-    await _create(scenario, url, topics)
+    await _create_topics(scenario, url, topics)
     async with Workers() as workers:
         common: dict[str, Any] = {
             "scenario": scenario.to_dict(),
@@ -70,7 +70,7 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
     return result
 
 
-async def _create(scenario: Scenario, url: str, topics: list[str]) -> None:
+async def _create_topics(scenario: Scenario, url: str, topics: list[str]) -> None:
     from pydanube.client import connect
 
     async with connect(url, timeout=ANSWER_SECONDS) as client:
@@ -81,7 +81,7 @@ async def _create(scenario: Scenario, url: str, topics: list[str]) -> None:
 
 
 async def _finish(scenario: Scenario, consumers: list[BenchWorker], sent: int) -> list[dict[str, Any]]:
-    """Everything is published: wait until all of it was received, or nothing more comes."""
+    """After publishing, wait until everything was received or nothing more comes; return the consumers' results."""
     idle_seconds = IDLE_SECONDS_MAX if scenario.reliable else LOSSY_IDLE_SECONDS
     expected, before, moved = sent * scenario.subscription_count, -1, time.perf_counter()
     while consumers:
@@ -93,18 +93,18 @@ async def _finish(scenario: Scenario, consumers: list[BenchWorker], sent: int) -
         await asyncio.sleep(COUNT_SECONDS)
     if scenario.verify:
         await asyncio.sleep(STRAGGLER_SECONDS)
-    await asyncio.gather(*(consumer.tell({"count": {"enough": True}}) for consumer in consumers))
+    await asyncio.gather(*(consumer.send({"count": {"enough": True}}) for consumer in consumers))
     return await asyncio.gather(*(consumer.result() for consumer in consumers))
 
 
-def _compare(scenario: Scenario, sent: dict[int, int], received: list[dict[str, Any]]) -> Faults:
-    """What the consumers saw, put together by subscription."""
+def _compare_subscriptions(scenario: Scenario, sent: dict[int, int], received: list[dict[str, Any]]) -> Faults:
+    """Compare what was sent with what the consumers of each subscription received."""
     faults = [saw["faults"] for one in received for saw in one["saw"].values()]
     keys = scenario.keys if scenario.type == "key-shared" and scenario.topics == 1 else 0
     for number in range(scenario.subscription_count):
         parts = [unpack(one["saw"][str(number)]["seen"]) for one in received if str(number) in one["saw"]]
         faults.append(compare(parts, sent, lossy=not scenario.reliable, keys=keys))
-    return added(faults)
+    return add_faults(faults)
 
 
 def _combine(
@@ -114,14 +114,14 @@ def _combine(
     sent = sum(p["sent"] for p in produced)
     result = Result(scenario=scenario, sent=sent, received=sum(r["received"] for r in received))
     if scenario.verify:
-        result.faults = _compare(scenario, {i: p["sent"] for i, p in enumerate(produced)}, received)
+        result.faults = _compare_subscriptions(scenario, {i: p["sent"] for i, p in enumerate(produced)}, received)
     if not scenario.reliable:
         result.dropped = sent * scenario.subscription_count - result.received
     if scenario.latency:
         result.latency = Latency(
-            publish_to_ack=percentiles(_joined(produced, "acked_ns")),
-            publish_to_receive=percentiles(_joined(received, "taken_ns")),
-            late=percentiles(_joined(produced, "late_ns")),
+            publish_to_ack=percentiles(_join_samples(produced, "acked_ns")),
+            publish_to_receive=percentiles(_join_samples(received, "taken_ns")),
+            late=percentiles(_join_samples(produced, "late_ns")),
             cpu_us=cpu_per_message(sent, produced, broker_cpu, received),
         )
     else:
@@ -137,22 +137,22 @@ def _combine(
     return result
 
 
-def _joined(parts: list[dict[str, Any]], name: str) -> list[int]:
-    """The samples of all of them, without the first of each: those warmed up."""
+def _join_samples(parts: list[dict[str, Any]], name: str) -> list[int]:
+    """Return the samples of all parts, without the warm-up share at the start of each."""
     return [sample for part in parts for sample in part[name][int(len(part[name]) * WARM_UP_SHARE) :]]
 
 
 async def measure_baselines(scenario: Scenario, directory: Path) -> Baselines:
-    """Those that mean something for the scenario; `directory` is on the disk that the broker uses."""
+    """Measure the baselines that apply to the scenario; `directory` is on the broker's disk."""
     found = Baselines()
     if scenario.latency:
-        found.echo = await bare.echo(scenario)
+        found.echo = await baseline_runs.echo(scenario)
     else:
-        found.loopback_gigabytes_per_second = await bare.loopback_gigabytes_per_second()
+        found.loopback_gigabytes_per_second = await baseline_runs.loopback_gigabytes_per_second()
         found.pipeline = await measure_pipeline(scenario, directory)
     if scenario.ack_level == "durable" and scenario.reliable:
         found.sync_bytes = _write_bytes(scenario)
-        found.sync = await bare.sync(directory, found.sync_bytes)
+        found.sync = await baseline_runs.sync(directory, found.sync_bytes)
     return found
 
 
@@ -161,7 +161,7 @@ async def measure_pipeline(scenario: Scenario, directory: Path) -> Throughput:
 
     count = min(scenario.count or BASELINE_COUNT_MAX, BASELINE_COUNT_MAX)
     ack_level = scenario.ack_level if scenario.reliable else "memory"
-    rates = await bare.pipeline(msgspec.structs.replace(scenario, count=count, ack_level=ack_level), directory)
+    rates = await baseline_runs.pipeline(msgspec.structs.replace(scenario, count=count, ack_level=ack_level), directory)
     return Throughput(
         publish=rates["publish_per_second"],
         end_to_end=rates["end_to_end_per_second"],
@@ -172,7 +172,7 @@ async def measure_pipeline(scenario: Scenario, directory: Path) -> Throughput:
 
 
 def _write_bytes(scenario: Scenario) -> int:
-    """What the log writes for one batch: record header, batch header, offsets and payloads, aligned."""
+    """Return the aligned bytes that the log writes for a batch: record header, batch header, offsets and payloads."""
     rows = 1 if scenario.latency else scenario.batch
     plain = RECORD_HEADER_BYTES + HEADER_BYTES + rows * (scenario.size + 4)
     return -(-plain // ALIGNMENT) * ALIGNMENT
@@ -180,7 +180,7 @@ def _write_bytes(scenario: Scenario) -> int:
 
 @asynccontextmanager
 async def broker_for(url: str | None, directory: Path) -> AsyncIterator[tuple[str, BrokerProcess | None]]:
-    """The broker at `url`, or one of our own in `directory` that ends with the block."""
+    """Return the broker at `url`, or start one in `directory` that ends with the block."""
     if url is not None:
         yield url, None
         return

@@ -1,4 +1,4 @@
-"""What one measurement is: a value that the command builds, the workers are handed and the report repeats."""
+"""The parameters of one measurement, used by the command, the workers and the report."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: int = 0
     """0: exclusive has one for each consumer, the other types one for all consumers together."""
     keys: int = 0
-    """How many different keys the messages carry; 0: none."""
+    """The number of different keys of the messages; 0: no keys."""
     reliable: bool = True
     receive: Receive = "batches"
     compression: str = "none"
     rate: float = 0.0
-    """Messages a second over all producers; 0: as fast as acks come back."""
+    """Messages per second over all producers; 0: as fast as acks come back."""
     latency: bool = False
-    """Send one message at a time, on schedule, and take the time of each."""
+    """Send one message at a time, on schedule, and measure each."""
     verify: bool = False
 
     def problem(self) -> str | None:
-        """What is wrong with it, for the person who asked for it."""
+        """Return what is wrong with the scenario, for the user; None: nothing."""
         if not STAMP_BYTES <= self.size <= MESSAGE_BYTES_MAX:
             return f"--size {self.size} is out of range: use {STAMP_BYTES} (the stamp in it) to {MESSAGE_BYTES_MAX}"
         if not 1 <= self.batch <= BATCH_MESSAGES_MAX:
@@ -74,7 +74,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self.consumers if self.type == "exclusive" else min(1, self.consumers)
 
     def taken_by(self, consumer: int) -> list[int]:
-        """The subscriptions that consumer process `consumer` takes part in."""
+        """Return the subscriptions of consumer process `consumer`."""
         return [
             number
             for number in range(self.subscription_count)
@@ -83,12 +83,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_whole_subscriptions(self) -> bool:
-        """Whether each consumer receives everything of its subscriptions, so that it knows when it has all."""
+        """Whether each consumer receives all messages of its subscriptions, so that it knows when it is complete."""
         return self.reliable and not self.seconds and (self.type == "exclusive" or self.consumers == 1)
 
     @property
     def order(self) -> Order:
-        """What is promised about the order in which messages come."""
+        """The guaranteed order of delivery."""
         match self.type:
             case "shared":
                 return "none"
@@ -98,7 +98,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 return "partition"
 
     def per_producer(self, index: int) -> int:
-        """How many messages producer `index` sends; 0 when time decides."""
+        """Return how many messages producer `index` sends; 0: until `seconds` have passed."""
         if self.seconds > 0:
             return 0
         share, rest = divmod(self.count, self.producers)

@@ -1,6 +1,6 @@
-"""The targets of the project as scenarios: each is measured beside its baseline and gets a verdict.
+"""The targets of the project as scenarios: each is measured with its baseline and gets a verdict.
 
-A ratio is the median over rounds that measure broker and baseline in turn, so that a noisy neighbour harms both.
+A ratio is the median over rounds that alternate broker and baseline, so that a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .broker import BrokerProcess
 from .results import Result
 from .runs import measure_baselines, measure_pipeline
 from .scenario import Scenario
-from .verdicts import BATCHES, PACED, Check, Verdict, own
+from .verdicts import BATCHES, PACED, Check, Verdict, run_alone
 
 MEMORY_LOAD_BYTES: Final = 5_000_000_000
 MEMORY_MAX: Final = 400_000_000
@@ -37,7 +37,7 @@ LARGER: Final = Scenario(size=1000, batch=100, count=300_000)
 
 
 async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncIterator[Verdict]:
-    """Measure one target after the other; yields each verdict as it is found."""
+    """Measure one target after the other and yield each verdict."""
     checks: list[tuple[str, Check]] = [
         ("integrity", _integrity),
         ("100 B x 500, durable, batches", _batches),
@@ -65,14 +65,14 @@ async def run(directory: Path, *, rounds: int, full: bool, says: Says) -> AsyncI
         says(name)
         try:
             yield await check(directory, rounds)
-        except (DanubeError, OSError) as error:  # one that cannot be measured does not hide the others
+        except (DanubeError, OSError) as error:  # a target that cannot be measured does not stop the others
             yield Verdict(name=name, target="to be measured", measured=f"failed: {error}", reached=False)
 
 
 async def _against_pipeline(name: str, scenario: Scenario, directory: Path, rounds: int) -> Verdict:
     results: list[Result] = []
     for _ in range(rounds):
-        result = await own(scenario, directory)
+        result = await run_alone(scenario, directory)
         result.baselines.pipeline = await measure_pipeline(scenario, directory)
         results.append(result)
     ratio = statistics.median(result.ratios()["throughput_to_pipeline"] for result in results)
@@ -99,7 +99,7 @@ async def _larger(directory: Path, rounds: int) -> Verdict:
 
 async def _messages(directory: Path, rounds: int) -> Verdict:
     scenario = msgspec.structs.replace(BATCHES, receive="messages", count=1_000_000)
-    results = [await own(scenario, directory) for _ in range(rounds)]
+    results = [await run_alone(scenario, directory) for _ in range(rounds)]
     rate = statistics.median(result.throughput.end_to_end for result in results if result.throughput)
     return Verdict(
         name="100 B x 500, durable, message by message with acks",
@@ -115,7 +115,7 @@ async def _paced(ack_level: str, directory: Path, rounds: int) -> list[Result]:
     scenario = msgspec.structs.replace(PACED, ack_level=ack_level)
     results = []
     for _ in range(rounds):
-        result = await own(scenario, directory)
+        result = await run_alone(scenario, directory)
         result.baselines = await measure_baselines(scenario, directory)
         results.append(result)
     return results
@@ -169,7 +169,7 @@ def _p50(results: list[Result]) -> float:
 async def _topics(directory: Path, rounds: int) -> Verdict:
     one = msgspec.structs.replace(BATCHES, consumers=0, count=1_500_000)
     many = msgspec.structs.replace(one, topics=1000)
-    pairs = [(await own(one, directory), await own(many, directory)) for _ in range(rounds)]
+    pairs = [(await run_alone(one, directory), await run_alone(many, directory)) for _ in range(rounds)]
     rates = [(a.throughput.publish, b.throughput.publish) for a, b in pairs if a.throughput and b.throughput]
     ratio = statistics.median(several / single for single, several in rates)
     several, single = statistics.median(b for _, b in rates), statistics.median(a for a, _ in rates)
@@ -185,7 +185,7 @@ async def _topics(directory: Path, rounds: int) -> Verdict:
 
 async def _integrity(directory: Path, rounds: int) -> Verdict:
     scenario = msgspec.structs.replace(BATCHES, partitions=3, producers=2, consumers=2, verify=True, count=500_000)
-    result = await own(scenario, directory)
+    result = await run_alone(scenario, directory)
     faults = ", ".join(f"{count:,} {kind}" for kind, count in (result.faults or {}).items())
     return Verdict(
         name="2 producers, 3 partitions, 2 consumers: integrity",
@@ -244,7 +244,7 @@ async def _recovery_small(directory: Path, rounds: int) -> Verdict:
 
 async def _memory(directory: Path, rounds: int) -> Verdict:
     count = MEMORY_LOAD_BYTES // 1000
-    result = await own(Scenario(size=1000, batch=100, count=count, consumers=0), directory)
+    result = await run_alone(Scenario(size=1000, batch=100, count=count, consumers=0), directory)
     peak = result.broker_bytes_peak
     return Verdict(
         name="5 GB taken without a consumer: broker memory",

@@ -1,7 +1,7 @@
-"""Checks of the suite that are about history: what uploading costs, and how fast history is read again.
+"""Checks of the suite about history: the cost of uploads, and the speed of reading history.
 
-"Off" is a broker whose segments are larger than anything that is published here: it looks for something to upload, and
-finds nothing. Everything is measured in turn on the same machine, and compared within a round.
+"Off" is a broker whose segment size is larger than anything published here: it checks for uploads, but none is due. The
+variants alternate on the same machine and are compared within a round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GIB: Final = 1024 * MIB
 
 SATURATED: Final = Scenario(size=1000, batch=100, count=1_600_000, partitions=4, consumers=0)
 SUSTAINED: Final = Scenario(size=1000, batch=100, count=6_000_000, partitions=16, consumers=0)
-"""So much that uploads stop waiting for the burst to pass: for most of it more than a gigabyte is due."""
+"""Enough data that uploads no longer wait for the burst to end: most of the time more than a gigabyte is due."""
 
 UPLOADING: Final = {"DANUBE_STORAGE_SEGMENT_BYTES": str(64 * MIB), "DANUBE_STORAGE_SHUTDOWN_UPLOAD_S": "0"}
 OFF: Final = {
@@ -42,7 +42,7 @@ KEPT_MIN: Final = 0.75
 HALF_LOAD_SIZE: Final = 50_000
 HALF_LOAD_SECONDS: Final = 8
 HALF_LOAD_PARTITIONS: Final = 8
-"""So many that none of them gathers a segment where uploads are off."""
+"""So many that no partition fills a segment if uploads are off."""
 
 P99_GROWTH_MAX: Final = 2.0
 
@@ -54,12 +54,12 @@ LEFT_IN_LOG_BYTES: Final = 64 * MIB
 
 
 async def saturation(directory: Path, rounds: int) -> Verdict:
-    """Publishing as fast as it goes, with uploads and without."""
+    """Compare publishing at full speed with and without uploads."""
     return await _saturation("1 KB x 100, durable: publish while uploading", SATURATED, directory, rounds)
 
 
 async def sustained(directory: Path, rounds: int) -> Verdict:
-    """The same for gigabytes: uploads are behind, and do not wait any more."""
+    """The same for gigabytes, so that uploads fall behind and no longer wait."""
     return await _saturation("1 KB x 100, durable: publish 6 GB while uploading", SUSTAINED, directory, rounds)
 
 
@@ -87,10 +87,10 @@ async def _saturation(name: str, scenario: Scenario, directory: Path, rounds: in
 
 
 async def half_load(directory: Path, rounds: int) -> Verdict:
-    """The time to the ack at half of what the broker takes, with uploads and without."""
+    """Compare the ack latency at half of the maximum rate with and without uploads."""
     pairs: list[tuple[Result, Result]] = []
     for _ in range(rounds):
-        # One message a batch here too: what is full depends on the shape of the load.
+        # One message per batch here too, because the maximum rate depends on the batch size.
         shape = Scenario(
             size=HALF_LOAD_SIZE, batch=1, count=10_000, partitions=HALF_LOAD_PARTITIONS, consumers=0, latency=False
         )
@@ -121,7 +121,7 @@ async def half_load(directory: Path, rounds: int) -> Verdict:
 
 
 async def history(directory: Path, rounds: int) -> Verdict:
-    """The same messages read back from the log, and from segments in a directory."""
+    """Compare reading the same messages from the log and from segments in a directory."""
     found = [await _log_and_objects(directory) for _ in range(rounds)]
     ratio = statistics.median(objects / log for log, objects in found)
     log, objects = statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
@@ -137,7 +137,7 @@ async def history(directory: Path, rounds: int) -> Verdict:
 class Uploading(NamedTuple):
     result: Result
     uploaded: int
-    """Bytes in objects when the last message was acked."""
+    """The bytes in objects when the last message was acked."""
 
 
 async def _uploading(scenario: Scenario, directory: Path, environment: Mapping[str, str]) -> Uploading:
@@ -163,7 +163,7 @@ async def _broker(place: Path, environment: Mapping[str, str], keep: bool = Fals
 
 
 async def _log_and_objects(directory: Path) -> tuple[float, float]:
-    """Megabytes a second from each; the broker starts anew before both, so that its cache is empty."""
+    """Return MB/s from the log and from objects. The broker is restarted before each, so that its cache is empty."""
     place = directory / "history"
     kept = HISTORY_LOG | {"DANUBE_STORAGE_LOG_KEEP_BYTES": str(64 * GIB)}
     trimmed = HISTORY_LOG | {"DANUBE_STORAGE_LOG_KEEP_BYTES": "0"}
@@ -183,7 +183,7 @@ async def _log_and_objects(directory: Path) -> tuple[float, float]:
 
 
 async def _read(url: str) -> float:
-    """The whole topic by a reader, as batches: megabytes of payload a second."""
+    """Read the whole topic as batches; return megabytes of payload per second."""
     from pydanube.client import connect
 
     async with connect(url) as client:
@@ -197,7 +197,7 @@ async def _read(url: str) -> float:
 
 
 async def _touch(url: str) -> None:
-    """One more message: what there is to upload is looked at, and the log trimmed after it."""
+    """Publish one more message, so that the broker checks for uploads and then trims its log."""
     from pydanube.client import connect
 
     async with connect(url) as client:

@@ -1,7 +1,7 @@
-"""Role backlog: holds messages of several topics without acking them, and times single acks and redeliveries.
+"""Role backlog: holds unacked messages of several topics, and measures single acks and redeliveries.
 
-All of them were delivered and none is acked; those that are acked or given back lie anywhere among them. The topics,
-which differ in the size of their backlog only, take turns: a noisy neighbour harms all of them alike.
+All messages were delivered and none is acked; the messages that are acked or nacked are chosen at random. The topics,
+which differ only in the size of their backlog, take turns, so that a busy machine slows all of them equally.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH: Final = 1000
 PUBLISHED_TOGETHER: Final = 100_000
 ROUNDS: Final = 5
 SAMPLES: Final = 20
-"""Of each kind in a round."""
+"""Acks, and redeliveries, in one round."""
 SEED: Final = 3
 WAIT_SECONDS_MAX: Final = 60.0
 
@@ -51,7 +51,7 @@ async def hold(control: Control, spec: Message) -> Message:
 
 
 class Backlog:
-    """What is held of one topic, and which of it is wanted for samples."""
+    """The unacked messages of one topic, of which the sampled ones are kept."""
 
     consumer: Consumer
 

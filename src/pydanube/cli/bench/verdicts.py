@@ -1,4 +1,4 @@
-"""What the checks of the suite have in common: the usual loads, a broker of their own, and what they find."""
+"""What the checks of the suite share: common scenarios, the verdict, and a run with a new broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACED: Final = Scenario(size=100, batch=1, rate=1000, count=8_000, latency=True)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the suite. `ratio` is None where the target is absolute."""
+    """The result of one check of the suite. `ratio` is None if the target is absolute."""
 
     name: str
     target: str
@@ -31,8 +31,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 Check = Callable[[Path, int], Awaitable[Verdict]]
 
 
-async def own(scenario: Scenario, directory: Path) -> Result:
-    """Against a broker of its own, whose data is gone afterwards."""
+async def run_alone(scenario: Scenario, directory: Path) -> Result:
+    """Run the scenario against a new broker and delete its data afterwards."""
     place = directory / "suite"
     try:
         async with broker_for(None, place) as (url, broker):

@@ -1,4 +1,4 @@
-"""A child process of the bench: reads what it has to be from stdin, measures, writes what it measured to stdout."""
+"""A child process of the bench: reads its role from stdin, measures, and writes the result to stdout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 class Control:
-    """The child's end of the conversation (`workers` draws it)."""
+    """The child's side of the protocol that `workers` describes."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -30,8 +30,8 @@ class Control:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         return cls(reader)
 
-    async def hear(self, expected: str) -> Message:
-        """The parent's next line; the parent gone means that there is nobody left to measure for."""
+    async def receive(self, expected: str) -> Message:
+        """Return the parent's next message; exit if the parent is gone."""
         line = await self._reader.readline()
         if not line:
             raise SystemExit(1)
@@ -39,19 +39,19 @@ class Control:
         assert isinstance(value, dict)
         return value
 
-    def say(self, kind: str, value: object) -> None:
+    def send(self, kind: str, value: object) -> None:
         sys.stdout.write(json.dumps({kind: value}) + "\n")
         sys.stdout.flush()
 
     async def ready(self, **value: object) -> Message:
-        """Tell that all is prepared and wait for the start; returns what the parent said with it."""
-        self.say("ready", value)
-        told = await self.hear("go")
+        """Report that this process is prepared, wait for the start, and return the parent's message."""
+        self.send("ready", value)
+        told = await self.receive("go")
         self._cpu_begin = time.process_time()
         return told
 
     def cpu_seconds(self) -> float:
-        """Processor time since the start was given."""
+        """Return the processor time since the start."""
         return time.process_time() - self._cpu_begin
 
 
@@ -59,7 +59,7 @@ Role = Callable[[Control, Message], Awaitable[Message]]
 
 
 def find_role(name: str) -> Role:
-    """Imported by name, so that a bare baseline does not carry the client's modules."""
+    """Return the function of a role, imported here so that baselines do not load the client's modules."""
     if name == "producer":
         from .publishing import produce as role
     elif name == "consumer":
@@ -86,7 +86,7 @@ def find_role(name: str) -> Role:
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:
-    """A loop whose timers are not rounded up to milliseconds, as epoll's are: for sending on schedule."""
+    """Return an event loop for sending on schedule; its timers are not rounded up to milliseconds as epoll's are."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
@@ -94,13 +94,13 @@ async def _work(spec: Message) -> None:
     control = await Control.open()
     try:
         result = await find_role(spec["role"])(control, spec)
-        control.say("result", result | {"cpu_seconds": control.cpu_seconds()})
+        control.send("result", result | {"cpu_seconds": control.cpu_seconds()})
     except (DanubeError, OSError, TimeoutError) as error:
-        control.say("error", f"{type(error).__name__}: {error}")
+        control.send("error", f"{type(error).__name__}: {error}")
 
 
 def _first_line() -> bytes:
-    """Read byte by byte: whatever follows on stdin belongs to Control."""
+    """Read the first line of stdin byte by byte, because `Control` reads what follows."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)

@@ -1,4 +1,4 @@
-"""The parent's hold on a child process that measures.
+"""The parent's side of the child processes that measure.
 
 ```
  parent                                   child (python -m pydanube.cli.bench.worker)
@@ -10,28 +10,47 @@
    <------  {"result": {...}} | {"error": "..."}
 ```
 
-One JSON object a line, on the child's stdin and stdout. Its stderr is ours. A child that dies or stays silent past the
-deadline fails the run; none outlives `Workers`.
+The protocol is one JSON object per line, on the child's stdin and stdout; the child inherits stderr. A child that dies
+or stays silent past the deadline fails the run. No child outlives `Workers`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
+from asyncio.subprocess import Process
 from typing import Any, Final, Self
 
 from pydanube.model.errors import Unavailable
-
-from .children import end, spawn
 
 SILENCE_SECONDS_MAX: Final = 600.0
 LINE_BYTES_MAX: Final = 64 << 20
 
 
+async def spawn(*command: str, **options: Any) -> Process:
+    """Start a child process. If cancelled, a child that was being started is killed first."""
+    # Owned here: it is awaited on every path.
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))  # noqa: TID251
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await kill_process(await starting)
+        raise
+
+
+async def kill_process(process: Process) -> int:
+    """Send SIGKILL if the process still runs; return its exit code."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    return await process.wait()
+
+
 class BenchWorker:
-    """One child."""
+    """One child process."""
 
     def __init__(self, role: str, process: asyncio.subprocess.Process) -> None:
         self.role = role
@@ -54,13 +73,13 @@ class BenchWorker:
         )
         worker = cls(role, process)
         try:
-            await worker.tell({"role": role, **spec})
+            await worker.send({"role": role, **spec})
         except BaseException:
-            await end(process)
+            await kill_process(process)
             raise
         return worker
 
-    async def tell(self, message: dict[str, Any]) -> None:
+    async def send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -69,19 +88,19 @@ class BenchWorker:
             raise Unavailable(f"the {self.role} process of the bench died; its error is above") from None
 
     async def ready(self) -> dict[str, Any]:
-        return await self._hear("ready")
+        return await self._receive("ready")
 
     async def go(self, **more: Any) -> None:
-        await self.tell({"go": more})
+        await self.send({"go": more})
 
     async def count(self) -> dict[str, Any]:
-        await self.tell({"count": {"enough": False}})
-        return await self._hear("counted")
+        await self.send({"count": {"enough": False}})
+        return await self._receive("counted")
 
     async def result(self) -> dict[str, Any]:
-        return await self._hear("result")
+        return await self._receive("result")
 
-    async def _hear(self, expected: str) -> dict[str, Any]:
+    async def _receive(self, expected: str) -> dict[str, Any]:
         assert self._process.stdout is not None
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), SILENCE_SECONDS_MAX)
@@ -99,12 +118,12 @@ class BenchWorker:
         return value
 
     async def close(self) -> None:
-        """Gone when this returns, whatever it was doing."""
-        await end(self._process)
+        """Kill the child and wait until it has ended."""
+        await kill_process(self._process)
 
 
 class Workers:
-    """The children of one measurement; leaving the block ends them all."""
+    """The child processes of one measurement; leaving the block kills them all."""
 
     def __init__(self) -> None:
         self._workers: list[BenchWorker] = []

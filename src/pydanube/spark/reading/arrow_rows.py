@@ -1,14 +1,14 @@
-"""Rows of stored batches as Arrow record batches of exactly the columns that Spark was promised. The hot path.
+"""Converts rows of stored batches to Arrow record batches with exactly the columns that Spark expects. The hot path.
 
-A stored batch has a few hundred rows as a rule; what Spark is given has about ROWS_AIM, because every record batch
-costs both sides the same whatever it holds. So pieces of several batches become one record batch. Their payloads are
-copied once, into one run of bytes, which a column of Arrow has to be; those of a batch that is large enough alone are
-not copied at all. Numbers are written by numpy, a few calls for each piece and none for each row.
+A stored batch usually has a few hundred rows. A record batch for Spark has about ROWS_AIM, because each one has a fixed
+cost on both sides. So slices of several stored batches become one record batch. Their payloads are copied once, into
+the contiguous buffer that an Arrow column needs; the payloads of a batch that is large enough by itself are not copied.
+Numbers are written by numpy, with a few calls per slice and none per row.
 
-Columns that say the same in every row (topic, partition, the schema's id, as a rule the producer) are made once for a
-process and lent out as slices.
+Columns with the same value in every row (topic, partition, schema id, usually the producer) are made once per process
+and reused as slices of a cached array.
 
-Only ever from a `Batch`, whose structure was verified: Arrow believes the offsets it is given.
+The input must be a `Batch`, whose structure was verified: Arrow does not check the offsets it is given.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pydanube.model.limits import MIB
 
 ROWS_AIM: Final = 10_000
 BYTES_AIM: Final = 2 * MIB
-"""A record batch is handed on when it has so many rows, or so many bytes of payloads."""
+"""A record batch is complete when it has this many rows, or this many bytes of payloads."""
 
 CACHED_ARRAYS_MAX: Final = 64
-"""Columns of one value that are kept; each is as long as the longest record batch that needed it."""
+"""Cached arrays of one value; each is as long as the longest record batch that needed it."""
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 ATTRIBUTES_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 
 class RowSlice(NamedTuple):
-    """Rows [start, end) of a batch."""
+    """Rows [start, end) of a stored batch."""
 
     batch: Batch
     start: int
@@ -55,26 +55,26 @@ class RowForm:
         columns = {**_COLUMNS, "topic": _constant(pa.string(), topic), "partition": _constant(pa.int32(), partition)}
         self._columns = [columns[name] for name in schema.names]
 
-    def of(self, slices: Slices) -> pa.RecordBatch:
-        """All rows of these pieces, in order; at least one."""
+    def make_batch(self, slices: Slices) -> pa.RecordBatch:
+        """Return all rows of the slices, at least one, in order."""
         count = sum(one.end - one.start for one in slices)
         assert count > 0
         return pa.RecordBatch.from_arrays([column(slices, count) for column in self._columns], schema=self.schema)
 
     def batches(self, slices: Iterable[RowSlice]) -> Iterator[pa.RecordBatch]:
-        """Record batches of about ROWS_AIM rows or BYTES_AIM bytes; more only where a single piece has more."""
-        together: list[RowSlice] = []
+        """Yield record batches of about ROWS_AIM rows or BYTES_AIM bytes; larger only if a single slice is larger."""
+        collected: list[RowSlice] = []
         rows = size = 0
         for one in slices:
             more_rows, more_bytes = one.end - one.start, one.batch.header.plain_length
-            if together and (rows + more_rows > ROWS_AIM or size + more_bytes > BYTES_AIM):
-                yield self.of(together)
-                together, rows, size = [], 0, 0
-            together.append(one)
+            if collected and (rows + more_rows > ROWS_AIM or size + more_bytes > BYTES_AIM):
+                yield self.make_batch(collected)
+                collected, rows, size = [], 0, 0
+            collected.append(one)
             rows += more_rows
             size += more_bytes
-        if together:
-            yield self.of(together)
+        if collected:
+            yield self.make_batch(collected)
 
 
 Column: TypeAlias = Callable[[Slices, int], pa.Array]
@@ -90,7 +90,7 @@ def _constant(kind: pa.DataType, value: Any) -> Column:
 
 
 def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
-    """`count` rows of one value. None: no value."""
+    """Return `count` rows of one value; None: null."""
 
     def make(length: int) -> pa.Array:
         return pa.nulls(length, kind) if value is None else pa.repeat(pa.scalar(value, kind), length)
@@ -99,18 +99,18 @@ def _repeated(kind: pa.DataType, value: Any, count: int) -> pa.Array:
 
 
 def _cached(name: tuple[pa.DataType, Any], count: int, make: Callable[[int], pa.Array]) -> pa.Array:
-    """`count` rows of an array that is kept for the next time, made anew where it is too short."""
+    """Return `count` rows of the cached array `name`, which `make` makes if it is missing or too short."""
     known = _cache.pop(name, None)
     if known is None or len(known) < count:
         known = make(max(count, ROWS_AIM))
-    _cache[name] = known  # the one that was asked for last is the last to go
+    _cache[name] = known  # moved to the end: the least recently used is evicted first
     if len(_cache) > CACHED_ARRAYS_MAX:
         _cache.popitem(last=False)
     return known.slice(0, count)
 
 
 def _per_slice(kind: pa.DataType, values: list[Any], slices: Slices, count: int) -> pa.Array:
-    """Each piece's value in each of its rows."""
+    """Return an array with each slice's value in each of its rows."""
     first = values[0]
     if values.count(first) == len(values):
         return _repeated(kind, first, count)
@@ -145,7 +145,7 @@ def _offsets(slices: Slices, count: int) -> pa.Array:
 
 
 def _is_dense(slices: Slices) -> bool:
-    """Every row's offset follows that of the row before it."""
+    """Return whether every row's offset is one more than that of the row before it."""
     follows = slices[0].batch.base_offset + slices[0].start
     for batch, start, end in slices:
         if batch.header.columns & OFFSETS or batch.base_offset + start != follows:
@@ -174,7 +174,7 @@ def _times(times: Int64Array, count: int) -> pa.Array:
 
 
 def _payloads(slices: Slices, count: int) -> pa.Array:
-    """In one run of bytes, and where each begins and ends in it."""
+    """Return the payloads in one contiguous buffer."""
     offsets = np.empty(count + 1, INT32)
     offsets[0] = row = size = 0
     runs: list[memoryview] = []
@@ -206,7 +206,7 @@ def _keys_of(batch: Batch) -> pa.Array:
 
 
 def _text(batch: Batch, place: int, count: int, section: memoryview, valid: pa.Buffer | None = None) -> pa.Array:
-    offsets = offsets_array(batch.view, place, count).copy()  # Arrow wants them aligned, and a frame may not be
+    offsets = offsets_array(batch.view, place, count).copy()  # Arrow needs them aligned, and a frame may not be
     return pa.Array.from_buffers(pa.string(), count, [valid, pa.py_buffer(offsets), pa.py_buffer(section)])
 
 
@@ -237,7 +237,7 @@ def _maps(lists: Int32Array, texts: list[pa.Array]) -> pa.Array:
 
 
 def _empty_maps(count: int) -> pa.Array:
-    """Rows without attributes have an empty map."""
+    """Return `count` empty maps, for rows without attributes."""
 
     def make(length: int) -> pa.Array:
         none = pa.array([], pa.string())
@@ -257,4 +257,4 @@ _COLUMNS: Final[dict[str, Column]] = {
     "schema_id": _schema_ids,
     "schema_version": _schema_versions,
 }
-"""How each column that is not the same for a whole partition is made."""
+"""The function that makes each column, except topic and partition."""

@@ -1,7 +1,7 @@
-"""Reading a batch: what there is when the query is planned, between two bounds. Driver side, and what tasks run.
+"""Batch reads: the messages between two bounds, as the topics are when the query is planned. Driver side and tasks.
 
-Spark makes the reader, asks it for partitions once, and sends a copy of it with each of them to a task. Connections are
-made where they are used and never travel.
+Spark creates the reader, calls `partitions` once, and sends a copy of the reader with each partition to a task.
+Connections are opened where they are used and are never pickled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def batch_reader(options: ReadOptions) -> DanubeReader:
 
 
 class DanubeReader(DataSourceReader):
-    """Reads what lies between two bounds."""
+    """Reads the messages between two bounds."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -54,7 +54,7 @@ class DanubeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(partition, self._options, self._pushed.rows)
 
-    # -- what lies between ---------------------------------------------------------------------------------------------
+    # -- planning ------------------------------------------------------------------------------------------------------
 
     def _plan_ranges(self, queries: BrokerQueries) -> list[OffsetRange]:
         options = self._options
@@ -72,7 +72,7 @@ class DanubeReader(DataSourceReader):
         return self._apply_filters(queries, ranges)
 
     def _apply_filters(self, queries: BrokerQueries, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """What the filters leave of them."""
+        """Return the parts of the ranges that the pushed filters do not rule out."""
         wanted = self._pushed
         ranges = [one for one in ranges if wanted.admits(one.topic, one.partition)]
         ranges = [_clip(one, wanted.offsets.low, wanted.offsets.high) for one in ranges]
@@ -82,7 +82,7 @@ class DanubeReader(DataSourceReader):
 
 
 class DanubePushingReader(DanubeReader):
-    """The same, where Spark has filters to push down."""
+    """A reader with filter pushdown, for sessions in which Spark supports it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         self._pushed, left = pushdown.push_filters(filters, self._pushed)
@@ -95,12 +95,12 @@ def _resolve(queries: BrokerQueries, bounds: Bounds, view: View, now_us: int) ->
 
 
 def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
-    """Offsets that somebody wrote down are not to contradict each other. Times may: then nothing lies between."""
+    """Raise Invalid if a given start offset is after the given end offset. Times may be so: the range is then empty."""
     starts, ends = options.start, options.end
     if starts is None or ends is None:
         return
     for topic, partition, offset in end.each_partition():
-        both = (starts.of(topic, partition).kind, ends.of(topic, partition).kind)
+        both = (starts.bound_of(topic, partition).kind, ends.bound_of(topic, partition).kind)
         first = begin.topics[topic].offsets[partition]
         if both == ("offset", "offset") and first > offset:
             raise Invalid(
@@ -112,7 +112,7 @@ def _check_order(options: ReadOptions, begin: Offsets, end: Offsets) -> None:
 def _limit_to_append_times(
     span: pushdown.IntSpan, queries: BrokerQueries, ranges: list[OffsetRange]
 ) -> list[OffsetRange]:
-    """What of them was appended in a span of time. An end of it that rules nothing out is not asked about."""
+    """Clip the ranges to the append times in `span`. An end of the span that rules nothing out needs no lookup."""
     if span.low >= span.high:
         return []
     asked = [[TimeLookup(one.topic, one.partition, time_us) for time_us in (span.low, span.high)] for one in ranges]

@@ -1,14 +1,14 @@
-"""Where reading begins and ends, as people write it in options: words, offsets, counts back from the end, times.
+"""Where reading starts and ends, as users write it in options: words, offsets, counts back from the end, times.
 
     earliest, latest                        the ends of each partition
     1000                                    that offset, in every partition
-    -1000                                   so many messages before the end of each partition
+    -1000                                   1000 messages before the end of each partition
     {"/default/orders": {"0": 17, "1": "latest"}, "/default/returns": "earliest"}
-                                            each topic, or each partition; what is not named has the default
-    2026-01-31T12:00:00Z, 1769860800000     a time of appending; without a zone it is UTC, a number is milliseconds
-    -10 minutes                             so long ago
+                                            each topic, or each partition; others have the default
+    2026-01-31T12:00:00Z, 1769860800000     append time; UTC if it has no zone, a number is milliseconds
+    -10 minutes                             ten minutes ago
 
-Negative numbers in JSON are refused: -1 and -2 have a meaning of their own in other systems. As text they count back.
+Negative numbers in JSON are refused, because -1 and -2 have special meanings in Kafka. As text they count back.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TIME_FORM: Final = "use a time such as 2026-01-31T12:00:00Z, milliseconds since 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One place in a partition that is still to be found there."""
+    """A position in a partition that is not resolved to an offset yet."""
 
     kind: Literal["earliest", "latest", "offset", "back", "time", "ago"]
     value: int = 0
@@ -100,26 +100,26 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of every partition: what was said of it, of its topic, or of all of them."""
+    """The bound of every partition: its own, that of its topic, or the default."""
 
     option: str
-    """The name of the option that said it."""
+    """The name of the option that was given."""
     default: Bound
     of_topics: Mapping[str, Bound] = field(default_factory=dict)
     of_partitions: Mapping[str, Mapping[int, Bound]] = field(default_factory=dict)
 
     @property
     def topics(self) -> list[str]:
-        """Those it names."""
+        """The topics that the option names."""
         return sorted({*self.of_topics, *self.of_partitions})
 
-    def of(self, topic: str, partition: int) -> Bound:
+    def bound_of(self, topic: str, partition: int) -> Bound:
         own = self.of_partitions.get(topic, {}).get(partition)
         return own or self.of_topics.get(topic) or self.default
 
     @classmethod
     def of_offsets(cls, text: str, option: str, default: Bound) -> Self:
-        """`default` counts for what JSON does not name."""
+        """Parse an offsets option; `default` applies to partitions that its JSON does not name."""
         text = text.strip()
         if not text.startswith("{"):
             return cls(option, Bound.of_offset(text, option))

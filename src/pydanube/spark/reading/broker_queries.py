@@ -1,7 +1,7 @@
-"""The brokers as the driver asks them: blocking outside, many questions at once inside.
+"""The driver's queries to the brokers: a blocking interface that sends many requests concurrently.
 
-`Client` does the talking, on a loop in a thread of its own. Everything asked here only looks, and is asked again over
-reconnects for `timeout_s`; what changes something is in `progress`.
+A `Client` sends the requests, on an event loop in a thread of its own. All requests here are read-only and are retried
+over reconnects for `timeout_s`; requests that change something are in `progress`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .offsets import TopicIdentity, TopicView, View
 from .planning import LookupResults, TimeLookup
 
 QUERIES_AT_ONCE_MAX: Final = 256
-"""Questions on their way; the rest wait here rather than in the broker."""
+"""Concurrent requests; further ones wait here rather than in the broker."""
 
 _clock: Final = SystemClock()
 
@@ -34,14 +34,14 @@ U = TypeVar("U")
 
 
 class BrokerQueries:
-    """Opened by `with`, or by `open` and `close`."""
+    """Queries the brokers. Used in a `with` block, or between `open` and `close`."""
 
     def __init__(self, servers: str, timeout_s: float) -> None:
         self._thread = LoopThread()
         self.client = Client(servers, timeout=timeout_s)
-        """For what runs on the loop."""
+        """For coroutines on the event loop."""
         self.blocking = BlockingClient(self.client, self._thread)
-        """The same one, for everybody else."""
+        """The same client for blocking callers."""
 
     def open(self) -> Self:
         self.blocking.open()
@@ -59,16 +59,16 @@ class BrokerQueries:
         self.close()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it on the loop and wait."""
+        """Run the coroutine on the event loop and return its result."""
         return self._thread.call(coroutine)
 
     def pause(self, seconds: float) -> None:
         self.call(_clock.sleep(seconds))
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def list_matching(self, patterns: Iterable[str]) -> list[str]:
-        """The topics that match any of the patterns now."""
+        """Return the existing topics that match any of the patterns."""
         return self.call(self._list_matching(list(patterns)))
 
     async def _list_matching(self, patterns: Sequence[str]) -> list[str]:
@@ -78,7 +78,7 @@ class BrokerQueries:
         return sorted({name for name in listed if any(fnmatchcase(name, pattern) for pattern in patterns)})
 
     def view_topics(self, topics: Iterable[str], may_be_gone: Iterable[str] = ()) -> View:
-        """What can be read of these topics, in the order of their names. NotFound unless one `may_be_gone`."""
+        """Describe the topics, sorted by name. Raises NotFound for one that does not exist, unless it `may_be_gone`."""
         return self.call(self._view_topics(sorted(set(topics)), frozenset(may_be_gone)))
 
     async def _view_topics(self, topics: Sequence[str], may_be_gone: frozenset[str]) -> View:
@@ -93,7 +93,7 @@ class BrokerQueries:
         while True:
             cluster = self.client.cluster
             found = await _ask_all(topics, one)
-            if cluster == self.client.cluster:  # else nobody can say which of the two answered
+            if cluster == self.client.cluster:  # else it is unknown which of the two clusters answered
                 break
         return {name: view for name, view in zip(topics, found, strict=True) if view is not None}
 
@@ -106,7 +106,7 @@ class BrokerQueries:
         return dict(zip(time_lookups, found, strict=True))
 
     def average_message_bytes(self, topics: Sequence[str]) -> dict[str, float]:
-        """What a message of each takes, stored, on average. 0.0 where nothing is known."""
+        """Return the average stored size of a message by topic; 0.0 if it is not known."""
 
         async def one(topic: str) -> float:
             total = (await self.client.storage_usage(topic)).total
@@ -116,7 +116,7 @@ class BrokerQueries:
         return dict(zip(topics, self.call(_ask_all(topics, one)), strict=True))
 
     def describe_retention(self, topics: Iterable[str]) -> str:
-        """What removes messages of these topics, in a line each: for a report that must not fail for want of it."""
+        """Return one line per topic with its retention and subscriptions, for a report; it notes failed queries."""
 
         async def one(topic: str) -> str:
             try:
@@ -133,7 +133,7 @@ class BrokerQueries:
 
 
 async def _ask_all(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list[U]:
-    """Ask for all of them at once, more or less. The first failure ends the others."""
+    """Call `ask` for all items, at most QUERIES_AT_ONCE_MAX concurrently. The first failure cancels the others."""
     slots = asyncio.Semaphore(QUERIES_AT_ONCE_MAX)
 
     async def answer(item: T) -> U:
@@ -144,7 +144,7 @@ async def _ask_all(items: Sequence[T], ask: Callable[[T], Awaitable[U]]) -> list
 
 
 def topic_view(topic: TopicDescription, cluster: str) -> TopicView:
-    """Refused or Unavailable for one that cannot be read."""
+    """Return the view of a described topic. Raises Refused or Unavailable if the topic cannot be read."""
     if not topic.config.reliable:
         raise Refused(f"topic {topic.name} is not reliable: it stores nothing that could be read; use a reliable one")
     for one in topic.partitions:

@@ -1,7 +1,7 @@
-"""Messages that were to be read and are gone: which ones, and why. Told, never passed over in silence.
+"""Messages that should have been read and are gone: which ones, and why. A loss is always reported.
 
-`failOnDataLoss` decides what becomes of the query: it fails with the report, or goes on behind what is lost, and the
-report is a warning in the log.
+The option `failOnDataLoss` decides what happens to the query: it fails with the report, or it continues after the lost
+offsets and the report is a warning in the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .offsets import Offsets, TopicIdentity, TopicView, View
 log = get_logger(__name__)
 
 LISTED_MAX: Final = 50
-"""Ranges that a report names one by one."""
+"""The number of ranges that a report lists."""
 
 REMEDY: Final = (
     "With failOnDataLoss=false the query goes on without them. A stream with a `subscription` keeps retention from "
@@ -28,7 +28,7 @@ REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets [start, end) of a partition that cannot be read any more; end -1: everything from start on."""
+    """Offsets [start, end) of a partition that cannot be read any more; end -1: all offsets from start on."""
 
     topic: str
     partition: int
@@ -46,7 +46,7 @@ class LostRange:
 
 
 def lost_to_retention(topic: str, partition: int, start: int, end: int, first: int) -> LostRange | None:
-    """What of [start, end) lies before `first`, where the partition begins now."""
+    """Return the part of [start, end) before `first`, the current first offset of the partition; None: nothing."""
     if start >= min(end, first):
         return None
     return LostRange(
@@ -55,7 +55,7 @@ def lost_to_retention(topic: str, partition: int, start: int, end: int, first: i
 
 
 def lost_of_range(topic: str, partition: int, start: int, end: int, view: TopicView) -> Iterable[LostRange]:
-    """What of [start, end) cannot be read of a partition that looks like this."""
+    """Yield the parts of [start, end) that lie outside the partition's current offsets in `view`."""
     first, last = view.starts[partition], view.ends[partition]
     if (lost := lost_to_retention(topic, partition, start, end, first)) is not None:
         yield lost
@@ -65,7 +65,7 @@ def lost_of_range(topic: str, partition: int, start: int, end: int, view: TopicV
 
 
 def lost_of_topics(start: Offsets, view: View) -> list[LostRange]:
-    """What a stream that has come to `start` can never read: of topics that are gone, or gone and made anew."""
+    """Return what a stream at `start` can never read, because its topic was deleted or created again."""
     found: list[LostRange] = []
     for name, known in start.topics.items():
         now = view.get(name)
@@ -79,7 +79,7 @@ def lost_of_topics(start: Offsets, view: View) -> list[LostRange]:
 
 
 def replacement_reason(then: TopicIdentity, now: TopicIdentity) -> str:
-    """Why what was there then is not there now."""
+    """Explain why the topic `then` is no longer the topic `now` of the same name."""
     if then.cluster != now.cluster:
         return (
             f"they were of cluster {then.cluster}, and this is {now.cluster}: the broker lost its data and began anew, "
@@ -89,7 +89,7 @@ def replacement_reason(then: TopicIdentity, now: TopicIdentity) -> str:
 
 
 def format_report(losses: Sequence[LostRange], details: str = "") -> str:
-    """For people: how much, what exactly, why, and what to do."""
+    """Return the report for users: how many messages, which ones, why, and what to do."""
     known = sum(one.count for one in losses)
     open_ended = any(one.end < 0 for one in losses)
     amount = f"{known} messages" if not open_ended else f"at least {known} messages" if known else "messages"
@@ -104,7 +104,7 @@ def format_report(losses: Sequence[LostRange], details: str = "") -> str:
 
 
 def fail_or_log(losses: Sequence[LostRange], fail: bool, details: str = "") -> None:
-    """Raises Refused with the report, or logs it; nothing where nothing is lost."""
+    """Raise Refused with the report if `fail`, else log it. Does nothing if there are no losses."""
     if not losses:
         return
     if fail:

@@ -1,12 +1,12 @@
-"""Reading history around the broker: which offsets of a range are in segment objects, and reading them there.
+"""Direct reads of history from the object store, without the broker: finding the segments of a range and reading them.
 
-The driver asks the catalog where a range lies (`located`) and sends that along. A task opens the store for itself, with
-credentials from the options or from its environment: the broker names the store, never how to get in. What is in no
-segment yet, or not to be had from the store, comes from the broker, which has all of it.
+The driver looks up the segments of a range (`locate_segments`) and sends them with the range. A task opens the store
+itself, with credentials from the options or from its environment: the broker gives the URL, never credentials. Offsets
+that are in no segment yet, or that cannot be read from the store, are read from the broker, which has all of them.
 
-`directRead`    auto     read the store where it pays; where it cannot be reached, the log says so once and why
-                always   whatever is in segments is read there, or the task fails and says why
-                never    the store is left alone
+`directRead`    auto     read the store where it is faster; if it cannot be reached, log once why and use the broker
+                always   read everything that is in segments from the store, or fail with the reason
+                never    do not use the store
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from .planning import OffsetRange
 log = get_logger(__name__)
 
 OFFSETS_MIN: Final = 20_000
-"""Smaller ranges are left to the broker by `auto`: finding them in the catalog, and then opening an object, takes
-longer than fetching them."""
+"""With `auto`, smaller ranges are read from the broker: the catalog lookup and opening an object take longer than
+fetching them."""
 
 RANGE_BYTES: Final = 2 * MIB
 READ_AHEAD: Final = 4
 
 AVOIDED_SECONDS: Final = 300.0
-"""A store that could not be reached is left alone for so long, or every task would wait for it again."""
+"""How long a store that could not be reached is not tried again, so that not every task waits for it."""
 
 _clock: Final = SystemClock()
 _avoided: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-"""Until when, by URL and settings."""
+"""Until when a store is not tried again, by URL and settings."""
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
 
 
 def locate_segments(ranges: Sequence[OffsetRange], options: ReadOptions, client: BlockingClient) -> list[OffsetRange]:
-    """The same ranges, with the segments that hold some of them. Refused when `always` cannot be had."""
+    """Return the ranges with the segments that hold parts of them. Raises if directRead=always is not possible."""
     if options.direct_read == "never":
         return list(ranges)
     least = 1 if options.direct_read == "always" else OFFSETS_MIN
@@ -62,7 +62,7 @@ def locate_segments(ranges: Sequence[OffsetRange], options: ReadOptions, client:
         return list(ranges)
     try:
         histories = client.storage_histories([_query_of(ranges[number]) for number in wanted])
-    except (Refused, Unavailable) as error:  # no object storage, or nobody who may ask about it
+    except (Refused, Unavailable) as error:  # no object storage, or no permission to query it
         if options.direct_read == "always":
             told = f"directRead=always: the broker does not say what is in object storage: {error.message}"
             raise type(error)(told) from error
@@ -76,7 +76,7 @@ def locate_segments(ranges: Sequence[OffsetRange], options: ReadOptions, client:
 
 
 def locate_segments_again(wanted: OffsetRange, options: ReadOptions) -> OffsetRange:
-    """A range whose segments were deleted or merged after it was planned, as it lies now."""
+    """Return a range, whose segments were deleted or merged after planning, with its current segments."""
     with connections.client(options.servers, options.timeout_s) as client:
         (now,) = client.storage_histories([_query_of(wanted)])
     same = now.topic_id in (0, wanted.topic_id)
@@ -91,7 +91,7 @@ def _query_of(wanted: OffsetRange) -> tuple[str, int, int, int]:
 
 
 def split_by_storage(wanted: OffsetRange) -> Iterator[tuple[int, int, list[SegmentInfo]]]:
-    """A range as stretches [start, end) that lie in segments, without a gap, and stretches that do not."""
+    """Split a range into (start, end, segments): parts that segments hold without a gap, and parts in no segment."""
     reached = wanted.start
     covering: list[SegmentInfo] = []
     covered_from = reached
@@ -112,7 +112,7 @@ def split_by_storage(wanted: OffsetRange) -> Iterator[tuple[int, int, list[Segme
 
 
 class SegmentStore:
-    """The object store as a task sees it: one that can be read, or that is to be left alone."""
+    """The object store of one task, which may be marked as not reachable for some time."""
 
     def __init__(self, options: ReadOptions, url: str) -> None:
         self._always = options.direct_read == "always"
@@ -122,17 +122,17 @@ class SegmentStore:
 
     @property
     def is_available(self) -> bool:
-        """False while it is known that it cannot be reached, and nobody insists."""
+        """False while the store is known to be unreachable, unless directRead=always."""
         return self._always or _clock.monotonic() >= _avoided.get(self._avoidance_key, 0.0)
 
     def read_rows(self, segments: Sequence[SegmentInfo], start: int, end: int) -> Iterator[RowSlice]:
-        """Offsets [start, end), which these segments hold."""
+        """Yield the rows of offsets [start, end), which `segments` hold."""
         with connections.segments(self._url, self._settings, self._make_reader) as reader:
             for rows in reader.rows(segments, start=start, end=end):
                 yield RowSlice(*rows)
 
     def handle_failure(self, what: OffsetRange, error: DanubeError) -> None:
-        """It could not be read. Raises where somebody insists; otherwise that is told, and it is left alone."""
+        """Handle a failed read of `what`: raise if directRead=always, else log it and avoid the store for some time."""
         if self._always:
             raise type(error)(f"directRead=always: {what} cannot be read from {self._url}: {error.message}") from error
         _avoided[self._avoidance_key] = _clock.monotonic() + AVOIDED_SECONDS
@@ -141,7 +141,7 @@ class SegmentStore:
         )
 
     def _make_reader(self) -> BlockingSegments:
-        """A directory is only looked at: an executor has no business making one, or locking it."""
+        """Open the store for reading. An executor must neither create a directory nor lock it."""
         given: LocalStore | str = self._url
         address = StoreAddress.parse(self._url)
         if address.scheme == "file" and not self._settings.keys() - {"shared"}:

@@ -1,4 +1,4 @@
-"""What a task does: read its ranges, from the object store or from the broker, as record batches.
+"""The work of a task, on executors: read its ranges from the object store or the broker, as record batches.
 
 ```
  OffsetRange  [ 0 ............ 640,000 .............. 900,000 .... 1,000,000 )
@@ -7,9 +7,9 @@
 ```
 
 Invariants
-    every offset of a range that is there is given exactly once, in order, whatever it was read from
-    where the store fails in the middle, the broker goes on at the next offset that was not given
-    what is gone is reported (see `loss`), never passed over
+    every existing offset of a range is returned exactly once, in order, whether it comes from the store or the broker
+    if the store fails in the middle of a range, the broker continues at the next offset
+    offsets that are gone are reported (see `data_loss`), never skipped silently
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from .pushdown import RowFilter
 
 
 def read_task(partition: InputPartition, options: ReadOptions, wanted: RowFilter) -> Iterator[pa.RecordBatch]:
-    """Record batches of exactly the columns of `options`, in order."""
+    """Yield the rows of one task that pass the filter `wanted`, with exactly the columns of `options`."""
     if not isinstance(partition, DanubePartition):
-        return  # Spark's own, where there is nothing to read
+        return  # Spark's own empty partition
     if not wanted:
         yield from read_ranges(partition.ranges, options)
         return
     filter_columns = [name for name in wanted.columns if name not in options.columns]
     with_filter_columns = replace(options, columns=(*options.columns, *filter_columns))
     for rows in read_ranges(partition.ranges, with_filter_columns):
-        kept = wanted.of(rows)
+        kept = wanted.apply(rows)
         if kept.num_rows:
             yield kept.select(list(options.columns)) if filter_columns else kept
 
 
 def read_ranges(ranges: Iterable[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """All rows of some ranges, one range after the other."""
+    """Yield all rows of the ranges, one range after the other."""
     for one in ranges:
         yield from read_range(one, options)
 
 
 def read_range(wanted: OffsetRange, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in order, in the columns that were chosen; only those whose keys the `keyFilter` admits."""
+    """Return the rows of a range, in order, with the chosen columns; only those whose key matches the `keyFilter`."""
     columns = options.columns
     if not options.key_filters:
         return RowForm(arrow_schema(columns), wanted.topic, wanted.partition).batches(_row_slices(wanted, options))
@@ -70,7 +70,7 @@ def read_range(wanted: OffsetRange, options: ReadOptions) -> Iterator[pa.RecordB
 
 
 def _filter_by_key(batch: pa.RecordBatch, globs: Sequence[str]) -> pa.RecordBatch:
-    """The rows whose key matches one of the globs; a row without a key matches none."""
+    """Return the rows whose key matches one of the globs; a row without a key matches none."""
     keys = batch.column(batch.schema.get_field_index("key"))
     found = pc.match_like(keys, _like_pattern(globs[0]))
     for glob in globs[1:]:
@@ -79,13 +79,13 @@ def _filter_by_key(batch: pa.RecordBatch, globs: Sequence[str]) -> pa.RecordBatc
 
 
 def _like_pattern(glob: str) -> str:
-    """The same pattern in the words of SQL, which Arrow matches in time that only grows with the key."""
+    """Return the glob as an SQL LIKE pattern, which Arrow matches in time linear in the key."""
     for plain, escaped in (("\\", "\\\\"), ("%", "\\%"), ("_", "\\_"), ("*", "%"), ("?", "_")):
         glob = glob.replace(plain, escaped)
     return glob
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
+# -- sources -----------------------------------------------------------------------------------------------------------
 
 
 def _row_slices(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
@@ -97,7 +97,7 @@ def _row_slices(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]
 
 
 def _read_from_store(wanted: OffsetRange, options: ReadOptions) -> Iterator[RowSlice]:
-    """A range that lies in segments. What cannot be had there is read from the broker."""
+    """Yield the rows of a range that segments hold. What cannot be read from the store is read from the broker."""
     store = direct.SegmentStore(options, wanted.store)
     next_offset = wanted.start
     if store.is_available:
@@ -140,7 +140,7 @@ def _read_from_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Row
 
 
 def _rows_between(batch: Batch, first_offset: int, end_offset: int) -> tuple[int, int]:
-    """The rows [start, end) of a batch that have these offsets."""
+    """Return the rows [start, end) of a batch whose offsets are in [first_offset, end_offset)."""
     if first_offset <= batch.base_offset and batch.end_offset <= end_offset:
         return 0, batch.count
     offsets = batch.offsets

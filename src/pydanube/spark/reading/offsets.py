@@ -1,14 +1,14 @@
-"""How far a stream has come: one offset for each partition of each topic, and the JSON that Spark keeps of it.
+"""The progress of a stream: one offset for each partition of each topic, and the JSON that Spark stores for it.
 
     {"version": 1, "topics": {"/default/orders": {"cluster": "danube-5f0c", "id": 12, "offsets": [4711, 4702, 0]}}}
 
-The offset at place k is where partition k goes on; what is below it was read. `id` tells a topic from a later one of
-the same name, and `cluster` from one of a broker that lost its data and counts its ids from 1 again. Topics are in the
-order of their names, because Spark compares this as text.
+Entry k of `offsets` is the next offset of partition k; all offsets below it were read. `id` distinguishes a topic from
+a later one of the same name, and `cluster` from a topic of a broker that lost its data and counts its ids from 1 again.
+Topics are sorted by name, because Spark compares this document as text.
 
-The very first offsets are those of nothing: {"version": 1, "initial": true}. Where reading really began is decided once
-and written into the end of the first batch, as "since". So Spark's own checkpoint pins the start in the same write that
-makes the first batch: a query that dies in it reads the same messages again when it comes back, and no others.
+The very first offsets are {"version": 1, "initial": true}: nothing was read, and the start is not decided. The actual
+start is decided once and written into the end of the first batch, as "since". So Spark's checkpoint stores the start in
+the same write as the first batch: a query that dies in that batch reads exactly the same messages after its restart.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ VERSION: Final = 1
 
 
 class TopicIdentity(NamedTuple):
-    """Tells a topic from any other of the same name."""
+    """Distinguishes a topic from any other of the same name."""
 
     cluster: str
     topic_id: int
-    """Given once by a cluster, and never again."""
+    """Assigned by the cluster, which never uses an id twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic as it was a moment ago: what can be read of each partition."""
+    """A recent description of a topic: the offsets of each partition that can be read."""
 
     identity: TopicIdentity
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     gaps: tuple[Gaps, ...] = ()
-    """The offsets of each partition that hold no message; empty: there are none in any of them."""
+    """The offsets of each partition that hold no message; empty: no partition has any."""
 
     def __post_init__(self) -> None:
         assert len(self.starts) == len(self.ends)
@@ -49,12 +49,12 @@ class TopicView:
 
 
 View = Mapping[str, TopicView]
-"""By name."""
+"""Topics by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """Where each partition of a topic goes on."""
+    """The next offset of each partition of a topic."""
 
     identity: TopicIdentity
     offsets: tuple[int, ...]
@@ -62,13 +62,13 @@ class TopicOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Where each partition of each topic goes on."""
+    """The next offset of each partition of each topic."""
 
     topics: Mapping[str, TopicOffsets] = field(default_factory=dict)
     since: Mapping[str, TopicOffsets] | None = None
-    """Set on the end of a stream's first batch: where that batch begins."""
+    """Set on the end of a stream's first batch: the start of that batch."""
     initial: bool = False
-    """Nothing was read, and it is not decided where reading begins."""
+    """Nothing was read, and the start is not decided yet."""
 
     @classmethod
     def ends_of(cls, view: View) -> Self:
@@ -76,7 +76,7 @@ class Offsets:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Raises Invalid for what this release did not write, and cannot read."""
+        """Parse the JSON document of a checkpoint. Raises Invalid if this release cannot read it."""
         try:
             if _check_count(value["version"]) != VERSION:
                 raise Invalid(
@@ -103,21 +103,21 @@ class Offsets:
             document["since"] = _topics_json(self.since)
         return document
 
-    def of(self, topic: str, identity: TopicIdentity, partition: int) -> int:
-        """Where this partition goes on. One that is not known yet begins at its first offset."""
+    def next_offset(self, topic: str, identity: TopicIdentity, partition: int) -> int:
+        """Return the next offset of a partition; 0 for a partition that is not known yet."""
         known = self.topics.get(topic)
         if known is None or known.identity != identity or partition >= len(known.offsets):
             return 0
         return known.offsets[partition]
 
     def each_partition(self) -> Iterator[tuple[str, int, int]]:
-        """(topic, partition, offset) of all of them."""
+        """Yield (topic, partition, offset) for every partition."""
         for name, one in self.topics.items():
             for partition, offset in enumerate(one.offsets):
                 yield name, partition, offset
 
     def batch_start(self, end: Offsets) -> Offsets:
-        """Where the batch from here to `end` begins, whichever run of the query made it."""
+        """Return the start of the batch from here to `end`, also if an earlier run of the query planned it."""
         if end.since is not None:
             return Offsets(end.since)
         assert not self.initial, "the end of a first batch says where it began"
@@ -136,7 +136,7 @@ def _parse_topics(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
 
 
 def _check_count(value: object) -> int:
-    if type(value) is not int or value < 0:  # true would be an int, too
+    if type(value) is not int or value < 0:  # bool is a subclass of int
         raise ValueError(f"{value!r} is no number of anything")
     return value
 

@@ -1,10 +1,13 @@
-"""Decides what a batch reads, and in which tasks. Knows no broker: what there is arrives as a `View`.
+"""Decides which offsets a batch reads, and in which tasks. Contacts no broker: the state of the topics is a `View`.
+
+The driver makes the ranges and sends them to executors by pickle; `fetching` reads them. The two sides share nothing
+else, so a task can run anywhere and any number of times.
 
 Invariants
-    the ranges of a batch are exactly what lies between its two offsets, each offset in one task
-    a limit is kept to the message, and as long as anything can be read, something is
-    offsets that hold no message (see `model.gaps`) count as none, and no batch is made for them
-    of one partition, a task reads ascending ranges; tasks share nothing
+    the ranges of a batch are exactly the offsets between its start and its end, each offset in one task
+    a limit is exact to the message, and a batch is not empty as long as a message can be read
+    offsets that hold no message (see `model.gaps`) are not counted, and no batch is made for them
+    a task reads the ranges of one partition in ascending order; tasks share nothing
 """
 
 from __future__ import annotations
@@ -26,32 +29,36 @@ from .data_loss import LostRange, lost_of_range, replacement_reason
 from .offsets import Offsets, TopicOffsets, TopicView, View
 
 TASKS_FEW: Final = 32
-"""Up to so many partitions have a task each. Beyond, small ones share: starting a task costs more than reading them."""
+"""Up to this many ranges get a task each. With more, small ones share: starting a task costs more than reading them."""
 
 ROWS_PER_TASK: Final = 1_000_000
-"""Partitions that share a task have about so many rows together: enough to make the start of a task cheap, few enough
-to be read again when one fails."""
+"""Ranges that share a task have about this many rows together: enough to make the start of a task cheap, few enough to
+be read again after a failure."""
 
 BATCH_SPLIT_ROWS: Final = 4_000_000
-"""A batch reads more than this of one partition in several tasks. A stream does not unless it is told to: people rely
-on the order of a partition there."""
+"""A batch query splits ranges with more rows than this. A stream does so only if an option says so, because its users
+rely on the order of a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets [start, end) of one partition."""
+    """Offsets [start, end) of one partition, and which of them a task may read from the object store.
+
+    `segments` are in the order of their offsets and do not overlap. They may reach beyond the range and need not cover
+    it: offsets in none of them are read from the broker.
+    """
 
     topic: str
     topic_id: int
-    """Tells a topic from a later one of the same name."""
+    """Distinguishes the topic from a later one of the same name."""
     partition: int
     start: int
     end: int
     segments: tuple[SegmentInfo, ...] = ()
     store: str = ""
-    """The URL of the object store that has the segments, as the broker knows it."""
+    """The URL of the object store with the segments, as the broker uses it."""
     gaps: Gaps = NO_GAPS
-    """The offsets in it that hold no message, as far as the broker told."""
+    """The offsets in the range that hold no message, as far as the broker reported them."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.start <= self.end, f"{self.start}..{self.end} is no range of offsets"
@@ -62,7 +69,7 @@ class OffsetRange:
         return self.gaps.messages(self.start, self.end)
 
     def part(self, start: int, end: int) -> OffsetRange:
-        """Some of it, with the segments that belong to that."""
+        """Return the sub-range [start, end) with the segments and gaps that lie in it."""
         assert self.start <= start <= end <= self.end
         mine = tuple(one for one in self.segments if one.first_offset < end and start < one.end_offset)
         gaps = Gaps(self.gaps.within(start, end)) if self.gaps else self.gaps
@@ -73,7 +80,7 @@ class OffsetRange:
 
 
 class DanubePartition(InputPartition):
-    """What one task reads."""
+    """The ranges that one task reads."""
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         super().__init__(None)
@@ -84,11 +91,11 @@ class DanubePartition(InputPartition):
         return sum(one.size for one in self.ranges)
 
 
-# -- where it begins and ends ------------------------------------------------------------------------------------------
+# -- start and end of a batch ------------------------------------------------------------------------------------------
 
 
 class TimeLookup(NamedTuple):
-    """Which offset is the first of this partition at or after a time? Only its owner knows."""
+    """The question to a partition's owner: which offset is the first one appended at or after `time_us`?"""
 
     topic: str
     partition: int
@@ -99,7 +106,7 @@ LookupResults = Mapping[TimeLookup, int]
 
 
 def check_named_partitions(bounds: Bounds, view: View) -> None:
-    """Raises Invalid for a topic or a partition that an option names and nobody reads."""
+    """Raise Invalid if an option names a topic or a partition that is not among those to read."""
     for topic in bounds.topics:
         if topic not in view:
             raise Invalid(f"option {bounds.option} names {topic}, which is not among the topics to read")
@@ -112,19 +119,19 @@ def check_named_partitions(bounds: Bounds, view: View) -> None:
 
 
 def time_lookups(bounds: Bounds, view: View, now_us: int) -> list[TimeLookup]:
-    """What has to be asked before these bounds can be placed."""
+    """Return the lookups that `resolve_bounds` needs: one for each partition whose bound is a time."""
     if not bounds.topics and bounds.default.kind not in ("time", "ago"):
         return []
     return [
         TimeLookup(name, partition, time_us)
         for name, topic in view.items()
         for partition in range(len(topic.ends))
-        if (time_us := _lookup_time(bounds.of(name, partition), now_us)) is not None
+        if (time_us := _lookup_time(bounds.bound_of(name, partition), now_us)) is not None
     ]
 
 
 def _lookup_time(bound: Bound, now_us: int) -> int | None:
-    """Not before 1970: nothing was appended then, and no broker can be asked about it."""
+    """Return the time of a bound, not before 1970 because a lookup takes no earlier time; None: it is not a time."""
     match bound.kind:
         case "time":
             return max(0, bound.value)
@@ -134,7 +141,7 @@ def _lookup_time(bound: Bound, now_us: int) -> int | None:
 
 
 def resolve_bounds(bounds: Bounds, view: View, now_us: int, results: LookupResults) -> Offsets:
-    """These bounds as offsets. Those before a partition's start stay: they are a loss, and reported as one."""
+    """Return the bounds as offsets. An offset before a partition's start is kept, so that it is reported as a loss."""
     return Offsets(
         {
             name: TopicOffsets(
@@ -152,7 +159,7 @@ def resolve_bounds(bounds: Bounds, view: View, now_us: int, results: LookupResul
 def _resolve_bound(
     bounds: Bounds, name: str, partition: int, topic: TopicView, now_us: int, results: LookupResults
 ) -> int:
-    bound, start, end = bounds.of(name, partition), topic.starts[partition], topic.ends[partition]
+    bound, start, end = bounds.bound_of(name, partition), topic.starts[partition], topic.ends[partition]
     match bound.kind:
         case "earliest":
             return start
@@ -171,7 +178,7 @@ def _resolve_bound(
     return min(end, results[TimeLookup(name, partition, time_us)])
 
 
-# -- how much of it in one trigger -------------------------------------------------------------------------------------
+# -- limits of one trigger --------------------------------------------------------------------------------------------
 
 
 def limit_batch(
@@ -182,11 +189,11 @@ def limit_batch(
     sizes: Mapping[str, float] = {},
     view: Mapping[str, TopicView] = {},
 ) -> Offsets:
-    """As far from `start` towards `end` as the limits (0: none) let one batch go; `sizes` are bytes of a message.
+    """Return the end of one batch that starts at `start`, goes at most to `end` and keeps the limits (0: no limit).
 
-    Every partition gets its share of what it has. At least one message is let through. `view` tells which offsets hold
-    no message: a partition that has no others stays where it is, and none stops at the beginning of a gap that
-    messages follow.
+    `sizes` has the average bytes of a message by topic. Partitions share the limit in proportion to their unread
+    messages; at least one message is admitted. `view` says which offsets hold no message: a partition with only such
+    offsets does not move, and none stops at the beginning of a gap that messages follow.
     """
     unread = _unread_partitions(start, end, view)
     rows = sum(one.messages for one in unread)
@@ -202,7 +209,7 @@ def limit_batch(
 
 
 class _UnreadPartition(NamedTuple):
-    """The offsets [start, end) of a partition, which were not read yet."""
+    """The offsets [start, end) of a partition that were not read yet."""
 
     topic: str
     partition: int
@@ -212,7 +219,7 @@ class _UnreadPartition(NamedTuple):
     messages: int
 
     def offset_after(self, messages: int) -> int:
-        """Return where the partition stands when so many messages were read."""
+        """Return the next offset of the partition after `messages` more messages were read."""
         if not messages:
             return self.start
         if messages == self.messages:
@@ -221,12 +228,12 @@ class _UnreadPartition(NamedTuple):
 
 
 def _unread_partitions(start: Offsets, end: Offsets, view: View) -> list[_UnreadPartition]:
-    """Every partition that has offsets to read."""
+    """Return every partition that has offsets to read."""
     found: list[_UnreadPartition] = []
     for name, topic in end.topics.items():
         seen = view.get(name)
         for partition, offset in enumerate(topic.offsets):
-            first = start.of(name, topic.identity, partition)
+            first = start.next_offset(name, topic.identity, partition)
             if first < offset:
                 gaps = seen.gaps_of(partition) if seen is not None else NO_GAPS
                 found.append(_UnreadPartition(name, partition, first, offset, gaps, gaps.messages(first, offset)))
@@ -234,7 +241,7 @@ def _unread_partitions(start: Offsets, end: Offsets, view: View) -> list[_Unread
 
 
 def _share_out(counts: Sequence[int], total: int) -> list[int]:
-    """`total` in parts that relate as the counts do; the largest fractions are rounded up."""
+    """Split `total` in proportion to `counts`; the largest fractions are rounded up."""
     everything = sum(counts)
     assert 0 < total <= everything
     parts = [divmod(count * total, everything) for count in counts]
@@ -249,7 +256,7 @@ def _share_out(counts: Sequence[int], total: int) -> list[int]:
 
 
 def ranges_between(begin: Offsets, end: Offsets, view: View) -> tuple[list[OffsetRange], list[LostRange]]:
-    """The ranges of a batch that can be read, and what of it cannot any more."""
+    """Return the ranges between `begin` and `end` that can be read, and those that cannot be read any more."""
     ranges: list[OffsetRange] = []
     losses: list[LostRange] = []
     for name, topic in end.topics.items():
@@ -258,7 +265,7 @@ def ranges_between(begin: Offsets, end: Offsets, view: View) -> tuple[list[Offse
             losses += _lost_with_topic(begin, name, topic, now)
             continue
         for partition, offset in enumerate(topic.offsets):
-            first = begin.of(name, topic.identity, partition)
+            first = begin.next_offset(name, topic.identity, partition)
             if first >= offset:
                 continue
             if first < now.starts[partition] or offset > now.ends[partition]:
@@ -277,13 +284,13 @@ def _lost_with_topic(begin: Offsets, name: str, topic: TopicOffsets, now: TopicV
     if now is not None and now.identity != topic.identity:
         why = replacement_reason(topic.identity, now.identity)
     for partition, offset in enumerate(topic.offsets):
-        first = begin.of(name, topic.identity, partition)
+        first = begin.next_offset(name, topic.identity, partition)
         if first < offset:
             yield LostRange(name, partition, first, offset, why)
 
 
 def plan_tasks(ranges: Sequence[OffsetRange], at_least: int = 0, rows_max: int = 0) -> list[DanubePartition]:
-    """Who reads what: `at_least` so many tasks where there are as many rows, of at most `rows_max` rows (0: any)."""
+    """Assign the ranges to tasks of at most `rows_max` rows (0: no limit); `at_least` many if there are enough rows."""
     pieces = _split_ranges([one for one in ranges if one.size], at_least, rows_max)
     rows = sum(one.size for one in pieces)
     count = max(at_least, TASKS_FEW, -(-rows // ROWS_PER_TASK))
@@ -294,13 +301,13 @@ def plan_tasks(ranges: Sequence[OffsetRange], at_least: int = 0, rows_max: int =
 
 
 def _split_ranges(ranges: Sequence[OffsetRange], at_least: int, rows_max: int) -> list[OffsetRange]:
-    """Ranges in so many equal parts that both limits are kept."""
+    """Split ranges into equal parts, so that both limits are kept."""
     parts = [-(-one.size // rows_max) if rows_max else 1 for one in ranges]
     largest = [(-one.size / parts[index], index) for index, one in enumerate(ranges)]
     heapq.heapify(largest)
     for _ in range(at_least - sum(parts)):
         if not largest or largest[0][0] >= -1:
-            break  # a range of one row has no parts
+            break  # a range of one row cannot be split
         _, index = largest[0]
         parts[index] += 1
         heapq.heapreplace(largest, (-ranges[index].size / parts[index], index))
@@ -317,7 +324,7 @@ def _split_range(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
 
 
 def _pack_into_tasks(largest_first: Sequence[OffsetRange], count: int, rows_max: int) -> list[DanubePartition]:
-    """Each range to the task that has least so far; a further task where that would pass `rows_max`."""
+    """Give each range to the task with the fewest rows, or to a new task if that would exceed `rows_max`."""
     loads = [(0, number) for number in range(count)]
     task_ranges: list[list[OffsetRange]] = [[] for _ in range(count)]
     for one in largest_first:

@@ -1,14 +1,14 @@
-"""A stream's progress on the broker: a subscription whose position follows what Spark has finished.
+"""A stream's progress on the broker: a subscription whose position follows the batches that Spark has finished.
 
-It makes the stream visible (its lag is that of the subscription) and holds retention back: what the subscription has
-not passed is not removed. Where the stream begins is pinned by it too: a new one begins where the stream does, and a
-stream without a checkpoint that finds its subscription goes on where that stands.
+The subscription makes the stream visible (its lag is the stream's lag) and keeps retention from removing messages that
+the stream has not read. It also pins the start: a new subscription starts where the stream starts, and a stream without
+a checkpoint whose subscription exists continues at the subscription's position.
 
-Spark's checkpoint alone decides what is read. So the position is moved in the background, a moment behind, by comparing
-first: whoever else moved it (a policy, a person, another stream by mistake) is noticed and not fought.
+Only Spark's checkpoint decides what is read. So the position is moved in the background, slightly late, by compare and
+set: if something else moved it (a policy, a user, another stream by mistake), that is detected, logged and accepted.
 
 Invariants
-    the position never passes what Spark has finished, unless somebody else moved it there
+    the position never passes what Spark has finished, unless something else moved it there
     the position is never moved back
 """
 
@@ -43,7 +43,7 @@ class ProgressSubscription:
         self.subscription = subscription
         self._queries = queries
         self._positions: dict[str, list[int]] = {}
-        """Where the subscription was last known to stand, by topic and partition."""
+        """The last known positions of the subscription, by topic and partition."""
         self._goal: Offsets | None = None
         self._moving: asyncio.Task[None] | None = None
         self._failure: DanubeError | None = None
@@ -51,22 +51,22 @@ class ProgressSubscription:
         self._random = seeded()
         self._clock = SystemClock()
 
-    # -- where a stream begins -----------------------------------------------------------------------------------------
+    # -- start of a stream ---------------------------------------------------------------------------------------------
 
     def pin(self, topic: str, view: TopicView, start: TopicOffsets) -> TopicOffsets:
-        """Where the stream begins on a topic: at `start`, or where the subscription stands that is there already."""
+        """Return the start of the stream on a topic: the position of an existing subscription, or else `start`."""
         positions = self._queries.call(self._ensure_subscription(topic, start))
-        more = view.starts[len(positions) :]  # the topic grew in between: its new partitions are read from their start
+        more = view.starts[len(positions) :]  # partitions were added in between: they are read from their start
         return TopicOffsets(start.identity, tuple([*positions, *more][: len(view.starts)]))
 
     async def _ensure_subscription(self, topic: str, start: TopicOffsets) -> list[int]:
-        """The subscription's positions. Creates it at `start` where it does not exist."""
+        """Return the subscription's positions, after creating it at `start` if it does not exist."""
         client, name = self._queries.client, self.subscription
         while True:
             try:
                 described = await client.describe_subscription(topic, name)
             except NotFound:
-                with suppress(AlreadyExists):  # an answer that was lost, or another driver of the same stream
+                with suppress(AlreadyExists):  # a response was lost, or another driver of the same stream created it
                     offsets = dict(enumerate(start.offsets))
                     await client.create_subscription(topic, name, start="earliest", offsets=offsets)
                 continue
@@ -79,10 +79,10 @@ class ProgressSubscription:
             self._positions[topic] = [one.position for one in described.partitions]
             return list(self._positions[topic])
 
-    # -- following Spark -----------------------------------------------------------------------------------------------
+    # -- moving --------------------------------------------------------------------------------------------------------
 
     def move_to(self, offsets: Offsets) -> None:
-        """Spark has finished all below `offsets`. Returns at once; raises what went wrong since the last time."""
+        """Start moving the position to `offsets`, which Spark has finished. Raises a failure of the previous move."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise copy(failure)
@@ -95,7 +95,7 @@ class ProgressSubscription:
             self._moving = self._tasks.spawn(self._move(), f"progress of {self.subscription}")
 
     def wait_until_moved(self, seconds: float = MOVE_WAIT_SECONDS) -> None:
-        """Wait until the position is where it was last told to be, but not for long: it is not worth that."""
+        """Wait until the position has reached the last goal, for at most `seconds`."""
         self._queries.call(self._wait_until_moved(seconds))
 
     async def _wait_until_moved(self, seconds: float) -> None:
@@ -103,7 +103,7 @@ class ProgressSubscription:
             await asyncio.wait({self._moving}, timeout=seconds)
 
     def close(self) -> None:
-        """What is under way is finished, or given up."""
+        """Wait briefly for a move in progress, then cancel it."""
         self.wait_until_moved()
         self._queries.call(self._tasks.close())
 
@@ -111,7 +111,7 @@ class ProgressSubscription:
         self._failure = error if isinstance(error, DanubeError) else Refused(f"the progress is lost: {error!r}")
 
     async def _move(self) -> None:
-        """Move every partition to the newest goal. Cancelled, some have been moved."""
+        """Move every partition to the newest goal. If cancelled, some have been moved."""
         backoff = RetryBackoff(self._random)
         done: Offsets | None = None
         while done != (goal := self._goal):
@@ -130,7 +130,7 @@ class ProgressSubscription:
             try:
                 await self._move_topic(topic, wanted)
             except NotFound:
-                self._positions.pop(topic, None)  # deleted; whether that is a loss is decided elsewhere
+                self._positions.pop(topic, None)  # deleted; the stream driver decides whether that is a loss
 
     async def _move_topic(self, topic: str, wanted: TopicOffsets) -> None:
         positions = self._positions.get(topic)
@@ -149,7 +149,7 @@ class ProgressSubscription:
     def _record_moves(
         self, topic: str, positions: list[int], moves: Sequence[tuple[int, int, int]], now: Mapping[int, int]
     ) -> None:
-        """What is where it was to be, or ahead of it, is done. What somebody else moved is tried again from there."""
+        """Record the positions in `now`. Raises Unavailable, for a retry, if others moved one to before its goal."""
         again = False
         for partition, offset, expected in moves:
             place = positions[partition] = now[partition]

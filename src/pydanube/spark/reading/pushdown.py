@@ -1,8 +1,8 @@
-"""Filters that need not be left to Spark: which topics, partitions and offsets they rule out, and which rows.
+"""Filter pushdown: which topics, partitions, offsets and rows the filters of a query rule out.
 
-What is ruled out while the batch is planned is never read. Filters on topic, partition and offset are answered exactly
-that way and taken from Spark; those on times and keys only make less to read, and Spark looks at them again. A filter
-that means nothing here is Spark's alone.
+What is ruled out at planning is never read. Filters on topic, partition and offset are evaluated completely here, and
+Spark does not evaluate them again. Filters on times and keys only reduce what is read, and Spark evaluates them again.
+Filters that are not supported here are left to Spark.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _COMPARISONS: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
 
 
 def is_pushdown_requested() -> bool:
-    """Whether this process was started to push filters down.
+    """Return whether Spark started this process to push filters down.
 
-    A reader that can push filters is refused where ``spark.sql.python.filterPushdown.enabled`` is off, and nobody tells
-    it whether it is. But only where it is on, this module of Spark's runs.
+    Spark rejects a reader with `pushFilters` if ``spark.sql.python.filterPushdown.enabled`` is off, and does not tell
+    the data source the value. But only if it is on, Spark runs the module PUSHING_WORKER.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHING_WORKER in sys.modules or getattr(main, "name", "") == PUSHING_WORKER
@@ -65,7 +65,7 @@ def is_pushdown_requested() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something about one column that a row must satisfy. Picklable; null never satisfies it."""
+    """A condition on one column of a row. Picklable; a null never satisfies it."""
 
     column: str
     name: str
@@ -73,8 +73,8 @@ class Condition:
     value: Any
 
     @classmethod
-    def of(cls, column: str, one: Filter) -> Condition | None:
-        """None where it says nothing that Arrow could look at."""
+    def from_filter(cls, column: str, one: Filter) -> Condition | None:
+        """Return the condition of a filter, or None if Arrow cannot evaluate the filter."""
         value = getattr(one, "value", None)
         match one:
             case EqualTo() | EqualNullSafe() if _fits(column, value):
@@ -111,7 +111,7 @@ def _fits(column: str, value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Conditions that a row must satisfy, all of them."""
+    """Conditions that a row must all satisfy."""
 
     conditions: tuple[Condition, ...] = ()
 
@@ -123,28 +123,28 @@ class RowFilter:
 
     @property
     def columns(self) -> list[str]:
-        """What it has to see."""
+        """The columns that the conditions read."""
         return list(dict.fromkeys(one.column for one in self.conditions))
 
-    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that satisfy it."""
+    def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that satisfy all conditions."""
         for one in self.conditions:
             rows = rows.filter(one.mask(rows))
         return rows
 
 
-# -- what is left ----------------------------------------------------------------------------------------------------
+# -- pushing ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class IntSpan:
-    """[low, high) of whole numbers."""
+    """Integers [low, high): offsets, or times in microseconds."""
 
     low: int = 0
     high: int = OFFSET_END
 
     def narrow(self, one: Filter, number: int) -> IntSpan | None:
-        """What of it a comparison with a number leaves; None: that cannot be said by two ends."""
+        """Return the part of the span that satisfies a comparison with `number`; None: not a comparison."""
         match one:
             case EqualTo() | EqualNullSafe():
                 return IntSpan(max(self.low, number), min(self.high, number + 1))
@@ -160,15 +160,15 @@ class IntSpan:
 
 
 ANY_TIME: Final = IntSpan(0, micros_from_datetime(datetime.max.replace(tzinfo=UTC)) + 1)
-"""From 1970 to the end of the year 9999: nothing was appended outside, and no broker can be asked about it."""
+"""From 1970 to the end of the year 9999: the times that a broker can look up."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """What the filters of a query leave to be read."""
+    """What remains to be read after the filters of a query."""
 
     partition_filters: tuple[Filter, ...] = ()
-    """On topics and partitions."""
+    """The filters on topics and partitions."""
     offsets: IntSpan = IntSpan()
     append_times: IntSpan = ANY_TIME
     """Microseconds since 1970."""
@@ -184,7 +184,7 @@ class PushedFilters:
 
 
 def push_filters(filters: Iterable[Filter], before: PushedFilters) -> tuple[PushedFilters, list[Filter]]:
-    """What they leave, and those that Spark has to look at all the same."""
+    """Add the filters to `before`; return the result and the filters that Spark has to evaluate too."""
     remaining: list[Filter] = []
     merged = before
     for one in filters:
@@ -195,7 +195,7 @@ def push_filters(filters: Iterable[Filter], before: PushedFilters) -> tuple[Push
 
 
 def _push_filter(merged: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
-    """With this filter, and whether it is answered for good."""
+    """Add one filter; return the result and whether Spark need not evaluate the filter again."""
     column = _column(one)
     value = getattr(one, "value", None)
     match column:
@@ -210,7 +210,7 @@ def _push_filter(merged: PushedFilters, one: Filter) -> tuple[PushedFilters, boo
             span = merged.append_times.narrow(one, micros_from_datetime(value))
             return (merged if span is None else replace(merged, append_times=span)), False
         case "publish_time" | "key":
-            condition = Condition.of(column, one)
+            condition = Condition.from_filter(column, one)
             return (merged if condition is None else replace(merged, rows=merged.rows.with_condition(condition))), False
     return merged, False
 
@@ -225,7 +225,7 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 
 def _decidable(one: Filter, kind: type) -> bool:
-    """Whether it can be answered for a value that is never null."""
+    """Return whether the filter can be evaluated for a value of type `kind` that is never null."""
     match one:
         case Not():
             return not isinstance(one.child, Not) and _decidable(one.child, kind)

@@ -1,11 +1,11 @@
-"""The driver's side of a stream: how far it can go now, and what a batch reads. One for each query, in its process.
+"""The driver's side of a stream: the end of the next batch, and its tasks. One instance per query, in its process.
 
-Spark asks for the latest offsets, for the ranges of a batch, and says when a batch is done. An exception ends the
-query, so brokers that restart are waited for here, for as long as the option `timeout` says.
+Spark asks for the latest offsets and for the tasks of a batch, and reports when a batch is done. An exception ends the
+query, so a broker restart is waited for here, for as long as the option `timeout` says.
 
-Spark asks again at once when there was nothing new. A question that finds nothing is therefore held for a moment and
-repeated here, where that is cheap. A query with several sources asks one after the other: where another one brings
-the batches, nothing is held here.
+If there is nothing new, Spark asks again at once. Such a call therefore waits here for HOLD_SECONDS and polls the
+broker, which is cheaper. Spark asks the sources of a query one after the other, so if another source of the query
+provides the batches, calls do not wait here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .progress import ProgressSubscription
 log = get_logger(__name__)
 
 ATTEMPT_SECONDS: Final = 10.0
-"""So long a broker that is away is waited for before Spark hears that there is nothing new, and can be stopped."""
+"""How long a call waits for an unreachable broker before it reports nothing new, so that Spark can stop the query."""
 
 RETRY_SECONDS: Final = 0.1
 
@@ -42,22 +42,22 @@ HOLD_SECONDS: Final = 0.1
 POLL_SECONDS: Final = 0.005
 POLL_LONGEST_SECONDS: Final = 0.025
 POLL_SHARE: Final = 5
-"""Looking takes at most one part in so many of the time: a topic of thousands of partitions is asked for less often."""
+"""Polling takes at most 1/POLL_SHARE of the time: a topic of thousands of partitions is polled less often."""
 
 VIEW_SECONDS: Final = 5.0
-"""What was seen so long ago is good enough to plan a batch by: tasks notice what is gone when they read it."""
+"""The maximum age of a view that a batch is planned with: tasks detect data that is gone when they read it."""
 
 PATTERN_SECONDS: Final = 1.0
-"""How often a pattern is looked at for new topics."""
+"""The interval between two searches for new topics that match a pattern."""
 
 SIZES_SECONDS: Final = 30.0
-"""How long the average size of messages is taken to be what it was."""
+"""How long the average message size is cached."""
 
 T = TypeVar("T")
 
 
 class StreamDriver:
-    """Decides how far a stream goes, and remembers what it saw last."""
+    """Decides where each batch of a stream ends, and remembers the last view of its topics."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -71,17 +71,17 @@ class StreamDriver:
         self._sizes: dict[str, float] = {}
         self._sized_at = float("-inf")
         self._target: Offsets | None = None
-        """Where a query ends that is to read what existed at its start."""
+        """The end of a query with trigger availableNow, which reads what existed at its start; else None."""
         self._failing_since: float | None = None
         self._nothing_new = False
         self._reached = Offsets()
-        """Where the last batch ended that was asked for."""
+        """The end of the last batch that Spark asked for."""
         self._other_sources_active = False
 
-    # -- what Spark asks -----------------------------------------------------------------------------------------------
+    # -- calls from Spark ----------------------------------------------------------------------------------------------
 
     def next_batch_end(self, start: Offsets, limit: ReadLimit) -> Offsets | None:
-        """How far a batch from `start` goes; None: there is nothing new."""
+        """Return the end of the batch that starts at `start`; None: there is nothing new."""
         if start.initial or self._target is not None:
             end = self._retry_until_timeout(
                 lambda: self._first_batch_end(limit) if start.initial else self._wait_for_new_offsets(start, limit, 0.0)
@@ -93,32 +93,32 @@ class StreamDriver:
         self._nothing_new = end is None
         self._reached = end or start
         if end is None and self._target is not None and self._progress is not None:
-            self._progress.wait_until_moved()  # the query ends here, and its process may not be asked to
+            self._progress.wait_until_moved()  # the query ends here, and Spark may not call `stop`
         return end
 
     def fix_target(self) -> None:
-        """From now on nothing counts that comes later. A topic that is gone is judged when its checkpoint is known."""
+        """Let the query end at the current end of its topics. Deleted topics are handled once the start is known."""
         self._target = self._retry_until_timeout(lambda: Offsets.ends_of(self._refresh_view(self._options.topics)))
 
     def plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """The tasks of a batch, which may be one of an earlier run."""
+        """Return the tasks of a batch, which may have been started by an earlier run."""
         if end.initial:
             return []
         begin = start.batch_start(end)
         return self._retry_until_timeout(lambda: self._plan_batch(begin, end))
 
     def batch_finished(self, end: Offsets) -> None:
-        """Spark will not ask for anything below `end` again."""
+        """Note that Spark has finished everything below `end`, and move the subscription there."""
         self._other_sources_active = self._nothing_new
         self._advance_subscription(end)
 
     def newest_offsets(self) -> Offsets | None:
-        """The newest offsets that are known. A gap at the end of a partition is left out: nothing waits there."""
+        """Return the newest known offsets, without a gap at the end of a partition, which holds no message."""
         return Offsets(dict(self._newest())) if self._view else None
 
     def _newest(self) -> Iterator[tuple[str, TopicOffsets]]:
         for name, topic in self._view.items():
-            positions = [self._reached.of(name, topic.identity, one) for one in range(len(topic.ends))]
+            positions = [self._reached.next_offset(name, topic.identity, one) for one in range(len(topic.ends))]
             ends = [topic.gaps_of(partition).rewind(end) for partition, end in enumerate(topic.ends)]
             yield name, TopicOffsets(topic.identity, tuple(map(max, ends, positions)))
 
@@ -132,7 +132,7 @@ class StreamDriver:
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _first_batch_end(self, limit: ReadLimit) -> Offsets:
-        """The end of a stream's first batch, which says where it begins."""
+        """Return the end of a stream's first batch, with the start of the batch in `since`."""
         view = self._refresh_view()
         begin = self._initial_offsets(view)
         return replace(self._apply_limit(begin, self._readable_end(begin, view), limit), since=begin.topics)
@@ -147,7 +147,7 @@ class StreamDriver:
         return Offsets({name: self._progress.pin(name, view[name], one) for name, one in begin.topics.items()})
 
     def _wait_for_new_offsets(self, start: Offsets, limit: ReadLimit, hold_seconds: float) -> Offsets | None:
-        """What is new behind `start`; waits a moment for it."""
+        """Return the end of a batch from `start`; None if nothing new arrives within `hold_seconds`."""
         begin = self._clock.monotonic()
         pause = POLL_SECONDS
         while True:
@@ -166,7 +166,7 @@ class StreamDriver:
             self._connected().pause(pause)
 
     def _readable_end(self, start: Offsets, view: View) -> Offsets:
-        """Where everything ends that may be read now. What is lost is judged."""
+        """Return the offsets up to which the stream may read now; losses fail the query or are logged."""
         losses = lost_of_topics(start, view)
         for name, topic in view.items():
             losses += _lost_before_reading(start, name, topic, self._options.fail_on_data_loss)
@@ -196,10 +196,10 @@ class StreamDriver:
             details = self._connected().describe_retention(one.topic for one in losses)
             fail_or_log(losses, self._options.fail_on_data_loss, details)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- views ---------------------------------------------------------------------------------------------------------
 
     def _refresh_view(self, may_be_gone: Iterable[str] = ()) -> View:
-        """What there is now. Topics that were named have to exist unless they `may_be_gone`."""
+        """Return the current view of the topics. Named topics must exist unless they `may_be_gone`."""
         options, queries = self._options, self._connected()
         now = self._clock.monotonic()
         if options.patterns and now > self._matched_at + PATTERN_SECONDS:
@@ -210,7 +210,7 @@ class StreamDriver:
         return self._view
 
     def _view_for(self, end: Offsets) -> View:
-        """What was seen last, if that was not long ago and reaches as far as `end`; else what there is now."""
+        """Return the last view if it is recent and reaches `end`, else a new one."""
         fresh = self._clock.monotonic() < self._viewed_at + VIEW_SECONDS
         if fresh and all(_covers(self._view, name, one) for name, one in end.topics.items()):
             return self._view
@@ -219,7 +219,7 @@ class StreamDriver:
     # -- the subscription ----------------------------------------------------------------------------------------------
 
     def _advance_subscription(self, offsets: Offsets) -> None:
-        """Only on topics that were seen to be the same: offsets of one before mean nothing in another."""
+        """Move the subscription to `offsets`, on the topics whose identity has not changed."""
         self._connected()
         if self._progress is not None and not offsets.initial:
             view = self._view
@@ -231,14 +231,14 @@ class StreamDriver:
             self._progress.move_to(Offsets(same))
 
     def _pin_new_topics(self, start: Offsets, view: View) -> None:
-        """Topics that are new to the stream get their subscription before anything of them is read."""
+        """Create the subscription on topics that are new to the stream, before they are read."""
         if self._progress is not None:
             for name, topic in view.items():
                 known = start.topics.get(name)
                 if known is None or known.identity != topic.identity:
                     self._progress.pin(name, topic, TopicOffsets(topic.identity, topic.starts))
 
-    # -- patience ------------------------------------------------------------------------------------------------------
+    # -- retries -------------------------------------------------------------------------------------------------------
 
     def _connected(self) -> BrokerQueries:
         if self._queries is None:
@@ -249,7 +249,7 @@ class StreamDriver:
         return self._queries
 
     def _retry_until_timeout(self, attempt: Callable[[], T]) -> T:
-        """Try for as long as the option says: there is no other way to answer."""
+        """Repeat `attempt` until it succeeds or the option `timeout` has passed."""
         while True:
             try:
                 found = attempt()
@@ -260,7 +260,7 @@ class StreamDriver:
             return found
 
     def _try_once(self, attempt: Callable[[], T]) -> T | None:
-        """One try; a broker that is away has nothing new. Spark will ask again."""
+        """Call `attempt` once; return None if the broker is unreachable, since Spark will ask again."""
         try:
             found = attempt()
         except DanubeError as error:
@@ -270,7 +270,7 @@ class StreamDriver:
         return found
 
     def _raise_or_pause(self, error: DanubeError) -> None:
-        """Raises what is not to be borne, or not any longer."""
+        """Raise an error that a retry cannot fix or that lasts longer than `timeout`; otherwise pause."""
         now = self._clock.monotonic()
         if not worth_retrying(error):
             raise error
@@ -280,7 +280,7 @@ class StreamDriver:
         if now - self._failing_since > self._options.timeout_s:
             raise error
         if self._queries is not None:
-            self._queries.pause(RETRY_SECONDS)  # a broker that can be reached may have refused at once
+            self._queries.pause(RETRY_SECONDS)  # a reachable broker may have refused without delay
 
 
 def _covers(view: View, name: str, end: TopicOffsets) -> bool:
@@ -291,9 +291,12 @@ def _covers(view: View, name: str, end: TopicOffsets) -> bool:
 
 
 def _lost_before_reading(start: Offsets, name: str, now: TopicView, fails: bool) -> Iterable[LostRange]:
-    """What of a topic was not read and is gone, whole. A query that goes on hears of it batch by batch instead."""
+    """Yield the unread offsets of a topic that are gone.
+
+    Trimmed offsets are included only if the query `fails` on a loss; otherwise they are logged batch by batch.
+    """
     for partition, (first, end) in enumerate(zip(now.starts, now.ends, strict=True)):
-        offset = start.of(name, now.identity, partition)
+        offset = start.next_offset(name, now.identity, partition)
         if end < offset:
             why = f"they were read before, and the partition ends at {end} now: it was restored from an older state"
             yield LostRange(name, partition, end, offset, why)
@@ -302,7 +305,7 @@ def _lost_before_reading(start: Offsets, name: str, now: TopicView, fails: bool)
 
 
 def _clip_to_target(end: Offsets, target: Offsets, start: Offsets) -> Offsets:
-    """`end` as far as `target` goes, and never before `start`. Topics that came later are left out."""
+    """Clip `end` to `target`, but not to before `start`. Topics that were created later are left out."""
     topics = {}
     for name, topic in end.topics.items():
         readable_end = target.topics.get(name)
@@ -310,6 +313,8 @@ def _clip_to_target(end: Offsets, target: Offsets, start: Offsets) -> Offsets:
             if (known := start.topics.get(name)) is not None and known.identity == topic.identity:
                 topics[name] = known
             continue
-        offsets = [max(goal, start.of(name, topic.identity, index)) for index, goal in enumerate(readable_end.offsets)]
+        offsets = [
+            max(goal, start.next_offset(name, topic.identity, index)) for index, goal in enumerate(readable_end.offsets)
+        ]
         topics[name] = TopicOffsets(topic.identity, tuple(offsets))
     return Offsets(topics)

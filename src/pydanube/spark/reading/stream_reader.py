@@ -1,7 +1,7 @@
-"""Reading a stream: what Spark calls, thin over `stream_driver` on the driver and `reading` in tasks.
+"""Stream reads: the class that Spark calls, a thin layer over `stream_driver` on the driver and `fetching` in tasks.
 
-One of these lives in the query's own process for as long as the query runs; others are pickled and sent to tasks. So
-nothing is connected to before it is asked for.
+One instance lives in the query's process for as long as the query runs; copies are pickled and sent to tasks. So no
+connection is opened before it is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .stream_driver import StreamDriver
 
 
 class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes behind where it was."""
+    """Reads the messages after the offsets of the last micro-batch."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

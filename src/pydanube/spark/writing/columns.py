@@ -1,4 +1,4 @@
-"""Which columns a data frame must have to be written: looked at once, before anything runs.
+"""The columns that a data frame must have to be written, checked once before the query runs.
 
 ```
  payload       binary or string      always
@@ -26,7 +26,7 @@ WRITTEN: Final[dict[str, tuple[str, ...]]] = {
     "publish_time": ("timestamp",),
     "topic": ("string",),
 }
-"""Columns that a message is made of, and the types they may have."""
+"""The columns of a message, and the types they may have."""
 
 _USUAL: Final = {
     "value": "payload",
@@ -36,11 +36,11 @@ _USUAL: Final = {
     "body": "payload",
     "data": "payload",
 }
-"""Names that such columns have elsewhere."""
+"""Common names of such columns in other systems, for hints."""
 
 
 def check_written(schema: StructType, topic: str) -> None:
-    """Invalid unless every row of such a data frame can be a message; `topic` is that of the option, or empty."""
+    """Raise Invalid unless a data frame of this schema can be written; `topic` is the option's value, or empty."""
     names = [column.name for column in schema.fields]
     for column in schema.fields:
         if column.name not in WRITTEN:
@@ -60,7 +60,7 @@ def check_written(schema: StructType, topic: str) -> None:
 
 
 def _type_name(kind: DataType) -> str:
-    """Text is text, whatever its collation or length."""
+    """Return Spark's name of the type; text with a collation or a maximum length is "string" too."""
     name = kind.simpleString()
     if name.startswith(("string collate", "char(", "varchar(")):
         return "string"

@@ -1,15 +1,15 @@
-"""Rows of a Spark task, as Arrow record batches, become encoded batches for each partition of each topic.
+"""Converts the rows of a Spark task, as Arrow record batches, to encoded batches for each partition of each topic.
 
 ```
  record batches  ->  a round of some MiB  ->  which partition, for every row  ->  one take  ->  slices  ->  batches
 ```
 
-What is done for a row is done in numpy or Arrow, for all rows of a round at once; Python loops over topics, partitions
-and batches only. Rows of one key keep their order, and so do all rows of one partition.
+Work per row is done in numpy or Arrow, for all rows of a round at once; Python loops only over topics, partitions and
+batches. Rows of one key keep their order, and so do all rows of one partition.
 
 Invariants
-    what is in hand is at most a round and one record batch
-    a batch holds at most `batch_messages` rows, and `batch_bytes` plus one row
+    at most one round and one record batch are in memory
+    a batch holds at most `batch_messages` rows, and at most `batch_bytes` plus one row
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pydanube.model.limits import MIB
 from pydanube.model.names import TopicName
 
 ROUND_BYTES: Final = 16 * MIB
-"""Rows that are dealt out together: many partitions still get batches worth their headers."""
+"""The size of a round, whose rows are assigned together: large enough for good batches in many partitions."""
 
 TOPICS_MAX: Final = 1_000
-"""Topics that one task writes to; more is a column of something else."""
+"""The most topics that one task writes to; more suggest that the column is not a topic."""
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.signedinteger[Any]]]"
 BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -44,7 +44,7 @@ class Packing:
     """How rows are made into batches."""
 
     topic: str = ""
-    """For all rows; empty: each row names its own, in the column `topic`."""
+    """The topic of all rows; empty: each row names its own in the column `topic`."""
     partition_by: str | int = "key"
     """"key", "round-robin", or the number of a partition"""
     producer: str = ""
@@ -54,7 +54,7 @@ class Packing:
 
 
 class Packed(NamedTuple):
-    """A batch, and where it belongs."""
+    """An encoded batch, with its topic and partition."""
 
     topic: str
     partition: int
@@ -67,7 +67,7 @@ class _TopicPartitions(NamedTuple):
 
 
 class Packer:
-    """The rows of one task on their way. `partitions_of` tells how many a topic has, and is asked once for each."""
+    """Packs the rows of one task. `partitions_of` returns the partition count of a topic; called once per topic."""
 
     def __init__(
         self, packing: Packing, partitions_of: Callable[[str], int], now_us: Callable[[], int], first_turn: int = 0
@@ -76,14 +76,14 @@ class Packer:
         self._partitions_of = partitions_of
         self._now_us = now_us
         self._first_turn = first_turn
-        self._topics_seen: dict[str, _TopicPartitions] = {}
+        self._targets: dict[str, _TopicPartitions] = {}
         self._weights_sent: dict[str, int] = {}
-        """For each topic, the weight of what took turns so far."""
+        """By topic, the total weight of the rows that were assigned round-robin so far."""
         self._row_weight = -(-packing.batch_bytes // packing.batch_messages)
-        """The least that a row weighs: so many of them as may be in a batch weigh as much as a batch may."""
+        """The minimum weight of a row, chosen so that `batch_messages` rows weigh `batch_bytes`."""
 
     def packed(self, record_batches: Iterable[pa.RecordBatch]) -> Iterator[Packed]:
-        """Everything, in order. Raises Invalid for rows that are no messages, before any row of their round is out."""
+        """Yield all rows as batches, in order. Raises Invalid for a row that cannot be a message, before its round."""
         held: list[pa.RecordBatch] = []
         held_bytes = 0
         for rows in record_batches:
@@ -117,37 +117,37 @@ class Packer:
     # -- which partition ----------------------------------------------------------------------------------------------
 
     def _assign_partitions(self, rows: pa.RecordBatch, weights: IntArray) -> tuple[IntArray, list[tuple[str, int]]]:
-        """The group of every row, and for each group its topic and partition."""
-        codes, topics = self._topic_codes(rows)
-        counts = np.array([topic_of.partitions for topic_of in topics])
+        """Return the group number of every row, and the topic and partition of each group."""
+        codes, targets = self._topic_codes(rows)
+        counts = np.array([target.partitions for target in targets])
         chosen = self._choose_partitions(rows, codes, counts)
-        for code, topic_of in enumerate(topics):
+        for code, target in enumerate(targets):
             mine = np.flatnonzero((chosen < 0) & (codes == code))
             if len(mine):
-                chosen[mine] = self._round_robin(topic_of, weights[mine])
+                chosen[mine] = self._round_robin(target, weights[mine])
         groups = (np.cumsum(counts) - counts)[codes] + chosen
-        names = [(topic_of.topic, partition) for topic_of in topics for partition in range(topic_of.partitions)]
-        narrow = np.uint16 if len(names) < 2**16 else np.int64  # numpy sorts short numbers by their digits
+        names = [(target.topic, partition) for target in targets for partition in range(target.partitions)]
+        narrow = np.uint16 if len(names) < 2**16 else np.int64  # numpy uses radix sort for 16-bit integers
         return groups.astype(narrow), names
 
     def _topic_codes(self, rows: pa.RecordBatch) -> tuple[IntArray, list[_TopicPartitions]]:
-        """Which of the topics each row is for."""
+        """Return the topic of each row as an index, and the topics."""
         if self._packing.topic:
-            return np.zeros(rows.num_rows, np.int64), [self._topic(self._packing.topic)]
+            return np.zeros(rows.num_rows, np.int64), [self._target(self._packing.topic)]
         encoded = rows.column("topic").dictionary_encode()
-        return encoded.indices.to_numpy(), [self._topic(name) for name in encoded.dictionary.to_pylist()]
+        return encoded.indices.to_numpy(), [self._target(name) for name in encoded.dictionary.to_pylist()]
 
-    def _topic(self, name: str) -> _TopicPartitions:
-        topic_of = self._topics_seen.get(name)
-        if topic_of is None:
-            if len(self._topics_seen) >= TOPICS_MAX:
+    def _target(self, name: str) -> _TopicPartitions:
+        target = self._targets.get(name)
+        if target is None:
+            if len(self._targets) >= TOPICS_MAX:
                 raise Invalid(f"column topic names more than {TOPICS_MAX} topics in one task: is it the right column?")
             topic = _topic_name(name)
-            topic_of = self._topics_seen[name] = _TopicPartitions(topic, self._partitions_of(topic))
-        return topic_of
+            target = self._targets[name] = _TopicPartitions(topic, self._partitions_of(topic))
+        return target
 
     def _choose_partitions(self, rows: pa.RecordBatch, codes: IntArray, counts: IntArray) -> IntArray:
-        """The partition of every row; -1: in turn."""
+        """Return the partition of every row; -1: round-robin."""
         by = self._packing.partition_by
         if isinstance(by, int):
             if by >= counts.min():
@@ -165,13 +165,13 @@ class Packer:
             chosen[~_valid(keys)] = -1
         return chosen
 
-    def _round_robin(self, topic_of: _TopicPartitions, weights: IntArray) -> IntArray:
-        """A batch for one partition, the next one for the next."""
-        before = self._weights_sent.get(topic_of.topic, 0)
+    def _round_robin(self, target: _TopicPartitions, weights: IntArray) -> IntArray:
+        """Assign partitions so that each gets about one batch before the next one's turn."""
+        before = self._weights_sent.get(target.topic, 0)
         behind = before + np.cumsum(weights)
-        self._weights_sent[topic_of.topic] = int(behind[-1])
+        self._weights_sent[target.topic] = int(behind[-1])
         turns = (behind - weights) // self._packing.batch_bytes
-        partitions: IntArray = (self._first_turn + turns) % topic_of.partitions
+        partitions: IntArray = (self._first_turn + turns) % target.partitions
         return partitions
 
 
@@ -189,7 +189,7 @@ def _combine(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _refuse_nulls(rows: pa.RecordBatch, name: str, topic: str) -> None:
-    """A message has a payload and a topic."""
+    """Raise Invalid if the column has nulls: every message needs a payload and a topic."""
     if name not in rows.schema.names or (name == "topic" and topic):
         return
     nulls = rows.column(name).null_count
@@ -202,7 +202,7 @@ def _refuse_nulls(rows: pa.RecordBatch, name: str, topic: str) -> None:
 
 
 def _cut(weights: IntArray, most: int) -> list[tuple[int, int]]:
-    """Neighbours that go into one batch: until they weigh as much as a batch may, and what weighs more by itself."""
+    """Cut rows into batches [start, end) of about weight `most`; a row that weighs more gets a batch of its own."""
     if not len(weights):
         return []
     starts = np.cumsum(weights) - weights
@@ -216,7 +216,7 @@ def _cut(weights: IntArray, most: int) -> list[tuple[int, int]]:
 
 
 def _columns(rows: pa.RecordBatch, now_us: int) -> ArrowColumns:
-    """The columns of one batch, over the memory they lie in."""
+    """Return the columns of one batch, without copying."""
     present = rows.schema.names
     keys = rows.column("key") if "key" in present else None
     valid = _valid(keys) if keys is not None and keys.null_count else None
@@ -230,7 +230,7 @@ def _columns(rows: pa.RecordBatch, now_us: int) -> ArrowColumns:
 
 
 def _texts(values: pa.Array) -> ArrowText:
-    """A column of text or bytes. Rows that are null have no bytes in it."""
+    """Return a column of text or bytes in which null rows have no bytes."""
     if values.type in (pa.large_binary(), pa.large_string()):
         values = values.cast(pa.binary())
     texts = ArrowText(_offsets(values), values.buffers()[2] or b"")
@@ -240,7 +240,7 @@ def _texts(values: pa.Array) -> ArrowText:
 
 
 def _offsets(values: pa.Array) -> Any:
-    """Of a column of text, bytes or maps, which may be a slice."""
+    """Return the value offsets of a column of text, bytes or maps, which may be a slice."""
     if not len(values):
         return np.zeros(1, np.int32)
     return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, 4 * values.offset)
@@ -252,7 +252,7 @@ def _valid(values: pa.Array) -> BoolArray:
 
 
 def _times(values: pa.Array, now_us: int) -> Any:
-    """Microseconds; rows without one are published now."""
+    """Return the times in microseconds; null becomes `now_us`."""
     numbers = values.cast(pa.timestamp("us", tz=values.type.tz)).view(pa.int64())
     return numbers.fill_null(now_us).to_numpy() if numbers.null_count else numbers.to_numpy()
 
@@ -260,7 +260,7 @@ def _times(values: pa.Array, now_us: int) -> Any:
 def _attributes(maps: pa.Array) -> AttributeColumns:
     lists = _offsets(maps)
     if maps.null_count and np.count_nonzero((lists[1:] - lists[:-1])[~_valid(maps)]):
-        return _attributes(maps.take(pa.array(np.arange(len(maps)))))  # the copy has nothing where there is nothing
+        return _attributes(maps.take(pa.array(np.arange(len(maps)))))  # in the copy, null rows have no entries
     values = maps.items
     if values.slice(lists[0], lists[-1] - lists[0]).null_count:
         raise Invalid(
@@ -270,7 +270,7 @@ def _attributes(maps: pa.Array) -> AttributeColumns:
 
 
 def _sizes(rows: pa.RecordBatch) -> IntArray:
-    """Bytes of every row, about."""
+    """Return the approximate bytes of every row."""
     present = rows.schema.names
     sizes = _texts(rows.column("payload")).lengths().astype(np.int64)
     if "key" in present:

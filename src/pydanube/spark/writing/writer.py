@@ -1,4 +1,4 @@
-"""Writing, exactly once: tasks store their rows where nobody sees them, and the driver's commit publishes all of them.
+"""Exactly-once writes: tasks stage their rows, which no consumer sees, and the driver's commit publishes all of them.
 
 ```
  task 0   rows -> batches -> STAGE  -> names of stages  \
@@ -6,10 +6,10 @@
  task 2   (dies, and is tried again under another name) /
 ```
 
-A stream is identified by its query id, which its checkpoint keeps, and a micro-batch by its number: one that Spark
-repeats after a crash is committed again, and that changes nothing. The run id changes with every start and fences the
-tasks of the run before. What was staged and never committed expires by itself: nothing is deleted on an abort, since
-Spark also calls it after a commit whose answer was lost.
+A stream is identified by its query id, which its checkpoint stores, and a micro-batch by its number: if Spark repeats
+one after a crash, the second commit changes nothing. The run id changes with every start and fences the tasks of the
+previous run. Stages that are never committed expire. An abort deletes nothing, because Spark also calls it after a
+commit whose response was lost.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .packing import Packer, Packing
 log = get_logger(__name__)
 
 VISIBLE_WAIT_MS: Final = 30_000
-"""How long a commit waits until what it published can be read. It stands either way."""
+"""How long a commit waits until the published messages can be read. The commit is valid in any case."""
 
 _clock: Final = SystemClock()
 
 
 @dataclass(frozen=True, slots=True)
 class StagedShare(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message of a task to the driver: the stages it wrote."""
 
     query: str
     run: str
@@ -76,10 +76,10 @@ def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bo
 
 
 def _check_topic(options: WriteOptions) -> None:
-    """Raises on the driver what every task would find too, and Spark would try several times.
+    """Check the topic on the driver, because every task would fail with the same error after several attempts.
 
-    Spark makes a writer for each micro-batch, so this is one lookup, where something depends on it. It creates nothing:
-    there may be no row.
+    Spark creates a writer for each micro-batch, so this makes at most one lookup, and none if the options do not depend
+    on it. It does not create the topic, because there may be no row.
     """
     if not options.topic or (options.create_topic and not isinstance(options.partition_by, int)):
         return
@@ -95,7 +95,7 @@ def _check_topic(options: WriteOptions) -> None:
 
 
 class DanubeWriter(DataSourceArrowWriter):
-    """One job: all of its rows, or none. With a query id and a batch id of the user's: once, however often it runs."""
+    """Writes all rows of a job or none. With the options queryId and batchId, a job that runs again writes nothing."""
 
     def __init__(self, options: WriteOptions, query: str, run: str, batch_id: int) -> None:
         self._options = options
@@ -109,13 +109,13 @@ class DanubeWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         applied = _commit(self._options, messages, self._batch_id)
         if applied and not self._options.query_id:
-            # Nobody can name this query again; without this it is forgotten some months later.
+            # This query id is never used again; without this call the broker would keep it for months.
             with connections.client(self._options.servers, self._options.timeout_s) as client, suppress(DanubeError):
                 client.forget_staged_query(self._query)
 
 
 class DanubeStreamWriter(DataSourceStreamArrowWriter):
-    """Every micro-batch: all of its rows, once."""
+    """Writes all rows of every micro-batch exactly once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -144,7 +144,7 @@ def _origin(query: str, run: str, batch_id: int) -> StageOrigin:
 
 
 def _stage(options: WriteOptions, origin: StageOrigin, record_batches: Iterator[pa.RecordBatch]) -> StagedShare:
-    """In a task: store the rows, synced and seen by nobody."""
+    """In a task, stage the rows: they are stored and synced, but not visible."""
     packing = Packing(
         topic=options.topic, partition_by=options.partition_by, producer=options.producer, codec=options.codec
     )
@@ -154,7 +154,7 @@ def _stage(options: WriteOptions, origin: StageOrigin, record_batches: Iterator[
             origin.query, run=origin.run, batch_id=origin.batch_id, task=origin.task, attempt=origin.attempt
         ) as stager,
     ):
-        # Tasks and batches begin at different partitions, so that rows without keys are spread.
+        # Tasks and batches start at different partitions, so that rows without keys are spread evenly.
         packer = Packer(
             packing,
             lambda topic: stager.partitions(topic, create=options.create_topic),
@@ -168,16 +168,16 @@ def _stage(options: WriteOptions, origin: StageOrigin, record_batches: Iterator[
 
 
 def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None], batch_id: int) -> bool:
-    """On the driver: publish what the tasks staged; returns whether there was something, and it can be read already."""
+    """On the driver, publish what the tasks staged. Returns whether something was published and is readable already."""
     shares = [share for share in messages if isinstance(share, StagedShare)]
     stages = [stage for share in shares for stage in share.stages]
     if not stages:
-        return False  # no row, nothing to decide
+        return False  # no rows, nothing to commit
     query, run = shares[0].query, shares[0].run
     assert all((share.query, share.run, share.batch_id) == (query, run, batch_id) for share in shares)
     with connections.client(options.servers, options.timeout_s) as client:
         committed = client.commit_stages(query, run, batch_id, stages, wait_ms=VISIBLE_WAIT_MS)
     if committed.repeated:
-        # As it should be after a crash; rows are missing where somebody counts his batches wrongly.
+        # Expected after a crash; otherwise the user reused a batch id, and these rows are not written.
         log.warning("spark.batch_repeated", query=query, batch_id=batch_id, written="nothing: it was committed before")
     return committed.applied

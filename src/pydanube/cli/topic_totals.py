@@ -1,4 +1,4 @@
-"""Statistics of a topic added up over its partitions: what `danube topics stats`, `top` and `describe` show."""
+"""Statistics of a topic summed over its partitions, for `danube topics stats`, `top` and `describe`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydanube.model.statistics import ConsumerStatistics, PartitionStatistics, S
 
 StatisticsT = TypeVar("StatisticsT", SubscriptionStatistics, ConsumerStatistics, PartitionStatistics)
 
-_LARGEST: Final = ("backlog_s", "producers")
-"""The largest of all partitions counts: most producers send to every partition. Other numbers are added up."""
-_SAME: Final = ("index", "priority", "active")
+_MAXIMUM_FIELDS: Final = ("backlog_s", "producers")
+"""Fields whose total is the maximum over partitions: most producers publish to every partition. Others are summed."""
+_UNSUMMED_FIELDS: Final = ("index", "priority", "active")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """A topic as a whole. `total.subscriptions` are added up too, one for each name, in the order of their names."""
+class TopicTotals:
+    """The statistics of a topic. `total.subscriptions` has the sums of each subscription, sorted by name."""
 
     topic: str
     reliable: bool
@@ -36,45 +36,45 @@ class Figures:
         return next((one for one in self.subscriptions if one.name == name), None)
 
 
-def added_up(found: TopicStatistics) -> Figures:
+def sum_topic(found: TopicStatistics) -> TopicTotals:
     partitions = sorted(found.partitions, key=lambda one: one.index)
-    total = _sum(partitions) if partitions else PartitionStatistics(0)
+    total = _sum_fields(partitions) if partitions else PartitionStatistics(0)
     by_name: dict[str, list[SubscriptionStatistics]] = {}
     for partition in partitions:
         for one in partition.subscriptions:
             by_name.setdefault(one.name, []).append(one)
-    subscriptions = [_subscription(by_name[name]) for name in sorted(by_name)]
+    subscriptions = [_sum_subscription(by_name[name]) for name in sorted(by_name)]
     ill = [one.health for one in partitions if one.health != "ok"]
     total = replace(total, subscriptions=subscriptions, health="; ".join(dict.fromkeys(ill)) or "ok")
-    return Figures(found.topic, found.reliable, partitions, total)
+    return TopicTotals(found.topic, found.reliable, partitions, total)
 
 
-def _subscription(places: list[SubscriptionStatistics]) -> SubscriptionStatistics:
+def _sum_subscription(per_partition: list[SubscriptionStatistics]) -> SubscriptionStatistics:
     by_name: dict[str, list[ConsumerStatistics]] = {}
-    for one in places:
+    for one in per_partition:
         for consumer in one.consumers:
             by_name.setdefault(consumer.name, []).append(consumer)
-    consumers = [_consumer(by_name[name]) for name in sorted(by_name)]
-    return replace(_sum(places), consumers=consumers)
+    consumers = [_sum_consumer(by_name[name]) for name in sorted(by_name)]
+    return replace(_sum_fields(per_partition), consumers=consumers)
 
 
-def _consumer(places: list[ConsumerStatistics]) -> ConsumerStatistics:
-    return replace(_sum(places), active=any(one.active for one in places))
+def _sum_consumer(per_partition: list[ConsumerStatistics]) -> ConsumerStatistics:
+    return replace(_sum_fields(per_partition), active=any(one.active for one in per_partition))
 
 
-def _sum(many: list[StatisticsT]) -> StatisticsT:
-    """The first, with the numbers of all."""
+def _sum_fields(many: list[StatisticsT]) -> StatisticsT:
+    """Return the first record with its numbers replaced by the sums over `many`."""
     sums: dict[str, Any] = {}
     for field in fields(many[0]):
         values: Iterable[Any] = [getattr(one, field.name) for one in many]
-        if field.name in _SAME or not isinstance(getattr(many[0], field.name), int | float):
+        if field.name in _UNSUMMED_FIELDS or not isinstance(getattr(many[0], field.name), int | float):
             continue
-        sums[field.name] = max(values) if field.name in _LARGEST else sum(values)
+        sums[field.name] = max(values) if field.name in _MAXIMUM_FIELDS else sum(values)
     return replace(many[0], **sums)
 
 
-def as_dict(figures: Figures) -> dict[str, Any]:
-    """For scripts: the sums, then each partition with everything in it."""
+def as_dict(figures: TopicTotals) -> dict[str, Any]:
+    """Return the JSON form: the sums, then each partition in full."""
     total = asdict(figures.total)
     subscriptions = total.pop("subscriptions")
     for name in ("index", "start_offset", "end_offset"):
