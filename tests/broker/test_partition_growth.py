@@ -100,7 +100,7 @@ async def test_a_grown_topic_keeps_its_policies_and_its_holder(tmp_path):
 @asynccontextmanager
 async def being_opened(door: Door, partition: int):
     """In here the partition is being opened: its log has been read. Afterwards it is open."""
-    opening, reached, go_on = door.broker._partitions._opening, asyncio.Event(), asyncio.Event()
+    opening, reached, go_on = door.broker._partitions._recovery, asyncio.Event(), asyncio.Event()
     recover = opening.recover
 
     async def slow(*arguments):
