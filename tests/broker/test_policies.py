@@ -127,7 +127,7 @@ async def test_producers_that_have_gone_do_not_fill_the_limit(tmp_path):
                 producer.close()
                 producer.close()
             (await door.producer("meter")).close()
-        assert not broker.producers._circles, "nothing stays behind"
+        assert not broker.producers._groups, "nothing stays behind"
 
 
 async def test_a_producer_of_many_partitions_is_one(tmp_path):

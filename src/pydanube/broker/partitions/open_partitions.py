@@ -206,7 +206,7 @@ class Partitions:
             raise
         current = self._registry.find_topic(name)
         if current is None or current.topic_id != record.topic_id:
-            if not self._registry.is_leaving(record.topic_id):
+            if not self._registry.is_being_deleted(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was written after the rest was cleaned up
             raise NotFound(f"topic {name} was deleted")
         partition = self._make(text, index, config, ownership, found, self.policies_of(name))
