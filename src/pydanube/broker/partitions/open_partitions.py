@@ -42,7 +42,6 @@ log = get_logger(__name__)
 Key = tuple[int, int]
 """A topic's id and a partition's index."""
 
-
 OPENED_AT_ONCE: Final = 128
 """How many partitions of one topic are opened together; more would block the metadata store for other callers."""
 
@@ -194,31 +193,30 @@ class Partitions:
 
     async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> None:
         config = record.config()
-        text = name.partition(index) if config.partitions else str(name)
+        full_name = name.partition(index) if config.partitions else str(name)
         ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
         starts = {one.subscription_id: one.start(index) for one in self._registry.subscriptions(name).values()}
         try:
             await ownership.acquire()
             kept = await self._staged_producers(record.topic_id, index)
-            found = await self._recovery.recover(text, config, ownership, starts, kept)
+            found = await self._recovery.recover(full_name, config, ownership, starts, kept)
         except Corrupt as error:
-            log.error("partition.refused", partition=text, error=error.message)
+            log.error("partition.refused", partition=full_name, error=error.message)
             raise
         current = self._registry.find_topic(name)
         if current is None or current.topic_id != record.topic_id:
             if not self._registry.is_being_deleted(record.topic_id):
                 await self._registry.clean_up(record.topic_id)  # what was written after the rest was cleaned up
             raise NotFound(f"topic {name} was deleted")
-        partition = self._make(text, index, config, ownership, found, self.policies_of(name))
-        for subscription, its in self._registry.subscriptions(
-            name
-        ).items():  # the subscriptions of now: they may have changed
+        partition = self._make(full_name, index, config, ownership, found, self.policies_of(name))
+        # Asked again, because subscriptions may have been created or deleted since `starts` was read.
+        for subscription, its in self._registry.subscriptions(name).items():
             cursor = found.cursors.get(its.subscription_id)
             self._attach(partition, subscription, its, Cursor(its.start(index)) if cursor is None else cursor)
         if isinstance(partition, StoredPartition) and partition.tier is not None:
             partition.tier.release_expired()
         self._open.add(record.topic_id, partition)
-        log.debug("partition.opened", partition=text, epoch=partition.epoch, end=partition.stream.end_offset)
+        log.debug("partition.opened", partition=full_name, epoch=partition.epoch, end=partition.stream.end_offset)
 
     def _make(
         self,
