@@ -23,11 +23,12 @@ class CachedTail:
 
     __slots__ = ("_bases", "_first", "_views", "end")
 
-    def __init__(self) -> None:
+    def __init__(self, end: int = 0) -> None:
+        """`end` is where the partition ends now, and where the first batch that is added begins."""
         self._bases: list[int] = []
         self._views: list[memoryview | None] = []
         self._first = 0
-        self.end = 0
+        self.end = end
 
     @property
     def start(self) -> int:

@@ -96,8 +96,7 @@ class LoggedStream:
         self._log = log
         self._past = past
         self._cache = cache
-        self._tail = CachedTail()
-        self._tail.end = end_offset
+        self._tail = CachedTail(end_offset)
         self._firsts = [first for first, _ in ledgers]
         self._ids = [ledger_id for _, ledger_id in ledgers]
         self.start_offset = self._firsts[0] if self._firsts else end_offset
@@ -258,8 +257,7 @@ class MemoryStream:
     def __init__(self, bytes_max: int, end_offset: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
-        self._tail = CachedTail()
-        self._tail.end = end_offset
+        self._tail = CachedTail(end_offset)
         self.end_offset = end_offset
 
     @property
