@@ -199,16 +199,16 @@ class Producers:
         group: TopicProducers,
         topic: TopicName,
         live: list[Producer],
-        replaces: Callable[[int, int], bool],
+        is_replaced: Callable[[int, int], bool],
         why: str,
     ) -> None:
         """Fence the replaced ones of the `live` producers, and refuse batches of replaced producers that still wait."""
         error = StaleEpoch(why)
         for producer in live:
-            if replaces(producer.producer_id, producer.producer_epoch):
+            if is_replaced(producer.producer_id, producer.producer_epoch):
                 group.fence(producer, error)
         for partition in self._partitions.of(topic):
-            partition.refuse_fenced(replaces, error)
+            partition.refuse_fenced(is_replaced, error)
 
     async def _check_returning(
         self, topic: TopicName, name: str, identity: ProducerRecord, access: AccessRecord
