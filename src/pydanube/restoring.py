@@ -1,8 +1,8 @@
-"""`danube storage restore`: an empty data directory and an object store become a broker's data directory.
+"""`danube storage restore`: makes a broker's data directory from an empty directory and an object store.
 
-The order is that of trust again: the directory is locked and stays nobody's until all metadata is in it; its identity
-is written last. Whatever is cut short leaves a directory that no broker starts on: empty it, and begin again. The store
-is only read: the restored broker takes it over when it starts (storage.tiering.store_ownership), and not before.
+The directory is locked, then filled with metadata, and its identity is written last. A restore that is interrupted
+leaves a directory on which no broker starts: empty it, and restore again. The object store is only read; the restored
+broker takes it over when it starts (storage.tiering.store_ownership), and not before.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .storage.tiering.store_ownership import StoreOwner, read_owner
 async def restore(
     settings: Settings, progress: OnProgress = lambda _: None, components: Components | None = None
 ) -> Restored:
-    """Rebuild what the settings name from the store they name. `progress` hears of every step.
+    """Rebuild the data directory that the settings name from their object store; `progress` is called at every step.
 
-    Raises Refused where anything is there already, NotFound or Corrupt where the store has no manifest that is whole.
-    Cancelled or failed: the directory is no data directory; empty it before the next try.
+    Raises Refused if the directory, the log or the metadata is not empty, and NotFound or Corrupt if the store has no
+    complete manifest. Cancelled or failed: the directory is not a data directory; empty it before the next try.
     """
     world = components or Components.real()
     async with await open_store(settings.store_url, settings.storage.options) as objects:
@@ -68,7 +68,7 @@ async def _fill(
 
 
 def _refuse_used(disk: Disk, settings: Settings) -> None:
-    """The log and the metadata may lie elsewhere; where they lie there must be nothing yet."""
+    """Raise Refused if there is a log or metadata already; both may be outside the data directory."""
     used: list[Path] = []
     if disk.exists(settings.log_directory) and disk.list(settings.log_directory):
         used.append(settings.log_directory)

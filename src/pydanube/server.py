@@ -1,7 +1,7 @@
-"""COMPOSITION ROOT. Settings and components become a running broker; nowhere else are the parts put together.
+"""COMPOSITION ROOT. Makes a running broker from settings and components; only here are the parts put together.
 
-The order of opening is the order of trust: directory (lock, identity), metadata, log (recovery), broker, doors. Closing
-goes the other way, so that nothing is answered that could no longer be kept.
+Parts are opened in the order in which they depend on each other: directory (lock, identity), metadata, log (recovery),
+broker, listeners. They are closed in reverse order, so that no publish is answered that can no longer be stored.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ DEFAULT_NODE: Final = "broker-1"
 METADATA_PART: Final = "metadata"
 LOG_PART: Final = "wal"
 IDENTITY_KEY: Final = "/identity"
-"""In the metadata store: whose it is, so that two halves of different brokers are never taken for one."""
+"""The key of the broker's identity in the metadata store. It shows when metadata and data directory belong to
+different brokers."""
 
 REVISION_INTERVAL_S: Final = 10.0
-"""So often, when the metadata has moved, the data directory and the log are told how far."""
+"""How often the revision of the metadata is saved in the data directory and noted in the log, if it has changed."""
 
 SWITCH_SECONDS: Final = 0.0005
-"""How long the log's thread, back from a sync, may have to wait for a busy event loop: a tenth of Python's default."""
+"""Python's thread switch interval, a tenth of the default: how long the log's thread waits for a busy event loop."""
 
 UPLOAD_INTERVAL_S: Final = 1.0
-"""How often it is looked at what is due for object storage."""
+"""How often the broker checks what is due for upload to object storage."""
 
 DRAIN_SECONDS: Final = 10.0
-"""How long clients are given to hear the answers to what they have sent."""
+"""How long a closing broker goes on answering requests that clients have sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The world, as objects. Tests pass in their own."""
+    """What the server needs from outside. Tests pass their own."""
 
     clock: Clock
     disk: Disk
@@ -75,20 +76,20 @@ class Components:
 
 
 class Server:
-    """A running broker with its doors."""
+    """A running broker with its listeners."""
 
     def __init__(self, settings: Settings, components: Components) -> None:
         self._settings = settings
         self._components = components
         self._parts = AsyncExitStack()
         self._native: NativeServer | None = None
-        self._remembered: MetadataStamp | None = None
-        self._remembering: asyncio.Future[None] | None = None
+        self._saved: MetadataStamp | None = None
+        self._saving: asyncio.Future[None] | None = None
         self.native_address = ("", 0)
 
     @classmethod
     async def start(cls, settings: Settings, components: Components | None = None) -> Self:
-        """Open everything. Failed or cancelled, whatever was open is closed again."""
+        """Open everything. If that fails or is cancelled, what was opened is closed again."""
         server = cls(settings, components or Components.real())
         try:
             await server._open()
@@ -98,7 +99,8 @@ class Server:
         return server
 
     async def close(self) -> None:
-        """Stop accepting, answer what was sent, sync, let go of the directory. Cancelled: as after a crash."""
+        """Stop accepting, answer what was sent, sync, unlock the directory. Cancelled: the directory is as after a
+        crash."""
         native, self._native = self._native, None
         if native is not None:
             await native.close(DRAIN_SECONDS)
@@ -111,7 +113,8 @@ class Server:
 
     @property
     def ready_line(self) -> str:
-        """What `danube serve` prints once clients may come; a door that does not exist yet has port 0."""
+        """The line that `danube serve` prints once clients can connect; a listener that is not implemented has port
+        0."""
         host, port = self.native_address
         host = _bracketed(host)
         return f"danube ready native={host}:{port} grpc={host}:0 admin={host}:0 http={host}:0"
@@ -125,8 +128,8 @@ class Server:
         registry = Registry(store, clock)
         await registry.load()
         writer = await self._open_log(directory, store, await registry.known_ledgers())
-        await self._remember_metadata(store, directory, writer)
-        self._parts.push_async_callback(self._remember_metadata, store, directory, writer)
+        await self._save_revision(store, directory, writer)
+        self._parts.push_async_callback(self._save_revision, store, directory, writer)
         objects = await open_store(settings.store_url, settings.storage.options)
         self._parts.push_async_callback(objects.close)
         tasks = Tasks()
@@ -148,7 +151,7 @@ class Server:
         await broker.start()
         assert broker.tiers is not None
         tasks.spawn(broker.tiers.run(), "object storage")
-        tasks.spawn(self._keep_remembering(store, directory, writer), "metadata revision remembering")
+        tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
         self.native_address = host, _ = await self._native.start(settings.server.host, settings.server.port)
@@ -187,33 +190,36 @@ class Server:
         return store
 
     async def _refuse_older_metadata(self, store: MetadataStore, directory: DataDirectory) -> None:
-        """A copy of the metadata that is older than the log would give out ids and offsets a second time."""
+        """Refuse metadata that is older than the data directory: it would give out ids and offsets a second time."""
         seen = read_seen(self._components.disk, directory.path)
         if seen is not None:
             identity, revision = await store.identity(), await store.revision()
             refuse_older(identity, revision, dict([seen]), directory.path, self._settings.metadata_path)
 
-    async def _remember_metadata(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
-        """Write down how far the metadata has come, so that a later start refuses an older copy. What fails is tried
-        again the next time; the log names its metadata too. Cancelled: the file is written all the same."""
+    async def _save_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
+        """Save the revision of the metadata in the data directory, so that a later start refuses an older copy.
+
+        What fails is tried again the next time; the log names its metadata too. Cancelled: the file is written all the
+        same.
+        """
         assert writer.metadata is not None
         try:
-            if self._remembering is not None:  # of a call that was cancelled
-                await asyncio.wait([self._remembering])
+            if self._saving is not None:  # by a call that was cancelled
+                await asyncio.wait([self._saving])
             writer.note_revision(await store.revision())
             seen = writer.metadata
-            if seen != self._remembered:
+            if seen != self._saved:
                 write = partial(write_seen, self._components.disk, directory.path, seen)
-                self._remembering = asyncio.get_running_loop().run_in_executor(None, write)
-                await asyncio.shield(self._remembering)
-                self._remembered = seen
+                self._saving = asyncio.get_running_loop().run_in_executor(None, write)
+                await asyncio.shield(self._saving)
+                self._saved = seen
         except (OSError, DanubeError) as error:
             log.warning("metadata.revision_not_written", error=str(error))
 
-    async def _keep_remembering(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
+    async def _keep_saving_revision(self, store: MetadataStore, directory: DataDirectory, writer: LogWriter) -> None:
         while True:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
-            await self._remember_metadata(store, directory, writer)
+            await self._save_revision(store, directory, writer)
 
     async def _open_log(self, directory: DataDirectory, store: MetadataStore, known: KnownLedgers) -> LogWriter:
         metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
@@ -255,7 +261,7 @@ async def run(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     server = await Server.start(settings)
     gc.collect()
-    gc.freeze()  # what was imported and opened stays: the collector need not look at it again
+    gc.freeze()  # what was imported and opened stays: the collector can skip it
     print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
     await stop.wait()
     log.info("broker.stopping")
@@ -284,7 +290,7 @@ def _native_settings(settings: Settings) -> NativeSettings:
         handshake_timeout_ms=limits.handshake_timeout_ms,
         keep_alive_ms=limits.keep_alive_ms,
         publish_window_bytes=limits.publish_window_bytes,
-        # Half of what the broker takes: a full broker is first felt as back-pressure, not as refusals.
+        # Half of what the broker accepts: clients are slowed down by flow control before they are refused.
         publish_memory_bytes=limits.pending_publish_bytes_max // 2,
         fetch_bytes_max=limits.fetch_bytes_max,
     )
@@ -330,7 +336,7 @@ def _bracketed(host: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """A broker that listens everywhere is found by clients of this machine at the loopback address."""
+    """Return an address that clients can connect to: for a broker that listens on all addresses, the loopback one."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
 
 

@@ -1,4 +1,4 @@
-"""Producers with exclusive access: it fences everybody before it, for good; whoever has gone holds nothing."""
+"""Producers with exclusive access fence all producers before them, for good; a closed producer holds nothing."""
 
 import asyncio
 import random
@@ -48,7 +48,7 @@ async def test_an_exclusive_producer_fences_shared_ones_and_they_stay_fenced(tmp
         await door.publish(await door.producer("meter"), [b"new"])
 
 
-async def test_a_shared_producer_is_refused_while_an_exclusive_one_lives(tmp_path):
+async def test_a_shared_producer_is_refused_while_an_exclusive_one_is_live(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         exclusive = await door.producer("boss", access="exclusive")
@@ -76,7 +76,7 @@ async def test_a_fenced_producer_stays_fenced_after_a_restart(tmp_path):
         await door.publish(again, [b"a"], sequence=0)
 
 
-async def test_exclusive_access_is_over_all_partitions(tmp_path):
+async def test_exclusive_access_covers_all_partitions(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker, partitions=3)
         shared = [await door.producer(partition=index) for index in range(3)]
@@ -96,7 +96,7 @@ async def test_exclusive_access_is_over_all_partitions(tmp_path):
         await door.producer()
 
 
-async def test_a_holder_that_comes_back_fences_who_came_meanwhile(tmp_path):
+async def test_an_exclusive_producer_that_reconnects_fences_the_producers_opened_meanwhile(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         holder = await door.producer(access="exclusive")
@@ -111,7 +111,7 @@ async def test_a_holder_that_comes_back_fences_who_came_meanwhile(tmp_path):
             await door.come_back(meanwhile)
 
 
-async def test_a_shared_producer_may_take_the_topic_as_itself(tmp_path):
+async def test_a_shared_producer_may_take_exclusive_access_under_its_identity(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         mine, other = await door.producer(), await door.producer()
@@ -122,7 +122,7 @@ async def test_a_shared_producer_may_take_the_topic_as_itself(tmp_path):
         assert (await door.publish(taken, [b"b"], sequence=1)).base_offset == 1
 
 
-async def test_what_waits_when_its_producer_is_fenced_is_refused_and_never_stored(tmp_path):
+async def test_waiting_batches_of_a_fenced_producer_are_refused_and_never_stored(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
@@ -138,7 +138,7 @@ async def test_what_waits_when_its_producer_is_fenced_is_refused_and_never_store
 
 
 @pytest.mark.parametrize("access", ["shared", "exclusive"])
-async def test_what_a_producer_left_behind_is_not_stored_after_it_was_fenced(tmp_path, access):
+async def test_waiting_batches_of_a_closed_producer_are_not_stored_after_it_was_fenced(tmp_path, access):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
@@ -151,7 +151,7 @@ async def test_what_a_producer_left_behind_is_not_stored_after_it_was_fenced(tmp
             await left
 
 
-async def test_many_who_want_it_at_once_leave_one_holder(tmp_path):
+async def test_of_many_exclusive_producers_opened_at_once_one_stays(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         opened = await asyncio.gather(*[door.producer(access="exclusive") for _ in range(10)])
@@ -165,7 +165,7 @@ async def test_many_who_want_it_at_once_leave_one_holder(tmp_path):
         assert broker.producers.count((await broker.lookup(ANONYMOUS, TOPIC, False)).topic_id) == 1
 
 
-async def test_other_topics_are_not_concerned(tmp_path):
+async def test_exclusive_access_does_not_affect_other_topics(tmp_path):
     async with open_broker(tmp_path) as broker:
         door, neighbour = await a_topic(broker), Door(broker, TopicName.parse("/default/orders-dlq"))
         await neighbour.create()
@@ -232,7 +232,7 @@ async def step(door: Door, world: Everybody, rng: random.Random) -> None:
     world.opened(index, producer, access)
 
 
-async def test_whatever_happens_only_those_may_publish_who_were_not_fenced(tmp_path):
+async def test_in_any_sequence_only_producers_that_are_not_fenced_may_publish(tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng, world = random.Random(seed), Everybody()
@@ -268,7 +268,7 @@ async def test_a_producer_is_not_fenced_by_an_open_of_its_own_whose_answer_was_l
                 await door.come_back(again, name, access=access, opener=opener)
 
 
-async def test_who_names_no_opener_is_nobody_s_equal(tmp_path):
+async def test_clients_without_an_opener_number_are_never_taken_for_the_same(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         known = await door.producer("meter")

@@ -1,4 +1,4 @@
-"""The broker behind its doors: publish, read, subscribe, restart, fail."""
+"""The broker behind its listeners: publish, read, subscribe, restart, fail."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ async def test_a_restart_serves_existing_topics_with_contiguous_offsets(tmp_path
 
 
 @pytest.mark.parametrize("level", [AckLevel.WRITTEN, AckLevel.MEMORY])
-async def test_offsets_are_never_used_twice_where_the_log_may_come_back_shorter(tmp_path, level):
+async def test_offsets_are_never_used_twice_where_a_crash_may_shorten_the_log(tmp_path, level):
     async with open_broker(tmp_path, crash=True) as broker:
         door = Door(broker)
         await door.create(ack_level=level)
@@ -91,7 +91,7 @@ async def test_a_retry_after_a_restart_is_stored_once(tmp_path):
         assert [payload for _, payload in await door.read_all()] == [b"a", b"b", b"c", b"d"]
 
 
-async def test_a_name_that_resumes_gets_its_id_and_fences_the_older_holder(tmp_path):
+async def test_a_named_producer_opened_again_keeps_its_id_and_fences_the_older_one(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -142,7 +142,7 @@ async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
         assert len(await Door(broker).read_all()) == 200
 
 
-async def test_a_new_subscription_starts_where_it_is_told_and_stays_there(tmp_path):
+async def test_a_new_subscription_starts_at_the_requested_position_and_stays_there(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
         door = Door(broker)
         await door.create()
@@ -214,7 +214,7 @@ async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
         assert [offset for offset, _ in got] == list(range(400))
 
 
-async def test_a_fetch_at_the_end_waits_for_what_comes(tmp_path):
+async def test_a_fetch_at_the_end_waits_for_the_next_batch(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -225,7 +225,7 @@ async def test_a_fetch_at_the_end_waits_for_what_comes(tmp_path):
         assert (await door.fetch(LATEST, wait_ms=1)).batches == []
 
 
-async def test_deleting_a_topic_tells_its_users_and_leaves_nothing(tmp_path):
+async def test_deleting_a_topic_closes_its_producers_and_consumers_and_leaves_nothing(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -258,7 +258,7 @@ async def test_names_are_compared_whole(tmp_path):
             await broker.describe_topic(ANONYMOUS, TOPIC)
 
 
-async def test_namespaces_come_and_go(tmp_path):
+async def test_namespaces_are_created_and_deleted(tmp_path):
     async with open_broker(tmp_path) as broker:
         assert await broker.list_namespaces(ANONYMOUS) == ["default"]
         team = TopicName.parse("/team/events")
@@ -357,7 +357,7 @@ async def test_every_call_asks_the_authorizer(tmp_path):
             broker.describe(ANONYMOUS)
 
 
-async def test_files_of_deleted_topics_are_given_back_while_others_keep_theirs(tmp_path):
+async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_path):
     small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10, spare_files_max=0)
     other = TopicName.parse("/default/other")
 

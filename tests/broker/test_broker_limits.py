@@ -1,4 +1,4 @@
-"""What a client does wrong, on purpose or not, ends with that client: bounded, refused by name, remembered."""
+"""A client that misbehaves harms only itself: its memory is bounded, and its requests are refused."""
 
 import pytest
 from broker_harness import TOPIC, Collector, Door, open_broker
@@ -12,7 +12,7 @@ from pydanube.model.positions import EARLIEST
 from pydanube.model.topics import AckLevel
 
 
-async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_harms_nobody(tmp_path):
+async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_others_go_on(tmp_path):
     async with open_broker(tmp_path, message_bytes_max=1 << 24) as broker:
         door = Door(broker)
         await door.create()
@@ -28,7 +28,7 @@ async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_harms_nobody(tm
         assert (await Door(broker).fetch()).end_offset == 300_000
 
 
-async def test_identities_that_nobody_was_given_are_refused(tmp_path):
+async def test_identities_that_were_never_given_out_are_refused(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -43,7 +43,7 @@ async def test_identities_that_nobody_was_given_are_refused(tmp_path):
             await door.producer("x" * 256)
 
 
-async def test_fencing_outlives_a_restart(tmp_path):
+async def test_fencing_survives_a_restart(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TIERING, TOPIC, Door, open_broker
 
-from pydanube.broker.lifecycle.expiration import _Care
+from pydanube.broker.lifecycle.expiration import PartitionExpiration
 from pydanube.broker.tiering.disaster_recovery import rebuild
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
@@ -224,10 +224,10 @@ async def test_retention_by_size_keeps_as_many_bytes_on_either_side_of_the_gap(g
         partition = await door.broker._partitions.get(TOPIC, 0)
         whole = partition.sizes.between(0, partition.stream.end_offset)
         await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole * 4 // 5})
-        await _Care(partition).look(gapped.clock.now_us())
+        await PartitionExpiration(partition).run(gapped.clock.now_us())
         assert 39 <= (await description(door)).messages <= 42
         await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole // 5})
-        await _Care(partition).look(gapped.clock.now_us())
+        await PartitionExpiration(partition).run(gapped.clock.now_us())
         found = await description(door)
         assert 9 <= found.messages <= 12
         assert not found.gaps, "it lies before the start now"
@@ -238,7 +238,7 @@ async def test_expiry_counts_messages(gapped: Gapped):
         await door.broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 60})
         gapped.clock.advance(3600)
         partition = await door.broker._partitions.get(TOPIC, 0)
-        await _Care(partition).look(gapped.clock.now_us())
+        await PartitionExpiration(partition).run(gapped.clock.now_us())
         _, found = await statistics(door)
         assert {name: one.expired for name, one in found.items()} == {"unread": 50, "read": 20, "some": 35}
         assert all(one.backlog == 0 for one in found.values())
@@ -275,7 +275,7 @@ async def test_a_gap_before_the_first_message_stays_when_retention_takes_what_wa
             await broker.subscriptions.delete(ANONYMOUS, TOPIC, name)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
         partition = await broker._partitions.get(TOPIC, 0)
-        await _Care(partition).look(gapped.clock.now_us())
+        await PartitionExpiration(partition).run(gapped.clock.now_us())
         found = await description(door)
         assert (found.start_offset, found.messages) == (BEFORE, 0)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": -1})

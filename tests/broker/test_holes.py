@@ -56,7 +56,7 @@ async def test_a_hole_in_a_durable_topic_is_corrupt_and_other_topics_open(tmp_pa
             assert len(await Door(broker, OTHER).read_all()) == 30
 
 
-async def test_what_retention_gave_up_is_no_hole(tmp_path):
+async def test_what_retention_dropped_is_not_a_hole(tmp_path):
     objects = MemoryStore()
     await fill(tmp_path, objects)
     async with open_broker(tmp_path, objects=objects) as broker:
@@ -66,7 +66,7 @@ async def test_what_retention_gave_up_is_no_hole(tmp_path):
         assert [offset for offset, _ in await Door(broker).read_all()] == list(range(10, 30))
 
 
-async def test_what_is_in_the_catalog_is_no_hole(tmp_path):
+async def test_what_is_in_the_catalog_is_not_a_hole(tmp_path):
     objects = MemoryStore()
     await fill(tmp_path, objects)
     async with open_broker(tmp_path, objects=objects) as broker:
@@ -78,7 +78,7 @@ async def test_what_is_in_the_catalog_is_no_hole(tmp_path):
         assert [offset for offset, _ in await Door(broker).read_all()] == list(range(30))
 
 
-async def test_a_topic_that_may_lose_its_end_may_have_gaps(tmp_path):
+async def test_a_topic_that_is_not_durable_may_have_gaps(tmp_path):
     objects = MemoryStore()
     await fill(tmp_path, objects, ack_level=AckLevel.WRITTEN)
     async with open_broker(tmp_path, objects=objects) as broker:

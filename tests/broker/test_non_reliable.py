@@ -37,7 +37,7 @@ async def test_a_publish_is_answered_and_delivered_before_the_call_returns(tmp_p
         assert consumer.received == [(n, b"b" if n % 2 else b"a") for n in range(6)]
 
 
-async def test_nothing_of_it_touches_the_disk(tmp_path):
+async def test_a_non_reliable_topic_writes_nothing_to_the_disk(tmp_path):
     def log() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / "wal").iterdir()}
 
@@ -59,7 +59,7 @@ async def test_nothing_of_it_touches_the_disk(tmp_path):
         assert await broker._registry.ledgers_of(TOPIC) == set()
 
 
-async def test_what_nobody_listens_to_is_dropped_and_counted(tmp_path):
+async def test_messages_published_without_a_consumer_are_dropped_and_counted(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         producer = await door.producer()
@@ -75,7 +75,7 @@ async def test_what_nobody_listens_to_is_dropped_and_counted(tmp_path):
         assert partition.traffic.published == 4
 
 
-async def test_a_consumer_without_room_loses_messages_and_makes_nobody_wait(tmp_path):
+async def test_a_consumer_without_credit_loses_messages_and_no_publish_waits(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         slow, quick = await door.subscribe("slow", credit=10), await door.subscribe("quick")
@@ -92,7 +92,7 @@ async def test_a_consumer_without_room_loses_messages_and_makes_nobody_wait(tmp_
         assert offsets(slow)[-1] == 100
 
 
-async def test_the_four_types_share_out_as_they_do_on_reliable_topics(tmp_path):
+async def test_the_four_subscription_types_dispatch_as_on_reliable_topics(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         exclusive = await door.subscribe("exclusive")
@@ -115,7 +115,7 @@ async def test_the_four_types_share_out_as_they_do_on_reliable_topics(tmp_path):
             assert offsets(one) == sorted(offsets(one))
 
 
-async def test_a_second_exclusive_consumer_is_refused_and_the_first_may_come_back(tmp_path):
+async def test_a_second_exclusive_consumer_is_refused_and_the_first_may_attach_again(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         first = await door.subscribe(consumer="a")
@@ -127,7 +127,7 @@ async def test_a_second_exclusive_consumer_is_refused_and_the_first_may_come_bac
         assert offsets(again) == [0] and not first.received
 
 
-async def test_acks_and_nacks_are_no_error_and_bring_nothing_back(tmp_path):
+async def test_acks_and_nacks_are_accepted_and_redeliver_nothing(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         consumer, producer = await door.subscribe(), await door.producer()
@@ -184,7 +184,7 @@ async def test_what_needs_stored_messages_is_refused_with_what_to_do(tmp_path):
         assert await subscriptions.names(ANONYMOUS, TOPIC) == ["billing"]
 
 
-async def test_partitions_of_it_are_separate_and_a_deleted_one_says_so(tmp_path):
+async def test_partitions_are_separate_and_a_deleted_topic_closes_its_consumers(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker, partitions=2)
         consumers = [await door.subscribe(partition=index) for index in range(2)]
@@ -203,7 +203,7 @@ async def test_a_topic_that_is_created_by_its_first_publisher_is_reliable(tmp_pa
         assert (await broker.lookup(ANONYMOUS, TOPIC, True)).config.reliable
 
 
-async def test_the_disk_may_fail_as_it_likes(tmp_path):
+async def test_publishing_works_while_the_log_cannot_be_written(tmp_path):
     async with open_broker(tmp_path, pending_publish_bytes_max=1) as broker:
         door = await a_topic(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1000})

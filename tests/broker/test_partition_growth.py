@@ -18,7 +18,7 @@ async def partitions_of(broker) -> int:
     return len((await broker.lookup(ANONYMOUS, TOPIC, False)).partitions)
 
 
-async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_what_is_new(tmp_path):
+async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_new_partitions(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
         door = Door(broker)
         await door.create(partitions=2)
@@ -40,7 +40,7 @@ async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_what_is_new
         assert [one.partition for one in described.partitions] == [0, 1, 2, 3]
 
 
-async def test_what_runs_goes_on_while_a_topic_grows(tmp_path):
+async def test_producers_and_consumers_go_on_while_a_topic_grows(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create(partitions=1)
@@ -54,7 +54,7 @@ async def test_what_runs_goes_on_while_a_topic_grows(tmp_path):
         assert (await door.publish(again, [b"y"], sequence=0)).base_offset == 0
 
 
-async def test_partitions_are_never_taken_away_and_plain_topics_stay_plain(tmp_path):
+async def test_partitions_cannot_be_removed_nor_added_to_a_non_partitioned_topic(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         with pytest.raises(NotFound):
@@ -83,7 +83,7 @@ async def test_a_non_reliable_topic_grows_too(tmp_path):
         assert consumer.received == [(0, b"x")]
 
 
-async def test_a_grown_topic_keeps_its_policies_and_its_holder(tmp_path):
+async def test_a_grown_topic_keeps_its_policies_and_its_exclusive_producer(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create(partitions=1)
@@ -100,7 +100,7 @@ async def test_a_grown_topic_keeps_its_policies_and_its_holder(tmp_path):
 @asynccontextmanager
 async def being_opened(door: Door, partition: int):
     """In here the partition is being opened: its log has been read. Afterwards it is open."""
-    opening, reached, go_on = door.broker._partitions._opening, asyncio.Event(), asyncio.Event()
+    opening, reached, go_on = door.broker._partitions._recovery, asyncio.Event(), asyncio.Event()
     recover = opening.recover
 
     async def slow(*arguments):
@@ -159,7 +159,7 @@ async def test_a_subscription_that_is_created_while_a_partition_opens_misses_not
         assert len(await (await door.subscribe("billing", partition=1)).wait_for(10)) == 10
 
 
-async def test_a_failure_policy_that_is_set_while_a_partition_opens_counts_there(tmp_path):
+async def test_a_failure_policy_that_is_set_while_a_partition_opens_applies_there(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create(partitions=1)

@@ -1,4 +1,4 @@
-"""Policies: inherited, durable, applied to what is running; limits count the living only."""
+"""Policies are inherited, durable and applied to open partitions; limits count live producers and consumers."""
 
 import asyncio
 from dataclasses import replace
@@ -45,7 +45,7 @@ async def test_a_topic_inherits_from_its_namespace_and_that_from_the_broker(tmp_
         assert (report.own, report.effective.producers_max) == (Policies(), 7)
 
 
-async def test_what_counts_is_put_together_once_and_again_after_a_change(tmp_path):
+async def test_effective_policies_are_computed_once_and_again_after_a_change(tmp_path):
     async with open_broker(tmp_path) as broker:
         await a_topic(broker)
         policies_of = broker._partitions.policies_of
@@ -62,7 +62,7 @@ async def test_what_counts_is_put_together_once_and_again_after_a_change(tmp_pat
         assert policies_of(TOPIC) == replace(first, ttl_s=60)
 
 
-async def test_policies_survive_a_restart_and_go_with_their_topic(tmp_path):
+async def test_policies_survive_a_restart_and_are_deleted_with_their_topic(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
         await a_topic(broker, backlog_action=BacklogAction.EVICT, retention_s=-1)
         await broker.policies.set(ANONYMOUS, "default", {"consumers_max": 5})
@@ -89,7 +89,7 @@ async def test_names_are_compared_whole(tmp_path):
         assert (await broker.policies.get(ANONYMOUS, "default-2")).effective.subscriptions_max == 0
 
 
-async def test_what_is_no_policy_or_no_target_is_refused(tmp_path):
+async def test_an_unknown_policy_or_target_is_refused(tmp_path):
     async with open_broker(tmp_path) as broker:
         await a_topic(broker)
         with pytest.raises(Invalid, match="producer_max' is unknown"):
@@ -115,7 +115,7 @@ async def test_a_topic_that_is_being_opened_while_its_policies_change_is_opened(
             await Door(broker).publish(await Door(broker).producer(), [b"x" * 11])
 
 
-async def test_producers_that_have_gone_do_not_fill_the_limit(tmp_path):
+async def test_closed_producers_do_not_count_towards_the_limit(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker, producers_max=2)
         for _ in range(5):
@@ -127,10 +127,10 @@ async def test_producers_that_have_gone_do_not_fill_the_limit(tmp_path):
                 producer.close()
                 producer.close()
             (await door.producer("meter")).close()
-        assert not broker.producers._circles, "nothing stays behind"
+        assert not broker.producers._groups, "nothing stays behind"
 
 
-async def test_a_producer_of_many_partitions_is_one(tmp_path):
+async def test_a_producer_of_many_partitions_counts_once(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create(partitions=4)
@@ -145,14 +145,14 @@ async def test_a_producer_of_many_partitions_is_one(tmp_path):
         assert [one.producers for one in broker._partitions] == [1, 1, 1, 1]
 
 
-async def test_many_producers_at_once_do_not_pass_the_limit(tmp_path):
+async def test_many_producers_opened_at_once_do_not_exceed_the_limit(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker, producers_max=3)
         opened = await asyncio.gather(*[door.producer() for _ in range(10)], return_exceptions=True)
         assert sum(isinstance(one, Full) for one in opened) == 7
 
 
-async def test_consumers_that_have_gone_do_not_fill_the_limit(tmp_path):
+async def test_closed_consumers_do_not_count_towards_the_limit(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker, consumers_max=2)
         for _ in range(3):
@@ -178,7 +178,7 @@ async def test_a_consumer_that_is_refused_leaves_no_subscription(tmp_path):
         assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["billing"]
 
 
-async def test_a_consumer_of_many_partitions_is_one(tmp_path):
+async def test_a_consumer_of_many_partitions_counts_once(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create(partitions=3)
@@ -202,7 +202,7 @@ async def test_subscriptions_are_limited_and_deleting_one_makes_room(tmp_path):
         assert sum(isinstance(one, Full) for one in created) == 2
 
 
-async def test_a_lower_limit_puts_nobody_out_and_a_higher_one_counts_at_once(tmp_path):
+async def test_a_lower_limit_closes_no_producer_and_a_higher_one_applies_at_once(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         opened = [await door.producer() for _ in range(3)]
@@ -215,7 +215,7 @@ async def test_a_lower_limit_puts_nobody_out_and_a_higher_one_counts_at_once(tmp
         await door.producer()
 
 
-async def test_the_size_of_messages_follows_the_policy_up_to_what_the_broker_takes(tmp_path):
+async def test_the_largest_message_follows_the_policy_up_to_the_limit_of_the_broker(tmp_path):
     async with open_broker(tmp_path, message_bytes_max=1000) as broker:
         door = await a_topic(broker, message_bytes_max=10)
         producer = await door.producer()
@@ -230,7 +230,7 @@ async def test_the_size_of_messages_follows_the_policy_up_to_what_the_broker_tak
             await door.publish(producer, [b"x" * 1001])
 
 
-async def test_the_dispatch_rate_reaches_every_subscription_there_is_and_will_be(tmp_path):
+async def test_the_dispatch_rate_applies_to_existing_and_new_subscriptions(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = await a_topic(broker)
         await door.subscribe("before")

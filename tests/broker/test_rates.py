@@ -1,4 +1,4 @@
-"""Rates: publishes past one wait, in order, and none is lost; deliveries past one come later; nobody else waits."""
+"""Rates: publishes beyond one wait in order and none is lost; deliveries beyond one are delayed; others do not wait."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ async def pass_time(clock: ManualClock, seconds: float) -> None:
     st.integers(1, 10_000),
     st.lists(st.tuples(st.floats(0, 5), st.integers(1, 5_000)), min_size=1, max_size=50),
 )
-def test_over_any_time_a_rate_is_kept_to_within_a_burst_and_a_batch(per_s, arrivals):
+def test_over_any_period_a_rate_is_exceeded_by_at_most_a_burst_and_a_batch(per_s, arrivals):
     bucket, now, total = Bucket(per_s, 0.0), 0.0, 0
     largest = max(amount for _, amount in arrivals)
     for pause, amount in arrivals:
@@ -50,7 +50,7 @@ def test_over_any_time_a_rate_is_kept_to_within_a_burst_and_a_batch(per_s, arriv
 
 
 @given(st.integers(1, 10_000), st.integers(1, 1_000_000))
-def test_nothing_is_too_large_and_the_debt_is_paid_in_time(per_s, amount):
+def test_a_batch_of_any_size_may_go_and_its_debt_is_paid_over_time(per_s, amount):
     bucket = Bucket(per_s, 0.0)
     assert bucket.wait_s(0.0) == 0
     bucket.take(amount, 0.0)
@@ -58,7 +58,7 @@ def test_nothing_is_too_large_and_the_debt_is_paid_in_time(per_s, amount):
     assert bucket.wait_s(amount / per_s + 1e-6) == 0
 
 
-def test_the_slower_of_messages_and_bytes_counts():
+def test_the_stricter_of_messages_and_bytes_applies():
     rate = Rate.of(10, 1000, 0.0)
     assert rate is not None and Rate.of(0, 0, 0.0) is None
     rate.take(11, 100, 0.0)
@@ -94,7 +94,7 @@ async def test_publishes_past_the_rate_are_answered_later_in_order_and_none_is_l
         assert 4 < partition.traffic.throttled_s < 6
 
 
-async def test_a_batch_above_the_rate_goes_and_the_next_one_pays_for_it(tmp_path):
+async def test_a_batch_larger_than_the_rate_goes_and_the_next_one_waits_longer(tmp_path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -110,7 +110,7 @@ async def test_a_batch_above_the_rate_goes_and_the_next_one_pays_for_it(tmp_path
 
 
 @pytest.mark.parametrize("change", [{"publish_messages_per_s": None}, {"publish_messages_per_s": 1_000_000}])
-async def test_a_changed_rate_counts_at_once_for_what_waits(tmp_path, change):
+async def test_a_changed_rate_applies_at_once_to_waiting_publishes(tmp_path, change):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -125,7 +125,7 @@ async def test_a_changed_rate_counts_at_once_for_what_waits(tmp_path, change):
         assert [one.result().base_offset for one in answers] == list(range(0, 2000, 100))
 
 
-async def test_a_rate_of_one_topic_holds_nobody_else_back(tmp_path):
+async def test_the_rate_of_one_topic_does_not_delay_other_topics(tmp_path):
     async with open_broker(tmp_path, clock=ManualClock()) as broker:
         slow, other = Door(broker), Door(broker, TopicName.parse("/default/orders-dlq"))
         await slow.create()
@@ -143,7 +143,7 @@ async def test_a_rate_of_one_topic_holds_nobody_else_back(tmp_path):
         await asyncio.gather(*waiting)
 
 
-async def test_a_broker_that_ends_tells_those_who_wait_to_send_it_again(tmp_path):
+async def test_a_closing_broker_refuses_waiting_publishes_as_retryable(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()

@@ -71,7 +71,7 @@ async def test_a_deleted_topic_leaves_a_tombstone_for_each_ledger_that_the_log_h
         assert await broker.list_topics(ANONYMOUS) == []
 
 
-async def test_a_superseded_state_ledger_leaves_a_tombstone(tmp_path):
+async def test_a_replaced_state_ledger_leaves_a_tombstone(tmp_path):
     await filled(tmp_path)
     async with open_broker(tmp_path) as broker:
         (former,) = {known for known in await ledgers(broker) if broker._writer.ledger(known).has_state}
@@ -84,7 +84,7 @@ async def test_a_superseded_state_ledger_leaves_a_tombstone(tmp_path):
         assert former in await tombstones(broker)
 
 
-async def test_a_tombstone_goes_once_the_log_has_released_the_files_of_its_ledger(tmp_path):
+async def test_a_tombstone_is_removed_once_the_log_has_released_the_files_of_its_ledger(tmp_path):
     async with open_broker(tmp_path, wal=SMALL) as broker:
         doomed, kept = Door(broker, OTHER), Door(broker)
         await doomed.create()
@@ -253,7 +253,7 @@ async def test_a_kill_between_a_release_and_the_sweep_leaves_a_broker_that_start
         assert await Door(broker).read_all() == [(0, b"kept")]
 
 
-async def test_a_trim_that_the_disk_cut_short_keeps_the_tombstones(tmp_path):
+async def test_a_trim_that_a_disk_error_interrupts_keeps_the_tombstones(tmp_path):
     """Files are taken out of the readers' hands before the manifest is written: that is not released yet."""
     async with open_broker(tmp_path, wal=SMALL) as broker:
         doomed = Door(broker, OTHER)

@@ -1,4 +1,4 @@
-"""Whoever is on the way to a topic while it is deleted, and another one made in its name, is told so."""
+"""Requests that are under way while their topic is deleted and created again fail, and do not reach the new topic."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ async def test_a_subscription_whose_start_was_found_in_the_former_topic_is_not_c
 
 
 @pytest.mark.parametrize("name", ["", "meter"])
-async def test_a_producer_that_is_being_opened_meanwhile_is_not_opened(tmp_path, name):
+async def test_a_producer_that_is_being_opened_when_its_topic_is_deleted_is_not_opened(tmp_path, name):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
         door = Door(broker)
@@ -60,7 +60,7 @@ async def test_a_producer_that_is_being_opened_meanwhile_is_not_opened(tmp_path,
         assert not broker.producers.count(1)
 
 
-async def test_an_exclusive_producer_on_its_way_to_the_former_topic_takes_nothing_of_the_new_one(tmp_path):
+async def test_an_exclusive_producer_of_the_former_topic_does_not_take_the_new_one(tmp_path):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
         door = Door(broker)

@@ -1,6 +1,6 @@
 """OWNERSHIP. Each partition and subscription has one owner, and all listeners call one facade.
 
-Contains        the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics
+Lives here      the facade (facade.py) and what every call passes: producers, publish checks, policies, statistics
                 registry/       the namespaces, topics, subscriptions and producers that exist, and their records
                 partitions/     open partitions: publish, fetch, recovery, ownership, limits
                 subscriptions/  delivery to attached consumers, acks, redelivery, dead letters
@@ -8,7 +8,7 @@ Contains        the facade (facade.py) and what every call passes: producers, pu
                 staging/        batches of Spark queries, staged and published all at once
                 tiering/        object storage: uploads, restore, administration
 May import      model, codec, core, runtime, metadata, storage
-A publish       a listener hands over a batch; decide, stamp, log, visible, answer, deliver
+Flows through   a listener hands over a batch; decide, stamp, log, visible, answer, deliver
 Never           sockets, frames, HTTP; a decision that core/ could make without I/O
 """
 

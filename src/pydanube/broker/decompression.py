@@ -1,12 +1,12 @@
 """Bounds the decompression that is done in one turn of the event loop, over all producers and listeners.
 
-A compressed batch is unpacked on the event loop to be checked (docs/adr/0005). What that costs goes by its uncompressed
-size, which can be thousands of times what arrived. So each turn of the loop has a budget of uncompressed bytes. A batch
-that finds it used up waits in a queue, and the loop serves everybody else before the next turn.
+A compressed batch is decompressed on the event loop to be checked (docs/adr/0005). The cost depends on its uncompressed
+size, which can be thousands of times what arrived. So each turn of the loop has a budget of uncompressed bytes. When it
+is used up, further batches wait in a queue, and the loop does its other work before the next turn.
 
 Invariants
-    batches are taken in the order in which they were handed in
-    one turn takes at most TURN_BYTES, and the batch that passes it
+    batches are decompressed in the order in which they were handed in
+    one turn decompresses at most TURN_BYTES, plus the batch that exceeds them
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Final
 from pydanube.model.limits import MIB
 
 TURN_BYTES: Final = 4 * MIB
-"""Some milliseconds of work."""
+"""The budget of one turn: some milliseconds of work."""
 
 
 class DecompressionBudget:
-    """The uncompressed bytes that this turn of the loop may still produce, and the batches that wait for the next."""
+    """Counts the uncompressed bytes of this turn of the loop, and keeps the batches that wait for the next."""
 
     def __init__(self) -> None:
         self._left = TURN_BYTES
@@ -31,19 +31,20 @@ class DecompressionBudget:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def take(self, plain_bytes: int) -> bool:
-        """Whether a batch of this uncompressed size may be unpacked now; if so, the size is counted."""
+        """Return whether a batch of this uncompressed size may be decompressed now; if so, the size is counted."""
         if self._left <= 0 or self._waiting:
             return False
         self._spend(plain_bytes)
         return True
 
     def wait(self, plain_bytes: int, go_on: Callable[[], None]) -> None:
-        """Call `go_on` in a later turn, in which its batch may be unpacked. `go_on` must not raise."""
+        """Call `go_on` in a later turn, when its batch may be decompressed. `go_on` must not raise."""
         self._waiting.append((plain_bytes, go_on))
         self._plan_next()
 
     async def turn(self, plain_bytes: int) -> None:
-        """Return when a batch of this uncompressed size may be unpacked. Cancelled: its turn passes unused."""
+        """Return when a batch of this uncompressed size may be decompressed. Cancelled: its share of a turn stays
+        unused."""
         if not self.take(plain_bytes):
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.wait(plain_bytes, lambda: None if ready.done() else ready.set_result(None))

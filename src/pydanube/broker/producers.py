@@ -1,13 +1,13 @@
-"""Producers: who they are, who of them is live, and who has a topic to himself.
+"""Producers: their identities, which of them are live, and exclusive access to a topic.
 
-An identity is a number and an epoch. Opening a name again raises the name's epoch and fences whoever used it before.
-A producer with exclusive access takes the whole topic under a higher access epoch, and everybody before it is fenced,
-for good: the access epoch is in the metadata, and with every identity that is given out.
+An identity is a number and an epoch. Opening a name again raises the name's epoch and fences the producer that used it
+before. A producer with exclusive access takes the whole topic under a higher access epoch, and all producers before it
+are fenced for good: the access epoch is in the metadata, and in every identity that is given out.
 
 Invariants
     a fenced producer stores nothing after the open that fenced it has returned, here or after a restart
-    while an exclusive producer is live, nobody else is
-    whoever has gone (its connection closed) is not live
+    while an exclusive producer is live, no other producer of the topic is
+    a producer whose connection is closed is not live
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Access = Literal["shared", "exclusive"]
 
 
 class Producer:
-    """Somebody's right to publish to one partition, as one identity."""
+    """The right to publish to one partition, under one identity."""
 
-    __slots__ = ("_circle", "fenced", "owner_epoch", "partition", "producer_epoch", "producer_id", "topic")
+    __slots__ = ("_group", "fenced", "owner_epoch", "partition", "producer_epoch", "producer_id", "topic")
 
-    def __init__(self, topic: str, partition: Partition, identity: ProducerRecord, circle: TopicProducers) -> None:
+    def __init__(self, topic: str, partition: Partition, identity: ProducerRecord, group: TopicProducers) -> None:
         self.topic = topic
         self.partition = partition
         self.producer_id = identity.producer_id
         self.producer_epoch = identity.epoch
         self.owner_epoch = partition.epoch
         self.fenced: DanubeError | None = None
-        self._circle = circle
+        self._group = group
 
     def close(self) -> None:
-        """No longer live. The log remembers what it stored."""
-        self._circle.remove(self)
+        """Stop being live. What the producer stored is remembered for deduplication all the same."""
+        self._group.remove(self)
 
 
 class TopicProducers:
@@ -53,9 +53,9 @@ class TopicProducers:
 
     def __init__(self, topic_id: int, on_empty: Callable[[], object]) -> None:
         self.topic_id = topic_id
-        self.changing = asyncio.Lock()  # one opens at a time: each must see whom the other fenced
+        self.changing = asyncio.Lock()  # one open at a time: each must see which producers the one before fenced
         self._on_empty = on_empty
-        self._coming = 0
+        self._opening = 0
         self._live: dict[int, list[Producer]] = {}
         self._holder: int | None = None
 
@@ -63,26 +63,26 @@ class TopicProducers:
         return iter([producer for handles in self._live.values() for producer in handles])
 
     def __len__(self) -> int:
-        """One that publishes to several partitions is one."""
+        """Return the number of producers; one that publishes to several partitions counts once."""
         return len(self._live)
 
     def of(self, producer_id: int) -> list[Producer]:
-        """The handles of one producer; none: it is not live."""
+        """Return the handles of one producer, one per partition; none if it is not live."""
         return list(self._live.get(producer_id, ()))
 
     @contextmanager
-    def coming(self) -> Iterator[None]:
-        """Somebody is being opened: the circle stays until that is over."""
-        self._coming += 1
+    def opening(self) -> Iterator[None]:
+        """Keep the group registered while a producer is being opened."""
+        self._opening += 1
         try:
             yield
         finally:
-            self._coming -= 1
-            self._end_if_empty()
+            self._opening -= 1
+            self._report_if_empty()
 
     @property
     def holder(self) -> int | None:
-        """The live producer with exclusive access."""
+        """The id of the live producer with exclusive access; None if there is none."""
         return self._holder
 
     def hold(self, producer_id: int) -> None:
@@ -103,10 +103,10 @@ class TopicProducers:
             del self._live[producer.producer_id]
             if self._holder == producer.producer_id:
                 self._holder = None
-            self._end_if_empty()
+            self._report_if_empty()
 
-    def _end_if_empty(self) -> None:
-        if not self._live and not self._coming:
+    def _report_if_empty(self) -> None:
+        if not self._live and not self._opening:
             self._on_empty()
 
     def fence(self, producer: Producer, error: StaleEpoch) -> None:
@@ -115,22 +115,22 @@ class TopicProducers:
 
 
 class Producers:
-    """Opens producers; knows the live ones of every topic."""
+    """Opens producers, and keeps the live ones of every topic."""
 
     def __init__(self, registry: Registry, partitions: Partitions) -> None:
         self._registry = registry
         self._partitions = partitions
-        self._circles: dict[int, TopicProducers] = {}
+        self._groups: dict[int, TopicProducers] = {}
 
     def count(self, topic_id: int) -> int:
-        """Live producers of a topic."""
-        circle = self._circles.get(topic_id)
-        return len(circle) if circle is not None else 0
+        """Return the number of live producers of a topic."""
+        group = self._groups.get(topic_id)
+        return len(group) if group is not None else 0
 
     def is_held(self, topic_id: int) -> bool:
-        """Whether somebody has the topic to himself."""
-        circle = self._circles.get(topic_id)
-        return circle is not None and circle.holder is not None
+        """Return whether a live producer has exclusive access to the topic."""
+        group = self._groups.get(topic_id)
+        return group is not None and group.holder is not None
 
     async def open(
         self,
@@ -142,32 +142,31 @@ class Producers:
         access: Access,
         opener: int,
     ) -> Producer:
-        """See codec.native.requests.OpenProducer. Cancelled: others may have been fenced all the same."""
+        """Open a producer; see codec.native.requests.OpenProducer. Cancelled: others may have been fenced all the
+        same."""
         if len(name.encode()) > PRODUCER_NAME_BYTES_MAX:
             raise Invalid(f"a producer's name has at most {PRODUCER_NAME_BYTES_MAX} bytes")
         owned = await self._partitions.get(topic, partition)
         topic_id = self._registry.topic(topic).topic_id
-        circle = self._circles.setdefault(
-            topic_id, TopicProducers(topic_id, partial(self._circles.pop, topic_id, None))
-        )
-        with circle.coming():
-            async with circle.changing:
+        group = self._groups.setdefault(topic_id, TopicProducers(topic_id, partial(self._groups.pop, topic_id, None)))
+        with group.opening():
+            async with group.changing:
                 record = await self._registry.access(topic)
                 returning: ProducerRecord | None = None
                 if producer_id:
                     returning = ProducerRecord(producer_id, producer_epoch, opener=opener)
                     returning = await self._check_returning(topic, name, returning, record)
-                identity = await self._admit(circle, topic, name, returning, record, access == "exclusive", opener)
+                identity = await self._admit(group, topic, name, returning, record, access == "exclusive", opener)
                 self._partitions.check_served(topic, topic_id, owned)
-                producer = Producer(str(topic), owned, identity, circle)
-                circle.add(producer)
+                producer = Producer(str(topic), owned, identity, group)
+                group.add(producer)
                 if access == "exclusive":
-                    circle.hold(identity.producer_id)
+                    group.hold(identity.producer_id)
                 return producer
 
     async def _admit(
         self,
-        circle: TopicProducers,
+        group: TopicProducers,
         topic: TopicName,
         name: str,
         returning: ProducerRecord | None,
@@ -175,74 +174,76 @@ class Producers:
         exclusive: bool,
         opener: int,
     ) -> ProducerRecord:
-        """The identity to go by, with everybody fenced whom it replaces. Refused, it has changed nothing."""
+        """Return the identity of a producer that is opened, after fencing the producers that it replaces. If the open
+        is refused, nothing has changed. `returning` is the identity that the client already has."""
         if not exclusive:
             known = returning or (await self._registry.named_producer(topic, name) if name else None)
-            self._check_room(circle, topic, known, returning is not None)
+            self._check_allowed(group, topic, known, returning is not None)
         epoch = access.epoch + exclusive
         identity = returning
         if identity is None and name:
-            identity = await self._registry.resume_producer(topic, circle.topic_id, name, epoch, opener)
+            identity = await self._registry.resume_producer(topic, group.topic_id, name, epoch, opener)
         elif identity is None:
             identity = await self._registry.new_producer(epoch)
-        if exclusive and not (circle.holder == identity.producer_id and access.is_held_by(identity)):
-            await self._registry.take_access(topic, circle.topic_id, identity, opener)
+        if exclusive and not (group.holder == identity.producer_id and access.is_held_by(identity)):
+            await self._registry.take_access(topic, group.topic_id, identity, opener)
             why = f"another producer has taken topic {topic} under a higher epoch: this one is fenced"
-            self._fence(circle, topic, list(circle), partial(_is_another, identity), why)
+            self._fence(group, topic, list(group), partial(_is_another, identity), why)
         elif returning is None and name:
             why = f"producer {name!r} was opened again under a higher epoch: this one is fenced"
-            self._fence(circle, topic, circle.of(identity.producer_id), partial(_is_older, identity), why)
+            self._fence(group, topic, group.of(identity.producer_id), partial(_is_older, identity), why)
         return identity
 
     def _fence(
         self,
-        circle: TopicProducers,
+        group: TopicProducers,
         topic: TopicName,
         live: list[Producer],
-        concerns: Callable[[int, int], bool],
+        is_replaced: Callable[[int, int], bool],
         why: str,
     ) -> None:
-        """Those live, and those gone whose last batches still wait."""
+        """Fence the replaced ones of the `live` producers, and refuse batches of replaced producers that still wait."""
         error = StaleEpoch(why)
         for producer in live:
-            if concerns(producer.producer_id, producer.producer_epoch):
-                circle.fence(producer, error)
+            if is_replaced(producer.producer_id, producer.producer_epoch):
+                group.fence(producer, error)
         for partition in self._partitions.of(topic):
-            partition.refuse_fenced(concerns, error)
+            partition.refuse_fenced(is_replaced, error)
 
     async def _check_returning(
         self, topic: TopicName, name: str, identity: ProducerRecord, access: AccessRecord
     ) -> ProducerRecord:
-        """The identity it has by now: the answer to an open of its own, and with it the newer epoch, may be lost."""
+        """Check the identity that a client presents and return its current one, which may have a newer epoch: the
+        answer to an earlier open by the same client may be lost. Raises StaleEpoch if the producer is fenced."""
         known = await self._registry.check_producer(topic, name, identity)
         if identity.epoch < known.epoch:
-            if not _is_same(identity.opener, known.opener):
+            if not _is_same_opener(identity.opener, known.opener):
                 raise StaleEpoch(f"producer {name!r} was opened again under a higher epoch: this one is fenced")
             identity = known
-        is_holder = access.is_held_by(identity) or _is_same(identity.opener, access.opener)
+        is_holder = access.is_held_by(identity) or _is_same_opener(identity.opener, access.opener)
         if known.access_epoch < access.epoch and not is_holder:
             raise StaleEpoch(f"another producer had topic {topic} for itself meanwhile: this one is fenced")
         return identity
 
-    def _check_room(
-        self, circle: TopicProducers, topic: TopicName, known: ProducerRecord | None, returning: bool
+    def _check_allowed(
+        self, group: TopicProducers, topic: TopicName, known: ProducerRecord | None, returning: bool
     ) -> None:
-        """Whether one more may publish besides those who do."""
+        """Raise Refused or Full if exclusive access or the limit of producers does not allow one more."""
         known_id = known.producer_id if known is not None else 0
-        if circle.holder is not None and not (returning and circle.holder == known_id):
+        if group.holder is not None and not (returning and group.holder == known_id):
             raise Refused(
                 f"topic {topic} has a producer with exclusive access: wait until it is closed, or open with exclusive "
                 f"access and fence it"
             )
         limit = self._partitions.policies_of(topic).producers_max
-        if limit and len(circle) >= limit and not circle.of(known_id):
+        if limit and len(group) >= limit and not group.of(known_id):
             raise Full(
-                f"topic {topic} has {len(circle)} producers, and its policy producers_max is {limit}: close one, or "
+                f"topic {topic} has {len(group)} producers, and its policy producers_max is {limit}: close one, or "
                 f"raise it with `danube topics policies {topic} --set producers_max=N`"
             )
 
 
-def _is_same(opener: int, other: int) -> bool:
+def _is_same_opener(opener: int, other: int) -> bool:
     return opener == other != 0
 
 

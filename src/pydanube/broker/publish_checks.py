@@ -1,4 +1,4 @@
-"""What a batch must be to be taken in, however it comes. Its bytes were verified when it was opened."""
+"""Checks that every published batch must pass, from any listener. Its bytes were verified when it was opened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydanube.model.policies import Policies
 
 
 def check_publishable(batch: Batch, topic: str, policies: Policies) -> None:
-    """Whole rows, none of them larger than the topic takes. Raises Invalid."""
+    """Raise Invalid if the batch has a row selection, or a message larger than the topic's policies allow."""
     if not batch.header.publishable:
         raise Invalid("a batch with a row selection cannot be published: send whole rows")
     limit = policies.message_bytes_max

@@ -1,7 +1,7 @@
-"""What can be counted about a topic, gathered over its partitions, subscriptions and consumers.
+"""Statistics of a topic, collected from its partitions, subscriptions and consumers.
 
-Counters live where things happen and cost an addition per batch; whatever takes reading (how old the oldest message not
-acked is) is done here, when somebody asks.
+Counters are kept where things happen, and cost an addition per batch. What takes a read, such as the age of the oldest
+unacked message, is found out here, on request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydanube.storage.stream import PartitionStream, append_time_at
 
 
 class Statistics:
-    """Every call names a principal and asks the authorizer before anything happens."""
+    """Every call names a principal, and the authorizer is asked first."""
 
     def __init__(self, registry: Registry, partitions: Partitions, authorizer: Authorizer, clock: Clock) -> None:
         self._registry = registry
@@ -30,7 +30,8 @@ class Statistics:
         self._clock = clock
 
     async def topic(self, principal: Principal, topic: TopicName) -> TopicStatistics:
-        """Opens the partitions that are not; one that cannot be opened is listed with what is wrong."""
+        """Return the statistics of a topic, and open its partitions for that. One that cannot be opened is listed with
+        the reason in `health`."""
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
         config = self._registry.topic(topic).config()
         found = [await self._partition(topic, index) for index in range(config.partition_count)]
@@ -80,7 +81,7 @@ class Statistics:
 
 
 class _Ages:
-    """How old the messages of one partition are; each place is read once, however many subscriptions stand there."""
+    """The ages of messages of one partition. Each offset is read once, also if several subscriptions are there."""
 
     def __init__(self, stream: PartitionStream, now_us: int) -> None:
         self._stream = stream
@@ -88,7 +89,7 @@ class _Ages:
         self._known: dict[int, float] = {}
 
     async def at(self, offset: int) -> float:
-        """Seconds since the message at `offset`, or the first after it that is stored, was appended."""
+        """Return the seconds since the message at `offset`, or the first stored one after it, was appended."""
         if offset not in self._known:
             appended_us = await append_time_at(self._stream, offset)
             age_us = self._now_us - appended_us if appended_us is not None else 0

@@ -1,11 +1,11 @@
 """The tail cache: the newest batches of every partition, bounded in bytes over all of them.
 
-Consumers that keep up are served from here, all from the same copy. What falls out is read from the log again.
+Consumers that keep up are served from here, all from the same copy. What was dropped is read from the log again.
 
 Invariants
-    a partition's tail is a gapless stretch that ends at its visible end
+    a partition's tail has no gaps and ends at the partition's visible end
     bytes held <= bytes_max after every add, unless a single batch is larger
-    batches leave in the order in which they came, over all partitions
+    batches are dropped in the order in which they were added, over all partitions
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ class CachedTail:
 
     __slots__ = ("_bases", "_first", "_views", "end")
 
-    def __init__(self) -> None:
+    def __init__(self, end: int = 0) -> None:
+        """`end` is where the partition ends now, and where the first batch that is added begins."""
         self._bases: list[int] = []
         self._views: list[memoryview | None] = []
         self._first = 0
-        self.end = 0
+        self.end = end
 
     @property
     def start(self) -> int:
-        """The lowest offset that is cached; `end` when nothing is."""
+        """The lowest offset that is cached; `end` if nothing is."""
         return self._bases[self._first] if self._first < len(self._bases) else self.end
 
     @property
@@ -40,7 +41,8 @@ class CachedTail:
         return self._bases[self._first + 1] if self._first + 1 < len(self._bases) else self.end
 
     def read(self, offset: int, bytes_max: int) -> list[memoryview]:
-        """Whole batches from the one that holds `offset` on, at least one, as many as fit into `bytes_max`."""
+        """Return whole batches, beginning with the one that holds `offset`: as many as fit into `bytes_max`, at least
+        one."""
         assert self.start <= offset < self.end
         index = bisect_right(self._bases, offset, lo=self._first) - 1
         views: list[memoryview] = []
@@ -55,7 +57,7 @@ class CachedTail:
         return views
 
     def first(self, matches: Callable[[memoryview], bool]) -> int:
-        """The offset of the first batch that matches, given that all after it do; `end` when none does."""
+        """Return the offset of the first batch that matches, given that all after it do; `end` if none does."""
         index = bisect_left(self._views, True, lo=self._first, key=lambda view: view is not None and matches(view))
         return self._bases[index] if index < len(self._bases) else self.end
 
@@ -65,6 +67,7 @@ class CachedTail:
         self.end = end
 
     def drop_oldest(self) -> int:
+        """Drop the oldest batch, and return its size."""
         view = self._views[self._first]
         assert view is not None
         self._views[self._first] = None
@@ -79,7 +82,7 @@ class CachedTail:
 
 
 class TailCache:
-    """One budget for all tails."""
+    """Keeps the tails of all partitions within one limit of bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -87,7 +90,7 @@ class TailCache:
         self.bytes = 0
 
     def add(self, tail: CachedTail, base: int, end: int, view: memoryview) -> None:
-        """The batch became visible; it follows what the tail holds."""
+        """Add a batch that became visible to its partition's tail, and drop the oldest ones beyond the limit."""
         if tail.end != base:
             self.clear(tail)
         tail.add(base, end, view)
@@ -97,7 +100,7 @@ class TailCache:
             self.bytes -= self._order.popleft().drop_oldest()
 
     def clear(self, tail: CachedTail) -> None:
-        """Forget a partition's batches."""
+        """Drop all batches of one partition."""
         if len(tail):
             self._order = deque(one for one in self._order if one is not tail)
         while len(tail):

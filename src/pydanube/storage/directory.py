@@ -1,4 +1,4 @@
-"""The data directory: one process at a time, and never somebody else's or an emptied one.
+"""The data directory: it is used by one process at a time, and only by the broker that it belongs to.
 
 ```
 LOCK         held by the running process, with its number in it
@@ -7,8 +7,8 @@ IDENTITY     a JSON object and, on the second line, its CRC32C in hexadecimal:
 wal/ ...     the parts, each of which may be on a disk of its own
 ```
 
-A part is named in IDENTITY once it exists. From then on it must be there at every start: a part that is gone is a disk
-that was emptied, exchanged or not mounted, not a new beginning.
+A part is named in IDENTITY once it exists. From then on it must be there at every start: a part that is missing means
+that a disk was emptied, replaced or not mounted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydanube.runtime.disk import Disk, DiskLock, read_whole, replace_whole
 from pydanube.runtime.randomness import identity as new_identity
 
 FORMAT: Final = 1
-"""Of the whole directory. A release opens every format up to its own."""
+"""The format of the whole directory. A release opens every format up to its own."""
 
 IDENTITY: Final = "IDENTITY"
 LOCK: Final = "LOCK"
@@ -41,13 +41,13 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class DataDirectory:
-    """An open data directory. Holding one means that no other process does."""
+    """An open, locked data directory."""
 
     def __init__(self, disk: Disk, path: Path, lock: DiskLock, written: _Written, is_new: bool) -> None:
         self.path = path
         self.identity = NodeIdentity(written.cluster, written.node, written.incarnation)
         self.is_new = is_new
-        """True when this start made it."""
+        """Whether this start created it."""
         self._disk = disk
         self._lock = lock
         self._written = written
@@ -63,10 +63,10 @@ class DataDirectory:
         expected: NodeIdentity | None = None,
         incarnation: Callable[[], str] = new_identity,
     ) -> Self:
-        """Lock the directory and check whose it is; make it when it is empty.
+        """Lock the directory and check which broker it belongs to; create it if it is empty.
 
-        `expected`: whoever keeps the metadata knows this node already, so an empty directory is refused too.
-        `cluster` None: whichever it is; a new directory begins a cluster of its own.
+        `expected`: the identity under which the metadata already knows this node; then an empty directory is refused.
+        `cluster` None: accept any cluster; a new directory begins a cluster of its own.
         """
         disk.make_directory(path)
         lock = disk.lock(path / LOCK)
@@ -91,8 +91,8 @@ class DataDirectory:
 
     @classmethod
     def begin(cls, disk: Disk, path: Path, *, cluster: str, node: str, beside: frozenset[str] = frozenset()) -> Self:
-        """Lock an empty directory, for whoever fills it before it becomes a data directory: that is with its first
-        part, and until then no start takes it for one. Raises Refused unless it is empty but for `beside`."""
+        """Lock an empty directory that the caller fills. It becomes a data directory with its first part; before that,
+        no broker starts on it. Raises Refused unless it is empty, apart from the names in `beside`."""
         disk.make_directory(path)
         lock = disk.lock(path / LOCK)
         try:
@@ -105,11 +105,11 @@ class DataDirectory:
             raise
 
     def knows(self, part: str) -> bool:
-        """True when this part existed before: it must be there."""
+        """Return whether this part existed before, and so must be there."""
         return part in self._written.parts
 
     def add_part(self, part: str) -> None:
-        """This part exists now, durably."""
+        """Record durably that this part exists."""
         if not self.knows(part):
             written = self._written
             self._written = msgspec.structs.replace(written, parts=[*written.parts, part])

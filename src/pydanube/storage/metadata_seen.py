@@ -1,4 +1,4 @@
-"""Metadata must not be older than what depends on it: the log, and the data directory, remember what they have seen.
+"""Metadata must not be older than the log and the data directory, which record the revisions that they have seen.
 
 ```
 METADATA_REVISION    a JSON object and, on the second line, its CRC32C in hexadecimal:
@@ -6,8 +6,8 @@ METADATA_REVISION    a JSON object and, on the second line, its CRC32C in hexade
                      earlier releases wrote the revision alone, in digits
 ```
 
-An older copy of the metadata would give out ids and offsets a second time, and call ledgers unknown that it never heard
-of. Revisions of two stores say nothing about each other; a store says which others it succeeds, and up to where.
+An older copy of the metadata would give out ids and offsets a second time, and would not know the newest ledgers.
+Revisions of two stores cannot be compared; a store records which stores it succeeds, and up to which revision.
 """
 
 from __future__ import annotations

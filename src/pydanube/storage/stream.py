@@ -1,12 +1,11 @@
-"""One partition as one stream: log files, then the tail cache, then whatever comes next, without gap or repetition.
+"""One partition as one stream: object storage, log files and tail cache, read in sequence without gap or repetition.
 
-A `Stream` is where a partition's visible batches are read from. Readers ask by offset; where a batch lies is nobody's
-business but this file's. `LoggedStream` is for topics in the log, `MemoryStream` for topics that live in memory only,
-`NoStream` for topics that keep nothing.
+Readers ask by offset; only this module knows where a batch is. `LoggedStream` is for topics in the log, `MemoryStream`
+for topics that are in memory only, `NoStream` for topics that store nothing.
 
 Invariants
     a batch is served only after `add` was called for it: what has not reached the ack level cannot be seen
-    consecutive reads at the last batch's end give every batch once, wherever each of them lies
+    reads that each continue at the end of the last batch return every batch once, wherever it is stored
 """
 
 from __future__ import annotations
@@ -25,37 +24,37 @@ from .wal import LogWriter
 
 
 class PartitionStream(Protocol):
-    """Where visible batches are read. Offsets in [start_offset, end_offset) exist, but for reported gaps."""
+    """The visible batches of one partition. Offsets in [start_offset, end_offset) exist, except in `gaps`."""
 
     end_offset: int
     gaps: Gaps
-    """The offsets in [start_offset, end_offset) that hold no message. They were left when the partition was opened:
-    while it is open, offsets are given out without a gap."""
+    """The offsets in [start_offset, end_offset) that hold no message. All of them are older than the opening of the
+    partition: while it is open, offsets are given out without a gap."""
 
     @property
     def start_offset(self) -> int: ...
 
     def add(self, base: int, end: int, view: memoryview) -> None:
-        """A batch became visible."""
+        """Add a batch that became visible."""
 
     def read_cached(self, offset: int, bytes_max: int) -> list[memoryview] | None:
-        """Batches from `offset` on if they are in memory, None if they must be read."""
+        """Return batches from `offset` on if they are in memory, or None if they must be read."""
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
-        """Batches from the first one that ends after `offset`; empty at the end of the stream."""
+        """Return batches, beginning with the first one that ends after `offset`; none at the end of the stream."""
 
     async def find_time(self, time_us: int) -> int:
-        """The first offset of the first batch appended at or after this time; the end when there is none."""
+        """Return the first offset of the first batch appended at or after this time; the end if there is none."""
 
     def trim(self, offset: int) -> None:
-        """Nothing below `offset` is served from now on. It never goes back."""
+        """Stop serving what lies below `offset`. The start never moves back."""
 
     def clear(self) -> None:
-        """Forget what is in memory."""
+        """Drop what is in memory."""
 
 
 async def append_time_at(stream: PartitionStream, offset: int) -> int | None:
-    """When the message at `offset`, or the first after it that is stored, was appended; None when there is none."""
+    """Return when the message at `offset`, or the first stored one after it, was appended; None if there is none."""
     views = await stream.read(offset, 0)
     return read_header(views[0]).append_time if views else None
 
@@ -65,23 +64,23 @@ class Past(Protocol):
 
     end: int
     start: int
-    """Where it begins; `end` when there is nothing."""
+    """Where this part begins; `end` if it is empty."""
 
     sizes: list[tuple[int, int, int]]
-    """About how much lay where when it was opened: offsets [first, end) and their bytes, in order."""
+    """Estimated sizes when the partition was opened: (first, end, bytes) of offset ranges, in order."""
 
     async def read(self, offset: int, bytes_max: int) -> list[memoryview]:
-        """Batches from the first one that ends after `offset`; none behind the last."""
+        """Return batches, beginning with the first one that ends after `offset`; none after the last."""
 
     async def check_gap(self, offset: int) -> None:
-        """Corrupt where it should have what follows from `offset` on, and has not."""
+        """Raise Corrupt if offsets from `offset` on are missing that should be here."""
 
     async def find_time(self, time_us: int, start: int) -> int | None:
-        """The first offset from `start` on of a batch appended at or after this time; None when it has none."""
+        """Return the first offset from `start` on of a batch appended at or after this time; None if there is none."""
 
 
 class LoggedStream:
-    """A partition in the write-ahead log, spread over the ledgers of its owners, and behind that in object storage."""
+    """A partition in the write-ahead log, in the ledgers of its owners, and before that in object storage."""
 
     def __init__(
         self,
@@ -97,14 +96,13 @@ class LoggedStream:
         self._log = log
         self._past = past
         self._cache = cache
-        self._tail = CachedTail()
-        self._tail.end = end_offset
+        self._tail = CachedTail(end_offset)
         self._firsts = [first for first, _ in ledgers]
         self._ids = [ledger_id for _, ledger_id in ledgers]
         self.start_offset = self._firsts[0] if self._firsts else end_offset
         if past is not None and past.start < past.end:
             self.start_offset = min(self.start_offset, past.start)
-        if gaps:  # one before the first message is part of it: whoever stands at its beginning has lost nothing
+        if gaps:  # a gap before the first message is kept: a reader at its beginning has lost nothing
             self.start_offset = min(self.start_offset, gaps.ranges[0][0])
         self.end_offset = end_offset
 
@@ -117,9 +115,9 @@ class LoggedStream:
         return list(self._ids)
 
     def open_ledger(self, first_offset: int, ledger_id: int) -> None:
-        """From this offset on batches are in another ledger."""
+        """Read batches from `first_offset` on from another ledger."""
         if self._firsts and self._firsts[-1] == first_offset:
-            # The former ledger was given up before anything in it became visible.
+            # The last ledger was given up before anything in it became visible.
             self._ids[-1] = ledger_id
             return
         if not self._firsts and not self.gaps and (self._past is None or not self._past.end):
@@ -151,17 +149,17 @@ class LoggedStream:
         except Corrupt:
             if past is None or offset >= past.end:
                 raise
-            views = []  # what is uploaded can be read there
+            views = []  # it is uploaded, and read from there
         if past is None or offset >= past.end or (views and offsets_of(views[0])[0] <= offset):
             return views
-        return await self._read_past(past, offset, bytes_max)  # uploaded and released, maybe while it was being read
+        return await self._read_past(past, offset, bytes_max)  # uploaded and released, perhaps during the read
 
     async def _read_past(self, past: Past, offset: int, bytes_max: int) -> list[memoryview]:
         end = past.end
         views = await past.read(offset, bytes_max)
         if views and offsets_of(views[0])[0] <= offset:
             return views
-        if offset < self.start_offset:  # retention took it meanwhile
+        if offset < self.start_offset:  # retention dropped it meanwhile
             return await self.read(self.start_offset, bytes_max)
         if views:
             await past.check_gap(offset)
@@ -176,7 +174,7 @@ class LoggedStream:
         index = max(0, bisect_right(self._firsts, offset) - 1)
         while index < len(self._ids) and offset < end:
             views = await self._log.read(self._ids[index], offset, bytes_max, before_offset=end)
-            if offset < self.start_offset:  # retention took it meanwhile
+            if offset < self.start_offset:  # retention dropped it meanwhile
                 return await self.read(self.start_offset, bytes_max)
             if views:
                 uploaded_end = self._past.end if self._past is not None else 0
@@ -190,17 +188,18 @@ class LoggedStream:
         return []
 
     def _is_in_log(self, offset: int) -> bool:
-        """Whether the log has the batch with this offset."""
+        """Return whether the log has the batch with this offset."""
         index = bisect_right(self._firsts, offset) - 1
         summary = self._log.ledger(self._ids[index]) if index >= 0 else None
         return summary is not None and summary.first_offset <= offset < summary.end_offset
 
     def ledger_of(self, offset: int) -> int:
-        """The ledger that holds a visible batch."""
+        """Return the ledger that holds the visible batch with this offset."""
         return self._ids[bisect_right(self._firsts, offset) - 1]
 
     def _check_gapless(self, views: list[memoryview], offset: int) -> None:
-        """Only between ledgers may offsets be missing; whoever reads on would take a hole here for a reported gap."""
+        """Raise Corrupt if offsets are missing between these batches of one ledger: a reader would take that for a
+        gap."""
         for view in views:
             base, end = offsets_of(view)
             if not base <= offset < end:
@@ -218,7 +217,7 @@ class LoggedStream:
             found = await self._find_time_in_log(time_us)
             if self._past is None or self._past.end == uploaded_end or self._log_begins_before(time_us):
                 return found
-            # The log gave back files while it was searched, and what was in them nobody has looked at.
+            # The log released files during the search; what was in them must be searched in object storage.
 
     async def _find_time_in_log(self, time_us: int) -> int:
         end = self.end_offset
@@ -232,13 +231,14 @@ class LoggedStream:
         return end
 
     def _log_begins_before(self, time_us: int) -> bool:
-        """Whether the log has something older: times rise with offsets, so that objects need not be asked."""
+        """Return whether the log begins before this time. Times rise with offsets, so the object store is not needed
+        then."""
         summaries = (self._log.ledger(ledger_id) for ledger_id in self._ids)
         oldest = next((one for one in summaries if one is not None and one.first_time), None)
         return oldest is not None and oldest.first_time < time_us
 
     def trim(self, offset: int) -> None:
-        """The log keeps it until its files are released."""
+        """Move the start; the log keeps the batches until their files are released."""
         self.start_offset = max(self.start_offset, min(offset, self.end_offset))
 
     def clear(self) -> None:
@@ -246,10 +246,10 @@ class LoggedStream:
 
 
 class MemoryStream:
-    """A partition of a `memory` topic: gone with the process, bounded in bytes.
+    """A partition of a `memory` topic: it ends with the process, and its bytes are limited.
 
-    Past the bound the oldest batches that every subscription has acked make room; when there are none, publishers are
-    refused with Full.
+    At the limit, the oldest batches are dropped if every subscription has acked them; otherwise publishes are refused
+    with Full.
     """
 
     gaps = NO_GAPS
@@ -257,8 +257,7 @@ class MemoryStream:
     def __init__(self, bytes_max: int, end_offset: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
-        self._tail = CachedTail()
-        self._tail.end = end_offset
+        self._tail = CachedTail(end_offset)
         self.end_offset = end_offset
 
     @property
@@ -266,7 +265,8 @@ class MemoryStream:
         return self._tail.start
 
     def make_room(self, size: int, settled_below: Callable[[], int]) -> None:
-        """Called before a batch is taken; `settled_below` tells the lowest position of any subscription."""
+        """Drop acked batches until one of `size` bytes fits. `settled_below` returns the lowest position of a
+        subscription. Raises Full."""
         if self.bytes + size <= self._bytes_max:
             return
         settled = settled_below()
@@ -294,7 +294,7 @@ class MemoryStream:
         return self._tail.first(lambda view: read_header(view).append_time >= time_us)
 
     def trim(self, offset: int) -> None:
-        """Whole batches only, and at once."""
+        """Drop whole batches only, at once."""
         while len(self._tail) and self._tail.first_end <= offset:
             self.bytes -= self._tail.drop_oldest()
 
@@ -304,7 +304,7 @@ class MemoryStream:
 
 
 class NoStream:
-    """A partition of a non-reliable topic: what is published is delivered at once or never, nothing can be read."""
+    """A partition of a non-reliable topic: what is published is delivered at once or never, and cannot be read."""
 
     start_offset = 0
     end_offset = 0

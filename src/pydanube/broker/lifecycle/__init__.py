@@ -1,1 +1,2 @@
-"""What ends by itself or by command: retention, time to live, quotas, unused and deleted topics."""
+"""Retention, time to live and eviction of messages, and the deletion of topics, by command or because they are
+unused."""

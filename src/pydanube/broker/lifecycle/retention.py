@@ -1,7 +1,7 @@
-"""Retention of one partition: how much of what nobody waits for any more can still be read.
+"""Retention of one partition: how long, and how much of, its acked messages are kept.
 
-It applies to what every subscription has acked, and to everything when there is none. Time and size are limits of their
-own: what is past either of them goes. Time is that of the append, and whole batches go by it.
+It applies to what every subscription has acked, and to everything if there is no subscription. There is a limit of time
+and one of size; what exceeds either is dropped. Time is the append time, and by time only whole batches are dropped.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from pydanube.storage.stream import append_time_at
 log = get_logger(__name__)
 
 SLACK: Final = 1000
-"""The start moves by at least this part of what is kept: a partition with much of it does not write at every look."""
+"""The start moves only by at least a thousandth of what is kept, so that it is not written in every round."""
 
 
 class Retention:
-    """One partition's."""
+    """Applies the retention policies to one partition."""
 
     def __init__(self, partition: StoredPartition) -> None:
         self._partition = partition
         self._oldest = (-1, 0)
-        """The start offset that was looked at last, and the time of the batch there."""
+        """The start offset that was read last, and the append time of the batch there."""
 
     async def apply(self, now_us: int) -> None:
-        """Move the start, durably, to where the policies say. Cancelled: it has moved, or not."""
+        """Move the start of the partition, durably, to where the policies say. Cancelled: it has moved, or not."""
         partition = self._partition
         former = partition.stream.start_offset
         if partition.settled_below() <= former:
             return
         by_time = await self._start_by_time(now_us)
-        settled = partition.settled_below()  # a subscription may have gone back meanwhile
+        settled = partition.settled_below()  # a subscription may have been moved back meanwhile
         start = min(settled, max(by_time, self._start_by_size(former, settled)))
         if start > former:
             await partition.trim(start)
@@ -51,13 +51,13 @@ class Retention:
         return await self._partition.stream.find_time(cutoff)
 
     async def _oldest_us(self) -> int:
-        """When the oldest batch was appended. Read once for every start."""
+        """Return when the oldest batch was appended. It is read once for every start offset."""
         stream = self._partition.stream
         start = stream.start_offset
         if self._oldest[0] != start:
             appended_us = await append_time_at(stream, start)
             if appended_us is None:
-                return 0  # offsets that hold nothing: a reported gap is never too young to go
+                return 0  # a gap holds no message, and may be dropped at any time
             self._oldest = (start, appended_us)
         return self._oldest[1]
 

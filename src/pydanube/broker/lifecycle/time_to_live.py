@@ -1,12 +1,12 @@
-"""The time to live of one partition's messages: which of them are too old to be delivered any more.
+"""The time to live of one partition's messages: which of them have expired and are not delivered any more.
 
-A message's time counts from when it was appended, or from when it was to be delivered if that is later. What was
-appended long enough ago is found by time; among it, the rows whose delivery is still to come, or came lately, are kept.
-To know those, each batch that grows too old unacked is looked at once.
+The time to live begins when the message was appended, or at its delivery time if that is later. Batches that were
+appended long enough ago are found by time; in them, messages with a later delivery time may still be kept. To find
+those, each unacked batch is read once when it gets too old.
 
 Invariants
-    every batch in [scanned_from, scanned_to) was looked at, and is in `_kept` if any of its rows is not too old yet
-    a batch in `_kept` is looked at again only when its first kept row has become too old
+    every batch in [scanned_from, scanned_to) was read, and is in `_kept` if any of its rows has not expired yet
+    a batch in `_kept` is read again only when its first kept row has expired
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from pydanube.storage.stream import append_time_at
 READ_BYTES: Final = 2 * 1024 * 1024
 
 RANGES_MAX: Final = ACKED_RANGES_MAX // 2
-"""Delayed messages leave gaps between those that expire; so many gaps that delivery would stop are not made."""
+"""Delayed messages are kept between expired ones. At most so many ranges are acked at a time: a cursor with too many
+ranges would stop delivery."""
 
 
 class _Kept(NamedTuple):
-    """A batch that is old enough, but for these rows; the first of them is too old after `due_us`."""
+    """The rows of an old batch that have not expired, as offset ranges; the first of them expires after `due_us`."""
 
     due_us: int
     ranges: list[tuple[int, int]]
 
 
 class TimeToLive:
-    """One partition's. It remembers what it has looked at, for as long as the time to live is not changed."""
+    """Expires the messages of one partition. What it has read is remembered until the time to live is changed."""
 
     def __init__(self, partition: StoredPartition) -> None:
         self._partition = partition
@@ -46,7 +47,7 @@ class TimeToLive:
         self._kept: dict[int, _Kept] = {}
 
     async def expire(self, now_us: int) -> None:
-        """Settle, and count, what is too old for every subscription. Cancelled: nothing was settled."""
+        """Ack, and count, the expired messages of every subscription. Cancelled: nothing was acked."""
         partition, ttl_s = self._partition, self._partition.policies.ttl_s
         if not ttl_s or not partition.subscriptions:
             return
@@ -63,18 +64,18 @@ class TimeToLive:
             self._kept.clear()
         await self._scan(end, cutoff)
         self._scanned_from = position
-        await self._look_again(position, cutoff)
+        await self._recheck_kept(position, cutoff)
         kept = [one for base in sorted(self._kept) for one in self._kept[base].ranges]
         for subscription in list(partition.subscriptions.values()):
             first = subscription.cursor.position
             if max(first, partition.stream.start_offset) < position:
-                continue  # moved back meanwhile: its turn comes when what it went back to has been looked at
+                continue  # moved back meanwhile: the next round reads what is there first
             if first < end:
-                ranges = _between(first, end, kept)[:RANGES_MAX]
+                ranges = _without(first, end, kept)[:RANGES_MAX]
                 subscription.counts.expired += subscription.mark_acked(ranges, None)
 
     async def _scan(self, end: int, cutoff: int) -> None:
-        """Look at the batches that have become old enough since."""
+        """Read the batches that have become old enough since the last round."""
         while self._scanned_to < end:
             views = await self._partition.stream.read(self._scanned_to, READ_BYTES)
             if not views:
@@ -84,11 +85,12 @@ class TimeToLive:
                 if base >= end:
                     self._scanned_to = end
                     break
-                self._look(view, base, cutoff)
+                self._check_batch(view, base, cutoff)
                 self._scanned_to = max(self._scanned_to, stop)
 
-    async def _look_again(self, position: int, cutoff: int) -> None:
-        """At those whose first kept row has become too old; what every subscription is past is of no interest."""
+    async def _recheck_kept(self, position: int, cutoff: int) -> None:
+        """Read kept batches again whose first kept row has expired, and forget those that every subscription has
+        passed."""
         for base, kept in list(self._kept.items()):
             if kept.ranges[-1][1] <= position:
                 del self._kept[base]
@@ -96,9 +98,9 @@ class TimeToLive:
                 views = await self._partition.stream.read(base, 0)
                 del self._kept[base]
                 for view in views:
-                    self._look(view, offsets_of(view)[0], cutoff)
+                    self._check_batch(view, offsets_of(view)[0], cutoff)
 
-    def _look(self, view: memoryview, base: int, cutoff: int) -> None:
+    def _check_batch(self, view: memoryview, base: int, cutoff: int) -> None:
         batch = Batch.trust(view)
         if batch.header.deliver_at_max < cutoff or batch.deliver_at is None:
             return
@@ -107,8 +109,8 @@ class TimeToLive:
             self._kept[base] = _Kept(int(batch.deliver_at[young].min()), runs(young + base))
 
 
-def _between(start: int, end: int, kept: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """[start, end) without what is kept."""
+def _without(start: int, end: int, kept: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges of [start, end) that are not in `kept`."""
     ranges: list[tuple[int, int]] = []
     for kept_start, kept_end in kept:
         if kept_start > start:

@@ -1,4 +1,4 @@
-"""How a topic goes, with everything in it: told to by somebody, or because nobody has used it for long."""
+"""The deletion of a topic with everything in it, by command or because it has been unused for long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class TopicDeletion:
-    """Removes topics. Whoever calls it has asked the authorizer, or is the broker itself."""
+    """Deletes topics. The caller has asked the authorizer, or is the broker itself."""
 
     def __init__(
         self,
@@ -36,35 +36,36 @@ class TopicDeletion:
         self._writer = writer
 
     async def remove(self, topic: TopicName) -> None:
-        """Gone once this returns; producers and consumers are told."""
+        """Delete the topic; its producers and consumers get an error."""
         ledgers = await self._registry.ledgers_of(topic)
         record = await self._registry.delete_topic(topic)
-        await self._end(topic, record, ledgers)
+        await self._finish(topic, record, ledgers)
 
     async def remove_if(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool]) -> bool:
-        """Gone unless somebody uses it, or has come back to it meanwhile. Nothing that was acked is lost with it."""
+        """Delete the topic if it is unused, and still is when the deletion begins; return whether it was deleted. A
+        publish that was answered is never lost with it."""
         ledgers = await self._registry.ledgers_of(topic)
         try:
             record = await self._registry.delete_topic(topic, partial(self._close_unused, topic, is_unused))
         except Refused:
             return False
-        await self._end(topic, record, ledgers)
+        await self._finish(topic, record, ledgers)
         return True
 
     def in_use(self, topic: TopicName) -> bool:
-        """Whether it has producers or subscriptions, or something is on its way into it."""
+        """Return whether the topic has producers or subscriptions, or something is being published to it."""
         used = any(one.producers or not one.idle for one in self._partitions.of(topic))
         awaited = self._staging is not None and self._staging.is_awaited(self._registry.topic(topic).topic_id)
         return used or awaited or bool(self._registry.subscriptions(topic))
 
     def _close_unused(self, topic: TopicName, is_unused: Callable[[TopicRecord], bool], record: TopicRecord) -> None:
-        """Raises Refused where the topic is in use. From here on nothing is taken: what is acked is never deleted."""
+        """Close the partitions, so that no more publish is answered. Raises Refused if the topic is in use."""
         if self.in_use(topic) or not is_unused(record):
             raise Refused(f"topic {topic} is in use again")
         for partition in self._partitions.forget(record.topic_id):
             partition.delete()
 
-    async def _end(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
+    async def _finish(self, topic: TopicName, record: TopicRecord, ledgers: set[int]) -> None:
         for partition in self._partitions.forget(record.topic_id):
             ledgers.update(partition.delete())
         self._writer.forget(ledgers)
@@ -72,7 +73,7 @@ class TopicDeletion:
         if self._tiers is not None:
             try:
                 await self._tiers.forget_topic(record.topic_id)
-            except DanubeError as error:  # a collection does it later
+            except DanubeError as error:  # a later collection removes the rest
                 log.warning("topic.not_cleaned_up", topic=str(topic), error=error.message)
         self._partitions.trim()
         log.info("topic.deleted", topic=str(topic), ledgers=len(ledgers))

@@ -1,1 +1,1 @@
-"""The partitions that this broker owns: opened by recovery, written by one owner each, closed in order."""
+"""The partitions that this broker owns: how they are opened, published to, read, limited and closed."""

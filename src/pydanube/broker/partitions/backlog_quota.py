@@ -1,7 +1,7 @@
-"""The backlog quota of one partition: how far behind its subscriptions may be, and what happens past that.
+"""The backlog quota of one partition: how large the backlog of its subscriptions may be, and what happens beyond.
 
-It is looked at before every batch is appended, so a quota is passed by less than a batch. Messages are counted exactly,
-bytes are estimated from what lies between two offsets.
+The quota is checked before every batch is appended, so a backlog exceeds it by less than a batch. Messages are counted
+exactly; bytes are estimated by core.sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydanube.storage.wal import LogWriter
 
 
 class BacklogQuota:
-    """What the subscriptions of one partition may leave unacked. 0: no limit."""
+    """Limits the unacked messages and bytes of each subscription of one partition; 0 is no limit."""
 
     __slots__ = (
         "_action",
@@ -43,10 +43,10 @@ class BacklogQuota:
         self._bytes_max = 0
         self._action = BacklogAction.REFUSE
         self.is_set = False
-        """Whether there is a quota at all."""
+        """Whether there is any limit."""
 
     def set(self, policies: Policies) -> None:
-        """These count from now on. They are complete: nothing in them is inherited."""
+        """Apply these effective policies from now on."""
         assert policies.backlog_messages_max is not None and policies.backlog_bytes_max is not None
         assert policies.backlog_action is not None
         self._messages_max = policies.backlog_messages_max
@@ -55,12 +55,13 @@ class BacklogQuota:
         self.is_set = bool(self._messages_max or self._bytes_max)
 
     def refusal(self, next_offset: int) -> Full | None:
-        """Why the batch that would begin at `next_offset` may not come in; where the oldest give way, None."""
+        """Return why the batch that would begin at `next_offset` is refused, or None. With the action EVICT nothing is
+        refused: the oldest messages are evicted instead."""
         if self._action is BacklogAction.EVICT:
             self.evict(next_offset)
             return None
         for name, one in self._subscriptions.items():
-            # What was acked ahead makes a backlog smaller only, so it is counted where the rest is too much already.
+            # Messages acked ahead only make the backlog smaller, so they are counted only if it is too large without.
             if (
                 self._messages_max
                 and next_offset - one.cursor.position >= self._messages_max
@@ -72,7 +73,7 @@ class BacklogQuota:
         return None
 
     def evict(self, end: int) -> None:
-        """Settle the oldest messages of those that are past the quota, until they are not."""
+        """Ack the oldest messages of every subscription whose backlog exceeds the quota, until it does not."""
         if self._action is not BacklogAction.EVICT:
             return
         for one in list(self._subscriptions.values()):
@@ -83,14 +84,14 @@ class BacklogQuota:
                 one.mark_acked_below(min(kept_from, self._stream.end_offset), "evicted")
 
     def _evict_messages(self, one: LiveSubscription, surplus: int) -> None:
-        """The oldest that are not acked, over the gaps between them."""
+        """Ack the `surplus` oldest messages that are not acked yet, and the acked ones between them."""
         if surplus > 0:
             unsettled = one.backlog_ranges(0, surplus)
             if unsettled:
                 one.mark_acked_below(unsettled[-1][1], "evicted")
 
     def _messages(self, one: LiveSubscription, end: int) -> int:
-        cursor = one.cursor  # in which offsets that hold no message are acked
+        cursor = one.cursor  # offsets that hold no message count as acked in it
         return end - max(cursor.position, self._stream.start_offset) - cursor.acked_ahead
 
     def _bytes(self, one: LiveSubscription, end: int) -> int:
@@ -104,15 +105,16 @@ class BacklogQuota:
 
 
 def backlog_bytes(sizes: Sizes, gaps: Gaps, cursor: Cursor, end: int) -> int:
-    """About how much is not acked: what was acked ahead counts as if it were spread evenly over the messages. The
-    cursor has acked the offsets in the `gaps`."""
+    """Estimate the bytes up to `end` that are not acked, as if messages acked ahead were spread evenly over the rest.
+    The cursor must have acked the offsets in `gaps`."""
     size, messages = sizes.between(cursor.position, end), gaps.messages(cursor.position, end)
     unacked = max(0, end - cursor.position - cursor.acked_ahead)
     return size * unacked // messages if messages > 0 else 0
 
 
 def stored_sizes(stream: PartitionStream, writer: LogWriter) -> Sizes:
-    """What lies where, as far as the catalog and, behind it, the log's ledgers tell."""
+    """Return the sizes of what a stream holds, as the catalog and, after its end, the ledgers of the log report
+    them."""
     if not isinstance(stream, LoggedStream):
         return Sizes(stream.end_offset)
     found = list(stream.past.sizes) if stream.past is not None else []
@@ -124,7 +126,7 @@ def stored_sizes(stream: PartitionStream, writer: LogWriter) -> Sizes:
     sizes = Sizes(found[0][0] if found else stream.end_offset)
     for first, end, size in found:
         messages, left = stream.gaps.messages(first, end), size
-        for start, stop in stream.gaps.existing(first, end):  # a sample of a long history may reach over a gap
+        for start, stop in stream.gaps.existing(first, end):  # one entry of a long history may span a gap
             part = left if stop == end else size * (stop - start) // messages
             sizes.add(start, stop, part)
             left -= part

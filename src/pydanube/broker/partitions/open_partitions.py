@@ -1,4 +1,4 @@
-"""The partitions this broker owns, each opened when it is first asked for."""
+"""The partitions that this broker owns. Each is opened when it is first needed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ from .stored_partition import StoredPartition, Tier
 log = get_logger(__name__)
 
 Key = tuple[int, int]
-"""A topic's id and the partition's index."""
-
+"""A topic's id and a partition's index."""
 
 OPENED_AT_ONCE: Final = 128
 """How many partitions of one topic are opened together; more would block the metadata store for other callers."""
@@ -73,7 +72,7 @@ class Partitions:
         registry: Registry,
         store: MetadataStore,
         writer: LogWriter,
-        opening: PartitionRecovery,
+        recovery: PartitionRecovery,
         tasks: Tasks,
         clock: Clock,
         owner: str,
@@ -88,7 +87,7 @@ class Partitions:
         self._registry = registry
         self._store = store
         self._writer = writer
-        self._opening = opening
+        self._recovery = recovery
         self._tasks = tasks
         self._clock = clock
         self._owner = owner
@@ -108,7 +107,7 @@ class Partitions:
         return iter(self._open)
 
     async def get(self, name: TopicName, index: int) -> Partition:
-        """The partition, opened if need be. Cancelled: opening goes on for whoever else waits for it."""
+        """Return the partition, and open it first if it is not open. Cancelled: opening goes on for other callers."""
         record = self._registry.topic(name)
         count = record.config().partition_count
         if not 0 <= index < count:
@@ -123,17 +122,15 @@ class Partitions:
         error = await asyncio.shield(opened)
         if error is not None:
             raise type(error)(error.message)
-        return await self.get(name, index)  # or it was deleted meanwhile
+        return await self.get(name, index)  # which raises if the topic was deleted meanwhile
 
     async def all_of(self, name: TopicName) -> list[Partition]:
         await self.open_all(name)
         return [await self.get(name, index) for index in range(self._registry.topic(name).config().partition_count)]
 
     async def open_all(self, name: TopicName) -> None:
-        """Open what is not open yet, many at a time: they share the commits of the metadata store.
-
-        What cannot be opened is told to whoever gets it. Cancelled: some are open.
-        """
+        """Open the partitions of a topic that are not open yet, many at a time: they share commits of the metadata
+        store. One that cannot be opened raises nothing here, but in `get`. Cancelled: some are open."""
         record = self._registry.topic(name)
         closed = [
             index for index in range(record.config().partition_count) if self._open.find(record.topic_id, index) is None
@@ -143,7 +140,10 @@ class Partitions:
             await asyncio.gather(*(self.get(name, index) for index in some), return_exceptions=True)
 
     def check_served(self, name: TopicName, topic_id: int, partition: Partition) -> None:
-        """For whoever has waited since it got the partition. Raises why it has to come back, or need not."""
+        """Check that a partition is still open, for a caller that has waited since it got it.
+
+        Raises NotFound if the topic was deleted since, and Unavailable if the caller should try again.
+        """
         if partition.closed is None:
             return
         current = self._registry.find_topic(name)
@@ -155,7 +155,7 @@ class Partitions:
         return self._open.of_topic(topic_id)
 
     def of(self, name: TopicName) -> list[Partition]:
-        """The open partitions of a topic."""
+        """Return the open partitions of a topic."""
         return self.open_of(self._registry.topic(name).topic_id)
 
     def policies_of(self, name: TopicName) -> Policies:
@@ -163,12 +163,12 @@ class Partitions:
         return self._policies.of_topic(name)
 
     def forget(self, topic_id: int) -> list[Partition]:
-        """A deleted topic's partitions leave at once."""
+        """Remove the partitions of a deleted topic, and return those that were open."""
         self._policies.forget_topic(topic_id)
         return self._open.remove_topic(topic_id)
 
     def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:
-        """A subscription that was just created joins a partition that is open already."""
+        """Return the subscription on an open partition, and add it there if it was just created."""
         found = partition.subscriptions.get(name)
         if found is not None and found.subscription_id == record.subscription_id:
             return found
@@ -177,7 +177,8 @@ class Partitions:
     async def _open_into(
         self, opened: asyncio.Future[DanubeError | None], name: TopicName, record: TopicRecord, index: int
     ) -> None:
-        """Cancelled: the epoch may have been raised, nothing else; whoever waits is told to come back."""
+        """Open a partition and report the outcome in `opened`. Cancelled: the epoch may have been raised, nothing else,
+        and waiting callers get Unavailable."""
         outcome: DanubeError | None = Unavailable(f"topic {name} was not opened in time: the broker is closing")
         try:
             await self._open_one(name, record, index)
@@ -190,29 +191,30 @@ class Partitions:
 
     async def _open_one(self, name: TopicName, record: TopicRecord, index: int) -> None:
         config = record.config()
-        text = name.partition(index) if config.partitions else str(name)
+        full_name = name.partition(index) if config.partitions else str(name)
         ownership = Ownership(self._store, self._ledger_ids, record.topic_id, index, self._owner)
         starts = {one.subscription_id: one.start(index) for one in self._registry.subscriptions(name).values()}
         try:
             await ownership.acquire()
             kept = await self._staged_producers(record.topic_id, index)
-            found = await self._opening.recover(text, config, ownership, starts, kept)
+            found = await self._recovery.recover(full_name, config, ownership, starts, kept)
         except Corrupt as error:
-            log.error("partition.refused", partition=text, error=error.message)
+            log.error("partition.refused", partition=full_name, error=error.message)
             raise
         current = self._registry.find_topic(name)
         if current is None or current.topic_id != record.topic_id:
-            if not self._registry.is_leaving(record.topic_id):
-                await self._registry.clean_up(record.topic_id)  # what was taken after the others were gone
+            if not self._registry.is_being_deleted(record.topic_id):
+                await self._registry.clean_up(record.topic_id)  # what was written after the rest was cleaned up
             raise NotFound(f"topic {name} was deleted")
-        partition = self._make(text, index, config, ownership, found, self.policies_of(name))
-        for subscription, its in self._registry.subscriptions(name).items():  # they may have changed meanwhile
+        partition = self._make(full_name, index, config, ownership, found, self.policies_of(name))
+        # Asked again, because subscriptions may have been created or deleted since `starts` was read.
+        for subscription, its in self._registry.subscriptions(name).items():
             cursor = found.cursors.get(its.subscription_id)
             self._attach(partition, subscription, its, Cursor(its.start(index)) if cursor is None else cursor)
         if isinstance(partition, StoredPartition) and partition.tier is not None:
             partition.tier.release_expired()
         self._open.add(record.topic_id, partition)
-        log.debug("partition.opened", partition=text, epoch=partition.epoch, end=partition.stream.end_offset)
+        log.debug("partition.opened", partition=full_name, epoch=partition.epoch, end=partition.stream.end_offset)
 
     def _make(
         self,
@@ -240,7 +242,8 @@ class Partitions:
         )
 
     async def _staged_producers(self, topic_id: int, index: int) -> set[int]:
-        """Queries that have something to publish here: how far they came must be remembered until it is done."""
+        """Return the producer ids of staged queries that still have batches to publish here: they must not be
+        forgotten."""
         keys = [one.key async for one in list_all(self._store, pending_of(topic_id, index))]
         return {pending_of_key(key)[2] | STAGED_PRODUCER for key in keys}
 
@@ -278,7 +281,7 @@ class Partitions:
         self.trim()
 
     def log_released(self) -> None:
-        """The log gave files back, now or before this start: tombstones of what was in them can go."""
+        """Remove the tombstones of ledgers whose files the log has released, now or before this start."""
         self._tasks.spawn(self._sweep(), "tombstones sweeping")
 
     async def _sweep(self) -> None:
@@ -289,11 +292,11 @@ class Partitions:
             log.warning("tombstones.kept", error=error.message)
 
     def trim(self) -> None:
-        """Give back what the log can do without: what is in object storage, and what was deleted."""
+        """Free the files of the log that are no longer needed, because their records are uploaded or deleted."""
         self._tasks.spawn(self._trim(), "log trimming")
 
     async def _trim(self) -> None:
-        """Cancelled: it happens all the same, or at the next rotation."""
+        """Cancelled: the files are freed all the same, or at the next rotation."""
         if self._tiering is not None:
             await self._tiering.trim()
             return
@@ -306,7 +309,7 @@ class Partitions:
             log.info("log.trimmed", generations=released)
 
     async def close(self) -> None:
-        """Every partition ends cleanly. Cancelled: the rest end as after a crash."""
+        """Close every partition cleanly. Cancelled: the rest is left as after a crash."""
         for partition in self:
             try:
                 await partition.close()

@@ -1,7 +1,8 @@
-"""A broker's hold on one partition, and the ledgers it opens under it.
+"""The ownership of one partition, and the ledgers that its owner opens.
 
-The partition's record in the metadata store carries an epoch. Taking a partition raises it; every later write compares
-the record's revision, so an owner that was replaced can no longer open a ledger, reserve an offset or forget anything.
+The partition's record in the metadata store carries an epoch. Acquiring the partition raises the epoch; every later
+write compares the record's revision. So an owner that was replaced is fenced: it can no longer open a ledger, reserve
+offsets or drop anything.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from pydanube.model.ledgers import CursorEntry
 class OpenedLedger(NamedTuple):
     ledger_id: int
     revision: int
-    """Of the metadata that lists it."""
+    """The revision of the metadata that lists the ledger first."""
 
 
 class Ownership:
-    """This broker's hold on one partition."""
+    """This broker's ownership of one partition, under one epoch."""
 
     def __init__(self, store: MetadataStore, ledger_ids: IdBlocks, topic_id: int, index: int, owner: str) -> None:
         self._store = store
@@ -48,11 +49,11 @@ class Ownership:
         self._key = partition_key(topic_id, index)
         self._record = PartitionRecord(owner=owner)
         self._revision = 0
-        self._writing = asyncio.Lock()  # a reservation changes the revision that every other write compares
+        self._writing = asyncio.Lock()  # a change of the record changes the revision that every other write compares
         self._is_new = False
-        """Nobody had the partition before: it has no ledgers yet, and nothing was restored."""
+        """Whether the partition never had an owner: then it has no ledgers yet, and nothing was restored."""
         self._in_doubt = False
-        """The last change of the record failed, and may have happened all the same."""
+        """Whether the last change of the record failed with an error, although it may have been written."""
 
     @property
     def epoch(self) -> int:
@@ -64,11 +65,12 @@ class Ownership:
 
     @property
     def start_offset(self) -> int:
-        """Where the partition begins, by retention; 0 where nothing was given up yet."""
+        """Where retention has moved the start of the partition; 0 if it has dropped nothing yet."""
         return self._record.start_offset
 
     async def acquire(self) -> None:
-        """Take the partition from whoever held it. Raises StaleEpoch when somebody else took it at the same moment."""
+        """Take the partition over from its former owner. Raises StaleEpoch when another broker did so at the same
+        time."""
         found = await self._store.get(self._key)
         former = unpack(found.value, PartitionRecord) if found else PartitionRecord()
         compare = Compare.mod_revision(self._key, found.mod_revision if found else 0)
@@ -79,7 +81,7 @@ class Ownership:
         self._record, self._revision, self._is_new = record, result.revision, found is None
 
     async def ledgers(self) -> list[tuple[int, LedgerRecord]]:
-        """The partition's ledgers, oldest first."""
+        """Return the ids and records of the partition's ledgers, oldest first."""
         if self._is_new:
             return []
         prefix = ledgers_of(self.topic_id, self.index)
@@ -88,7 +90,7 @@ class Ownership:
         ]
 
     async def restored_cursors(self) -> list[CursorEntry]:
-        """Where subscriptions stood when the partition was restored: it counts until the log says otherwise."""
+        """Return the cursors that a restore found; they are valid until the log has newer ones."""
         if self._is_new:
             return []
         prefix = restored_of(self.topic_id, self.index)
@@ -96,7 +98,7 @@ class Ownership:
         return [CursorEntry(one.subscription_id, one.position, one.acked) for one in found]
 
     async def open_ledger(self, kind: Literal["data", "state"]) -> OpenedLedger:
-        """Open a new ledger under this epoch; it is listed durably on return."""
+        """Open a new ledger under this epoch. It is listed durably in the metadata on return."""
         self._is_new = False
         ledger_id = await self._ledger_ids.take()
         record = LedgerRecord(kind, self.epoch)
@@ -104,41 +106,42 @@ class Ownership:
         return OpenedLedger(ledger_id, revision)
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
-        """Delete the keys of ledgers that hold nothing anybody needs, and leave tombstones for the log."""
+        """Delete the keys of ledgers that are no longer needed, and write tombstones for the log."""
         for writes in drop_writes([ledger_key(self.topic_id, self.index, ledger_id) for ledger_id in ledger_ids]):
             await self._write(writes)
 
     async def reserve(self, end: int) -> None:
-        """Offsets below `end` may be given out from now on; a restart begins at `end`."""
+        """Reserve the offsets below `end`: they may be given out from now on, and a restart continues at `end`."""
         await self._change(reserved_end=end)
 
     async def move_start(self, offset: int) -> None:
-        """What lies below `offset` is no longer served, by this owner or another; it never moves back."""
+        """Record durably that the partition begins at `offset`, for this owner and later ones. It never moves back."""
         if offset > self._record.start_offset:
             await self._change(start_offset=offset)
 
     @property
     def uploaded_end(self) -> int:
-        """What lies below it is in the catalog."""
+        """The end of what is uploaded and listed in the catalog."""
         return self._record.uploaded_end
 
     async def upload(self, entries: Sequence[Put | Delete], uploaded_end: int) -> None:
-        """Catalog entries of what was uploaded, up to `uploaded_end`; they count once this returns."""
+        """Write the catalog entries of what was uploaded, up to `uploaded_end`; they are in force on return."""
         assert uploaded_end > self._record.uploaded_end
         await self._change(entries, uploaded_end=uploaded_end)
 
     async def rewrite(self, writes: Sequence[Put | Delete]) -> None:
-        """Change the catalog of what is uploaded; it counts once this returns. Raises StaleEpoch."""
+        """Change the catalog of what is uploaded; the change is in force on return. Raises StaleEpoch."""
         await self._write(list(writes))
 
     async def remove_doubts(self) -> None:
-        """Learn what became of a change that failed. Raises StaleEpoch when somebody else has the partition."""
+        """Find out whether a change that failed was written. Raises StaleEpoch when another broker has the
+        partition."""
         async with self._writing:
-            await self._look_again()
+            await self._reload_if_in_doubt()
 
     async def _change(self, writes: Sequence[Put | Delete] = (), **fields: int) -> None:
         async with self._writing:
-            await self._look_again()
+            await self._reload_if_in_doubt()
             record = msgspec.structs.replace(self._record, **fields)
             compare = Compare.mod_revision(self._key, self._revision)
             self._in_doubt = True
@@ -150,13 +153,13 @@ class Ownership:
 
     async def _write(self, writes: list[Put | Delete]) -> int:
         async with self._writing:
-            await self._look_again()
+            await self._reload_if_in_doubt()
             result = await self._store.transact([Compare.mod_revision(self._key, self._revision)], writes)
             if not result.succeeded:
                 raise self._fenced()
             return result.revision
 
-    async def _look_again(self) -> None:
+    async def _reload_if_in_doubt(self) -> None:
         if not self._in_doubt:
             return
         found = await self._store.get(self._key)

@@ -1,8 +1,8 @@
-"""Rates as token buckets with debt: whoever is early waits, nothing is ever too large, nothing is lost.
+"""Rate limits, as token buckets that allow debt.
 
-Tokens come in evenly, and at most BURST_S worth of them wait to be used. Whatever finds the bucket out of debt goes,
-and is paid for in full, into debt if need be: the next one waits until the debt is paid. Over any stretch of time the
-rate is therefore kept to within one burst and one batch.
+Tokens are added evenly, and at most BURST_S worth of them are saved up. A batch may go whenever the balance is not
+negative, whatever its size; its whole size is taken off, and may leave the bucket in debt. The next batch then waits
+until the debt is paid. So over any period the rate is exceeded by at most one burst and one batch.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Final
 from pydanube.model.policies import Policies
 
 BURST_S: Final = 0.1
-"""How much of a quiet time can be made up for; enough for what arrives together in one turn of the event loop."""
-
+"""How many seconds worth of tokens are saved up; enough for what arrives together in one turn of the event loop."""
 
 PORTION_S: Final = 0.02
-"""What is dealt at a time by a rate that is used up; smaller portions would cost more than they smooth."""
+"""How many seconds worth a used-up rate allows at a time; smaller portions would cost more than they smooth."""
 
 
 class Bucket:
-    """One rate. Time is passed in and never goes back."""
+    """The bucket of one rate. The caller passes the time, which never goes back."""
 
     __slots__ = ("_balance", "_since", "per_s")
 
@@ -31,17 +30,17 @@ class Bucket:
         self._since = now
 
     def wait_s(self, now: float) -> float:
-        """How long until something may go; 0 for now."""
+        """Return how long the next batch has to wait; 0 if it may go now."""
         self._refill(now)
         return max(0.0, -self._balance / self.per_s)
 
     def allowance(self, now: float) -> int:
-        """As much as may go now, for whoever can choose."""
+        """Return how much may go now, for a caller that can choose the size."""
         self._refill(now)
         return max(1, int(self._balance), int(self.per_s * PORTION_S))
 
     def take(self, amount: int, now: float) -> None:
-        """Something went."""
+        """Take off what has gone."""
         self._refill(now)
         self._balance -= amount
 
@@ -51,18 +50,18 @@ class Bucket:
 
 
 class Rate:
-    """Messages and bytes per second together; the slower of the two counts."""
+    """A limit of messages and bytes per second together; the stricter of the two applies."""
 
     __slots__ = ("_bytes", "_messages")
 
     def __init__(self, messages_per_s: int, bytes_per_s: int, now: float) -> None:
-        """0: no limit of that kind."""
+        """0 is no limit."""
         self._messages = Bucket(messages_per_s, now) if messages_per_s else None
         self._bytes = Bucket(bytes_per_s, now) if bytes_per_s else None
 
     @classmethod
     def of(cls, messages_per_s: int, bytes_per_s: int, now: float) -> Rate | None:
-        """None where nothing is limited, so that the fast path has one thing to look at."""
+        """Return the limit, or None if neither is limited, so that the fast path has only that to check."""
         return cls(messages_per_s, bytes_per_s, now) if messages_per_s or bytes_per_s else None
 
     def wait_s(self, now: float) -> float:
@@ -71,7 +70,7 @@ class Rate:
         return max(messages, size)
 
     def allowance(self, now: float) -> tuple[int | None, int | None]:
-        """How many messages and how many bytes may go now; None: any number."""
+        """Return how many messages and how many bytes may go now; None is any number."""
         messages = self._messages.allowance(now) if self._messages is not None else None
         return messages, self._bytes.allowance(now) if self._bytes is not None else None
 
@@ -83,10 +82,10 @@ class Rate:
 
 
 def publish_rate(policies: Policies) -> tuple[int, int]:
-    """Messages and bytes per second of a partition."""
+    """Return the publish rate of each partition, in messages and bytes per second."""
     return policies.publish_messages_per_s or 0, policies.publish_bytes_per_s or 0
 
 
 def dispatch_rate(policies: Policies) -> tuple[int, int]:
-    """Messages and bytes per second of each subscription of a partition."""
+    """Return the dispatch rate of each subscription of a partition, in messages and bytes per second."""
     return policies.dispatch_messages_per_s or 0, policies.dispatch_bytes_per_s or 0

@@ -1,11 +1,11 @@
-"""Brings a partition back: takes ownership, then rebuilds what its former owner knew from ledgers alone.
+"""Recovers a partition that this broker now owns: rebuilds what its former owner knew, from ledgers alone.
 
-    next offset      the end of the last data ledger that has anything in it
+    next offset      the end of the last data ledger that holds any batch
     producer table   the newer of the last snapshot and the last ledger's first entry, then the batches after it
-    cursors          the last snapshot and the deltas after it; a subscription without either stands at its start
+    cursors          the last snapshot and the deltas after it; a subscription without either is at its start
 
-Damage in one of its ledgers keeps this partition closed, and no other. So does a hole: of a durable topic, the catalog
-and the log together have every offset from the partition's start to its end, but for what a restore recorded as lost.
+A damaged ledger keeps its own partition closed, and no other. So does a hole: for a durable topic, catalog and log
+together must have every offset from the partition's start to its end, except what a restore recorded as lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 
 
 class RecoveredPartition(NamedTuple):
-    """A partition as its former owner left it."""
+    """A partition as its former owner left it. `past` is its part in object storage, where there is object storage."""
 
     log: PartitionLog
     stream: LoggedStream | MemoryStream | None
@@ -46,7 +46,7 @@ class RecoveredPartition(NamedTuple):
 
 
 class PartitionRecovery:
-    """The parts that recovering a partition takes."""
+    """Recovers the partitions of one broker."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PartitionRecovery:
         remembered_max: int,
         history: SegmentReader | None = None,
     ) -> None:
-        """Without a `history` nothing is in object storage, and the log keeps everything."""
+        """`history` reads object storage; without it nothing is there, and the log keeps everything."""
         self._writer = writer
         self._history = history
         self._cache = cache
@@ -71,8 +71,11 @@ class PartitionRecovery:
         starts: Mapping[int, int],
         kept: Collection[int] = (),
     ) -> RecoveredPartition:
-        """`starts` says where each subscription began, `kept` which producers must be remembered. Raises Corrupt when a
-        ledger of the partition is damaged."""
+        """Return what the partition holds, and where its subscriptions are.
+
+        `starts` has the first offset of each subscription, by id; `kept` the producers that must not be forgotten.
+        Raises Corrupt when a ledger of the partition is damaged, or offsets are missing.
+        """
         if not config.reliable:
             empty = PartitionLog(0, ProducerTable(self._remembered_max, begin_anywhere=True))
             return RecoveredPartition(empty, None, {one: Cursor(0) for one in starts}, [])
@@ -92,10 +95,10 @@ class PartitionRecovery:
         written = self._written(data)
         snapshot, changes = await self._state(state)
         producers, end = await self._producers(written, snapshot, past, kept)
-        end = max(end, ownership.start_offset)  # what retention took may have been the last
+        end = max(end, ownership.start_offset)  # retention may have dropped the last batch
         if ack_level is AckLevel.DURABLE:
             self._refuse_hole(name, written, ownership, end)
-        if ownership.reserved_end > end:  # of a durable topic, only after a restore
+        if ownership.reserved_end > end:  # on a durable topic, only after a restore
             log.warning("partition.gap_left", partition=name, start=end, end=ownership.reserved_end)
             end = ownership.reserved_end
             producers.mark_tail_lost()
@@ -119,12 +122,12 @@ class PartitionRecovery:
         return RecoveredPartition(decided, stream, _cursors(starts, known, generations, changes), state, past)
 
     def _written(self, data: list[int]) -> list[LedgerSummary]:
-        """The data ledgers that the log has something of. What is damaged is uploaded, and read there."""
+        """Return the data ledgers of which the log has records. Damaged ones are uploaded, and read from there."""
         summaries = [self._writer.ledger(one) for one in data if one not in self._writer.recovered.damaged]
         return [one for one in summaries if one is not None and one.last_entry >= 0]
 
     async def _past(self, ownership: Ownership, ack_level: AckLevel) -> PartitionHistory | None:
-        """What of the partition is in object storage."""
+        """Return the part of the partition that is in object storage."""
         if self._history is None:
             return None
         is_dense = _is_dense(ownership, ack_level)
@@ -138,7 +141,7 @@ class PartitionRecovery:
         return past
 
     def _refuse_damaged(self, ledgers: list[tuple[int, LedgerRecord]], uploaded_end: int) -> None:
-        """Damage to what is in the catalog harms nobody."""
+        """Raise Corrupt where a ledger is damaged that is not uploaded completely."""
         for ledger_id, _ in ledgers:
             damage = self._writer.recovered.damaged.get(ledger_id)
             summary = self._writer.ledger(ledger_id)
@@ -146,11 +149,11 @@ class PartitionRecovery:
                 raise Corrupt(damage.message)
 
     def _refuse_hole(self, name: str, written: list[LedgerSummary], ownership: Ownership, end: int) -> None:
-        """Raise Corrupt where offsets below `end` are neither in the catalog nor in the log. What the catalog itself
-        lacks is found by whoever reads it."""
+        """Raise Corrupt where offsets below `end` are neither in the catalog nor in the log. Segments that the catalog
+        lacks are noticed when they are read."""
         position = max(ownership.start_offset, ownership.uploaded_end, ownership.reserved_end)  # the last: see _past
         filled = [one for one in written if one.end_offset > one.first_offset]
-        if self._history is None:  # nobody recorded what the log was told to release
+        if self._history is None:  # what the log was told to release is recorded nowhere
             position = max(position, filled[0].first_offset if filled else end)
         for start, reached in [*((one.first_offset, one.end_offset) for one in filled), (end, end)]:
             if start > position:
@@ -164,8 +167,8 @@ class PartitionRecovery:
     async def _bases(
         self, last: LedgerSummary | None, snapshot: StateSnapshot | None, past: PartitionHistory | None
     ) -> list[tuple[int, list[ProducerEntry]]]:
-        """What was known of producers at some offset: where the last ledger began, where the last snapshot was taken,
-        where the uploaded part ends. What the log trimmed, one of the others has."""
+        """Return the producer tables that are stored, each with its offset: from the start of the last ledger, from the
+        last snapshot, and from the end of the uploaded part. If the log trimmed one of them, another has it."""
         bases: list[tuple[int, list[ProducerEntry]]] = []
         replayed_from = last.first_offset if last is not None else 0
         if last is not None and last.first_entry == 0:
@@ -178,13 +181,13 @@ class PartitionRecovery:
             bases.append((snapshot.next_offset, snapshot.producers))
         known = max((offset for offset, _ in bases), default=-1)
         end = max(known, last.end_offset if last is not None else 0)
-        # Only where the log cannot tell it objects are asked: their store may be away, and publishes go on.
+        # The object store is read only if the log is not enough: it may be down, and the partition must open.
         if past is not None and past.end and (known < replayed_from or end < past.end):
             bases.append((past.end, await past.producers()))
         return bases
 
     async def _state(self, state_ids: list[int]) -> tuple[StateSnapshot | None, list[CursorChange]]:
-        """From the newest ledger whose snapshot was stored; a crash may have come before the newest had one."""
+        """Read the newest state ledger that has a snapshot; after a crash, the newest ledger may have none yet."""
         for ledger_id in reversed(state_ids):
             if self._writer.ledger(ledger_id) is None:
                 continue
@@ -201,7 +204,8 @@ class PartitionRecovery:
         past: PartitionHistory | None,
         kept: Collection[int],
     ) -> tuple[ProducerTable, int]:
-        """The table and the next offset. The last ledger is enough: it begins with all that was known before it."""
+        """Return the producer table and the next offset. Only the last ledger is read: it begins with the whole
+        table."""
         table = ProducerTable(self._remembered_max, pinned=kept)
         last = written[-1] if written else None
         bases = await self._bases(last, snapshot, past)
@@ -221,7 +225,7 @@ class PartitionRecovery:
         return table, end
 
     async def _drop_unwritten(self, ownership: Ownership, unwritten: list[int]) -> None:
-        """Ledgers that were opened and never reached the disk."""
+        """Drop ledgers that were listed in the metadata but never reached the disk."""
         if unwritten:
             await ownership.drop_ledgers(unwritten)
 
@@ -242,7 +246,8 @@ async def _gaps(written: list[LedgerSummary], past: PartitionHistory | None, sta
 def _cursors(
     starts: Mapping[int, int], known: list[CursorEntry], generations: Mapping[int, int], changes: list[CursorChange]
 ) -> dict[int, Cursor]:
-    """Where every subscription that still exists stands."""
+    """Return the cursor of every subscription that still exists: from a snapshot or restore (`known`), then the
+    changes after it, and at its start where there is neither."""
     cursors = {subscription_id: Cursor(start) for subscription_id, start in starts.items()}
     for entry in known:
         if entry.subscription_id in cursors:

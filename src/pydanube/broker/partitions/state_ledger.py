@@ -1,10 +1,10 @@
-"""The state ledger of one partition: what must outlive a trim or an owner, as deltas and snapshots in the same log.
+"""The state ledger of one partition: cursors and producers, as deltas and snapshots in the same log as the messages.
 
-Acks are written at once and synced with the next group commit; whoever asks to wait is told after the sync. The ledger
-is opened by the first change after a start and begins with a snapshot, so recovery reads one ledger only.
+Acks are written at once and synced with the next group commit; a caller that wants to wait is called back after the
+sync. The ledger is opened by the first change after a start and begins with a snapshot, so recovery reads one ledger.
 
 Invariants
-    every change is in the ledger, or in a snapshot that follows it, before anyone who waits for it is told
+    every change is in the ledger, or in a snapshot that follows it, before the callback of its caller is called
     a ledger that the log gave up, or that lacks a record, is replaced by a new one, whose snapshot holds everything
 """
 
@@ -32,11 +32,11 @@ Done = Callable[[DanubeError | None], None]
 log = get_logger(__name__)
 
 DELTAS_PER_SNAPSHOT: Final = 4096
-"""A start reads at most this many deltas for a partition."""
+"""How many deltas are written between two snapshots, and so how many a start reads at most for a partition."""
 
 
 class StateLedger:
-    """Writes one partition's state; reading it back is `opening`'s business."""
+    """Writes one partition's state; `recovery` reads it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class StateLedger:
         take_snapshot: Callable[[], StateSnapshot],
         former: list[int],
     ) -> None:
-        """`former` are the state ledgers of earlier owners; the first snapshot supersedes them."""
+        """`former` are the state ledgers of earlier owners; the first snapshot replaces them."""
         self._writer = writer
         self._ownership = ownership
         self._tasks = tasks
@@ -62,7 +62,7 @@ class StateLedger:
         self.ledger_id: int | None = None
 
     def change(self, change: CursorChange | PackedChange, done: Done | None = None) -> None:
-        """Something moved. `done` is called once it is synced; without one nobody waits."""
+        """Write a change of a cursor. `done`, if given, is called once the change is synced."""
         self._changes.append(change)
         if done is not None:
             self._waiters.append(done)
@@ -70,7 +70,7 @@ class StateLedger:
 
     @property
     def pending(self) -> bool:
-        """Whether something has not been handed to the log yet."""
+        """Return whether a change, or a caller that waits for a sync, has not been handed to the log yet."""
         return bool(self._changes or self._waiters)
 
     def barrier(self, done: Done) -> None:
@@ -79,14 +79,14 @@ class StateLedger:
         self._schedule()
 
     def abandoned(self, ledger_ids: set[int]) -> None:
-        """The log gave these up."""
+        """Stop using the ledger if it is among those that the log gave up; the next change opens a new one."""
         if self.ledger_id in ledger_ids:
             self._former.append(self.ledger_id)
             self.ledger_id = None
 
     def delete(self) -> None:
-        """The topic is deleted: from here on nothing is written, and nobody waits for what was changed. A record after
-        the ledger's tombstone is gone would be one of a ledger that nobody knows."""
+        """Write nothing from now on, because the topic is deleted, and call back everyone who waits. A record written
+        after the ledger's tombstone was removed would belong to a ledger that the metadata does not know."""
         self._is_deleted = True
         self.flush()
 
@@ -96,20 +96,22 @@ class StateLedger:
             return
         self._deltas = 0
         body = encode(self._take_snapshot())
-        if len(body) > RECORD_BODY_BYTES_MAX:  # the ledger goes on: its first one and the deltas say it all
+        if len(body) > RECORD_BODY_BYTES_MAX:  # the ledger goes on: its first snapshot and the deltas hold everything
             log.warning("state.snapshot_too_large", ledger=self.ledger_id, bytes=len(body))
             return
         self._append(RecordKind.STATE_SNAPSHOT, body, DurabilityLevel.LAZY, _nobody_waits)
 
     def carry_forward(self) -> bool:
-        """Supersede what former owners left, where nothing has yet. False when there is nothing to do."""
+        """Replace the state ledgers of former owners by a new one, unless that is done. Returns whether there was
+        work."""
         if self.ledger_id is not None or not self._former or self._opening:
             return False
         self.barrier(_nobody_waits)
         return True
 
     def flush(self) -> None:
-        """Hand everything to the log; at the end of a loop iteration, so that what came together goes together."""
+        """Hand all changes to the log. Runs at the end of a loop iteration, so that changes of one turn share a
+        record."""
         self._flush_scheduled = False
         if self._is_deleted:
             self._forget_changes()
@@ -123,12 +125,12 @@ class StateLedger:
         waiters, self._waiters = self._waiters, []
         if not changes:
             if waiters:
-                self._writer.sync(partial(_tell, waiters))
+                self._writer.sync(partial(_call_all, waiters))
             return
         self._deltas += 1
         level = DurabilityLevel.SYNC if waiters else DurabilityLevel.LAZY
         body = encode_delta(changes)
-        self._append(RecordKind.STATE_DELTA, body, level, partial(_tell, waiters))
+        self._append(RecordKind.STATE_DELTA, body, level, partial(_call_all, waiters))
         if self._deltas >= DELTAS_PER_SNAPSHOT:
             self.snapshot()
 
@@ -140,13 +142,13 @@ class StateLedger:
     async def _open(self) -> None:
         """Cancelled: an unused ledger may stay in the metadata; the next start removes it."""
         try:
-            _check_size(encode(self._take_snapshot()))  # or every try would leave a ledger that holds nothing
+            _check_size(encode(self._take_snapshot()))  # checked first: otherwise every try would leave an empty ledger
             ledger_id, revision = await self._ownership.open_ledger("state")
             self._writer.note_revision(revision)
         except DanubeError as error:
             self._opening = False
             waiters, self._waiters = self._waiters, []
-            _tell(waiters, error)
+            _call_all(waiters, error)
             return
         if self._is_deleted:
             self._forget_changes()
@@ -158,7 +160,7 @@ class StateLedger:
         self.ledger_id, self._next_entry, self._deltas, self._opening = ledger_id, 0, 0, False
 
         def synced(error: DanubeError | None) -> None:
-            _tell(waiters, error)
+            _call_all(waiters, error)
             if error is None and former:
                 # While the broker closes they stay listed: the next owner supersedes them again.
                 with contextlib.suppress(Unavailable):
@@ -171,10 +173,10 @@ class StateLedger:
     def _forget_changes(self) -> None:
         self._changes.clear()
         waiters, self._waiters = self._waiters, []
-        _tell(waiters, None)
+        _call_all(waiters, None)
 
     async def _drop(self, former: list[int]) -> None:
-        """Cancelled or refused: they stay listed, and the next owner supersedes them again."""
+        """Drop replaced ledgers. Cancelled or refused: they stay listed, and the next owner replaces them again."""
         try:
             await self._ownership.drop_ledgers(former)
         except DanubeError as error:
@@ -186,21 +188,22 @@ class StateLedger:
         assert self.ledger_id is not None
         try:
             _check_size(body)
-        except Full as error:  # what follows would be worth nothing without it
-            self._noted(self.ledger_id, done, error)
+        except Full as error:  # the records after it would be useless without it
+            self._append_done(self.ledger_id, done, error)
             return
         entry, self._next_entry = self._next_entry, self._next_entry + 1
-        noted = partial(self._noted, self.ledger_id, done)
-        self._writer.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, noted)
+        appended = partial(self._append_done, self.ledger_id, done)
+        self._writer.append(kind, self.ledger_id, entry, self._ownership.epoch, body, crc32c(body), level, appended)
 
-    def _noted(self, ledger_id: int, done: Done, error: DanubeError | None) -> None:
+    def _append_done(self, ledger_id: int, done: Done, error: DanubeError | None) -> None:
         if error is not None:
             self.abandoned({ledger_id})
         done(error)
 
 
 class NoState:
-    """The state of a `memory` topic: gone with the process, like its messages."""
+    """The state of a partition that keeps none: of a `memory` topic, whose messages end with the process too, or of a
+    non-reliable one."""
 
     ledger_id: int | None = None
     pending = False
@@ -232,13 +235,13 @@ def _check_size(body: bytes) -> None:
 def _nobody_waits(_: DanubeError | None) -> None: ...
 
 
-def _tell(waiters: list[Done], error: DanubeError | None) -> None:
+def _call_all(waiters: list[Done], error: DanubeError | None) -> None:
     for done in waiters:
         done(error)
 
 
 def settle(future: asyncio.Future[None], error: DanubeError | None) -> None:
-    """A `done` that completes a future, unless its waiter has gone."""
+    """Complete `future` with the outcome, unless it was cancelled. For use as `done`."""
     if future.done():
         return
     if error is None:

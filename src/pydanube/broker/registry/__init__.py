@@ -1,1 +1,2 @@
-"""What exists: namespaces, topics, subscriptions, named producers and ledgers, in the metadata store and in memory."""
+"""The namespaces, topics, subscriptions, named producers and ledgers that exist, in the metadata store and in
+memory."""

@@ -1,20 +1,20 @@
-"""What the broker keeps in the metadata store: keys, and the values under them (MessagePack maps that can grow).
+"""The keys and values of the broker in the metadata store. Values are MessagePack maps, to which fields can be added.
 
 ```
 /namespaces/<namespace>                       NamespaceRecord
 /topics/<namespace>/<topic>                   TopicRecord
-/partitions/<topic id>/<index>                PartitionRecord     who owns it, fenced by its epoch
+/partitions/<topic id>/<index>                PartitionRecord     its owner and epoch, for fencing
 /ledgers/<topic id>/<index>/<ledger id>       LedgerRecord        the managed ledger: data and state ledgers in order
 /subscriptions/<topic id>/<name>              SubscriptionRecord  identity and start; moving cursors are in the log
 /producers/<topic id>/<name>                  ProducerRecord      identity of a named producer
-/access/<topic id>                            AccessRecord        who last had the topic to itself
+/access/<topic id>                            AccessRecord        the producer that last had exclusive access
 /deleted/<topic id>                           nothing             a deleted topic; other keys or segments may be left
 /dropped/<ledger id>                          nothing             tombstone of a ledger whose records the log may hold
-/restored/<topic id>/<index>/<subscription>   RestoredRecord      where it stood, until the log says; after a restore
-/staged/queries/<query>                       QueryRecord         of core.staging: who writes by stages, and how far
-/staged/decisions/<number>/<batch id>         DecisionRecord      stages that count, until all of them are published
+/restored/<topic id>/<index>/<subscription>   RestoredRecord      its cursor after a restore, until the log has one
+/staged/queries/<query>                       QueryRecord         a query that writes stages (see core.staging)
+/staged/decisions/<number>/<batch id>         DecisionRecord      committed stages, until all of them are published
 /staged/pending/<topic id>/<index>/<number>/<batch id>
-                                              PendingRecord       a partition that has not got all of a decision yet
+                                              PendingRecord       a partition that lacks batches of a decision
 ```
 
 Ids are numbers from the store's counters, written in 16 hexadecimal digits so that keys sort as the numbers do.
@@ -59,8 +59,7 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
 class PartitionRecord(msgspec.Struct, omit_defaults=True):
     """`reserved_end`: offsets below it may have been given out, on topics whose log may come back shorter.
 
-    `start_offset`: what lies below it has been given up by retention. `uploaded_end`: what lies below it is in the
-    catalog.
+    `start_offset`: retention has dropped the offsets below it. `uploaded_end`: the offsets below it are in the catalog.
     """
 
     epoch: int = 0
@@ -92,8 +91,8 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
 
 
 class ProducerRecord(msgspec.Struct, omit_defaults=True):
-    """`access_epoch`: that of the topic when the name was last opened. Without a name, the epoch itself is that.
-    `opener`: who opened it last, by a number of its own choice; 0: nobody who can be told from others."""
+    """`access_epoch`: the access epoch of the topic when the name was last opened. Without a name, `epoch` is that.
+    `opener`: a number that the client which opened it last chose for itself; 0 if it chose none."""
 
     producer_id: int
     epoch: int = 0
@@ -102,8 +101,8 @@ class ProducerRecord(msgspec.Struct, omit_defaults=True):
 
 
 class AccessRecord(msgspec.Struct, omit_defaults=True):
-    """The producer that last took the topic for itself. Whoever was given an identity under a lower epoch is fenced.
-    `opener`: as above."""
+    """The producer that last took exclusive access. Producers with an identity of a lower access epoch are fenced.
+    `opener`: see ProducerRecord."""
 
     epoch: int = 0
     producer_id: int = 0
@@ -123,7 +122,7 @@ class RestoredRecord(msgspec.Struct, omit_defaults=True):
 
 
 class DecisionRecord(msgspec.Struct, omit_defaults=True):
-    """A batch of a query that is published, whatever happens. `spread`: its pending keys are all written."""
+    """A committed batch of a query: it will be published. `spread`: its pending keys are all written."""
 
     query: str
     stages: list[str]
@@ -176,7 +175,7 @@ def ledger_key(topic_id: int, index: int, ledger_id: int) -> str:
 
 
 def ledger_of_key(key: str) -> tuple[int, int]:
-    """The topic's id and the ledger's id."""
+    """Return the topic's id and the ledger's id."""
     topic_id, _, ledger_id = key.removeprefix(LEDGERS).split("/")
     return int(topic_id, 16), int(ledger_id, 16)
 
@@ -210,7 +209,7 @@ def deleted_key(topic_id: int) -> str:
 
 
 def deleted_of_key(key: str) -> int:
-    """The topic's id."""
+    """Return the topic's id."""
     return int(key.removeprefix(DELETED), 16)
 
 
@@ -222,7 +221,7 @@ def dropped_key(ledger_id: int) -> str:
 
 
 def dropped_of_key(key: str) -> int:
-    """The ledger's id."""
+    """Return the ledger's id."""
     return int(key.removeprefix(DROPPED), 16)
 
 
@@ -240,7 +239,7 @@ PENDING = "/staged/pending/"
 
 
 def query_key(query: str) -> str:
-    # Free text, like a producer's name.
+    # In hexadecimal because it is free text, like a producer's name.
     return f"{QUERIES}{query.encode().hex()}"
 
 
@@ -253,7 +252,7 @@ def decision_key(number: int, batch_id: int) -> str:
 
 
 def decision_of_key(key: str) -> tuple[int, int]:
-    """The query's number and the batch id."""
+    """Return the query's number and the batch id."""
     number, batch_id = key.removeprefix(DECISIONS).split("/")
     return int(number, 16), int(batch_id)
 
@@ -267,7 +266,7 @@ def pending_key(topic_id: int, index: int, number: int, batch_id: int) -> str:
 
 
 def pending_of_key(key: str) -> tuple[int, int, int, int]:
-    """Topic id, partition, the query's number and the batch id."""
+    """Return the topic's id, the partition, the query's number and the batch id."""
     topic_id, index, number, batch_id = key.removeprefix(PENDING).split("/")
     return int(topic_id, 16), int(index, 16), int(number, 16), int(batch_id)
 

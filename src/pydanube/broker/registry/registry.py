@@ -1,12 +1,12 @@
-"""Namespaces, topics, subscriptions and named producers: what exists, in the metadata store and in memory.
+"""The registry of namespaces, topics, subscriptions and named producers, in the metadata store and in memory.
 
-Reads are answered from memory; changes go to the store first, one at a time, and are compared so that nothing is
-created twice or deleted under somebody's feet. Names are compared whole.
+Reads are answered from memory. Changes are made one at a time: they go to the store first, with a comparison, so that
+nothing is created twice or deleted while it is in use. Names are compared whole.
 
 Invariants
-    what is in memory is in the store: a write that failed may have happened all the same, and is looked up
-    a topic that is being deleted is found by nobody; until the store has answered it may come back
-    what a deleted topic leaves behind is cleaned up, by the next start if need be
+    memory agrees with the store: after a write that failed, the store is asked whether it was written after all
+    a topic that is being deleted is not found; if the store then refuses the deletion, the topic comes back
+    the keys that a deleted topic leaves behind are removed, at the latest by the next start
 """
 
 from __future__ import annotations
@@ -37,29 +37,30 @@ from .tombstones import KnownLedgers, drop_writes
 log = get_logger(__name__)
 
 DOUBT_S: Final = 1.0
-"""Between looks at metadata that failed."""
+"""How long to wait before a failed read of the metadata is tried again."""
 
 
 class Registry:
-    """What exists. Loaded at the start, written through afterwards."""
+    """What exists in this cluster. Loaded at the start; every change is written through to the store."""
 
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._changing = SharedLock()  # administration happens one change at a time
+        self._changing = SharedLock()  # one administrative change at a time
         self._subscribing: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
-        """By topic, while subscriptions are created there. Those of different topics share the commits of the store."""
+        """By topic id, while subscriptions are created there. Creations on different topics share commits of the
+        store."""
         self._topic_ids = IdBlocks(store, "topic", 1)
         self._subscription_ids = IdBlocks(store, "subscription", 1)
         self._producer_ids = IdBlocks(store, "producer", 1000)
         self._namespaces: dict[str, NamespaceRecord] = {}
         self._topics: dict[TopicName, TopicRecord] = {}
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
-        self._leaving: set[int] = set()
-        self._ending: set[int] = set()
+        self._topics_in_deletion: set[int] = set()
+        self._subscriptions_in_deletion: set[int] = set()
 
     async def load(self) -> None:
-        """Read everything; `default` exists from the first start on."""
+        """Read everything from the store, and create the namespace `default` at the first start."""
         await self._producer_ids.load()
         async for one in list_all(self._store, records.NAMESPACES):
             namespace = one.key.removeprefix(records.NAMESPACES)
@@ -141,8 +142,8 @@ class Registry:
         return record
 
     def check_same(self, name: TopicName, topic_id: int) -> None:
-        """For whoever met the topic some time ago (0: never). Raises NotFound where it is gone, also where another one
-        has its name by now."""
+        """Raise NotFound if the topic that had `topic_id` was deleted, also if another topic has its name by now. With
+        0, any topic of that name will do."""
         found = self.topic(name).topic_id
         if topic_id not in (0, found):
             raise NotFound(
@@ -178,7 +179,7 @@ class Registry:
             await self._replace_topic(name, record)
 
     async def grow_topic(self, name: TopicName, partitions: int) -> None:
-        """Existing subscriptions begin at the start of the new ones."""
+        """Raise the number of partitions. Existing subscriptions begin at the start of the new partitions."""
         async with self._changing:
             former = self.topic(name)
             if not former.partitions:
@@ -195,9 +196,9 @@ class Registry:
         self._topics[name] = record
 
     async def delete_topic(self, name: TopicName, prepare: Callable[[TopicRecord], None] | None = None) -> TopicRecord:
-        """Gone on return, and not to be had back; what hangs on it is left to `clean_up`.
+        """Delete a topic for good; the keys that belong to it are left to `clean_up`.
 
-        `prepare` may raise to keep it; once it has returned, nobody finds the topic any more.
+        `prepare` is called first and may raise to keep the topic. After it, the topic is not found any more.
         """
         async with self._changing:
             record = self.topic(name)
@@ -205,19 +206,19 @@ class Registry:
                 prepare(record)
             subscriptions = self._subscriptions.pop(record.topic_id)
             del self._topics[name]
-            self._leaving.add(record.topic_id)
+            self._topics_in_deletion.add(record.topic_id)
             try:
                 await self._write([], [Delete(records.topic_key(name)), Put(records.deleted_key(record.topic_id), b"")])
             except BaseException:
                 self._topics[name], self._subscriptions[record.topic_id] = record, subscriptions
                 raise
             finally:
-                self._leaving.discard(record.topic_id)
+                self._topics_in_deletion.discard(record.topic_id)
             return record
 
-    def is_leaving(self, topic_id: int) -> bool:
-        """Whether the topic is being deleted, and may yet come back."""
-        return topic_id in self._leaving
+    def is_being_deleted(self, topic_id: int) -> bool:
+        """Return whether the topic is being deleted; if the store refuses that, the topic comes back."""
+        return topic_id in self._topics_in_deletion
 
     async def clean_up(self, topic_id: int) -> None:
         """Remove what a deleted topic left behind. What cannot be removed now is removed at the next start.
@@ -225,7 +226,7 @@ class Registry:
         The record of the deletion stays as long as the catalog lists segments of the topic.
         """
         prefixes: tuple[Callable[[int], str], ...] = (
-            records.partitions_of,  # the first: whoever still writes compares its record
+            records.partitions_of,  # first: an owner that still writes compares these keys, and is fenced
             records.ledgers_of,
             records.subscriptions_of,
             records.producers_of,
@@ -268,9 +269,9 @@ class Registry:
         failure_policy: FailurePolicy = NATIVE,
         subscriptions_max: int | None = 0,
     ) -> tuple[SubscriptionRecord, bool]:
-        """The subscription, and whether this call created it. Its start is durable on return.
+        """Return the subscription, and whether this call created it. Its start is durable on return.
 
-        Raises Full when the topic has `subscriptions_max` already; 0 is no limit.
+        Raises Full when the topic already has `subscriptions_max` subscriptions; 0 is no limit.
         """
         async with self._subscribing.setdefault(topic_id, asyncio.Lock()), self._changing.shared():
             self.check_same(topic, topic_id)
@@ -306,32 +307,32 @@ class Registry:
     async def delete_subscription(
         self, topic: TopicName, name: str, prepare: Callable[[SubscriptionRecord], None] | None = None
     ) -> SubscriptionRecord:
-        """`prepare` may raise to keep it."""
+        """Delete a subscription. `prepare` is called first, and may raise to keep it."""
         async with self._changing:
             record = self.subscription(topic, name)
             topic_id = self.topic(topic).topic_id
             if prepare is not None:
                 prepare(record)
-            self._ending.add(record.subscription_id)
+            self._subscriptions_in_deletion.add(record.subscription_id)
             try:
                 await self._write([], [Delete(records.subscription_key(topic_id, name))])
             finally:
-                self._ending.discard(record.subscription_id)
+                self._subscriptions_in_deletion.discard(record.subscription_id)
             del self._subscriptions[topic_id][name]
             return record
 
     def is_ending(self, subscription_id: int) -> bool:
-        """Whether the subscription is being deleted: nobody may attach to it any more."""
-        return subscription_id in self._ending
+        """Return whether the subscription is being deleted; consumers may not attach to it any more."""
+        return subscription_id in self._subscriptions_in_deletion
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
     async def new_producer(self, access_epoch: int) -> ProducerRecord:
-        """One without a name."""
+        """Return a new identity for a producer without a name."""
         return ProducerRecord(await self._producer_ids.take(), access_epoch, access_epoch)
 
     async def new_query_number(self) -> int:
-        """A producer's id that is never given to a producer."""
+        """Return a number for a staged query. It is a producer id, so that no producer gets it."""
         return await self._producer_ids.take()
 
     async def named_producer(self, topic: TopicName, name: str) -> ProducerRecord | None:
@@ -339,9 +340,10 @@ class Registry:
         return records.unpack(found.value, ProducerRecord) if found else None
 
     async def check_producer(self, topic: TopicName, name: str, identity: ProducerRecord) -> ProducerRecord:
-        """What is known of this identity: of a name its newest epoch, else the identity itself.
+        """Check an identity that a client presents, and return the newest one of the same producer.
 
-        Raises Refused for an identity that nobody was given, or not to this name.
+        Without a name that is the identity itself. Raises Refused for an identity that was never given out, or belongs
+        to another name.
         """
         if not self._producer_ids.was_given(identity.producer_id) or not 0 <= identity.epoch < 2**32:
             raise Refused(
@@ -357,7 +359,8 @@ class Registry:
     async def resume_producer(
         self, topic: TopicName, topic_id: int, name: str, access_epoch: int, opener: int
     ) -> ProducerRecord:
-        """The name's own id under a higher epoch: whoever used it before is fenced."""
+        """Return the identity of a named producer under a higher epoch, which fences the producer that used the
+        name."""
         async with self._changing:
             self.check_same(topic, topic_id)
             key = records.producer_key(topic_id, name)
@@ -376,7 +379,7 @@ class Registry:
         return records.unpack(found.value, AccessRecord) if found else AccessRecord()
 
     async def take_access(self, topic: TopicName, topic_id: int, holder: ProducerRecord, opener: int) -> None:
-        """The topic is the holder's from here on, under a higher epoch; durable on return."""
+        """Give `holder` exclusive access to the topic under a higher access epoch; durable on return."""
         async with self._changing:
             self.check_same(topic, topic_id)
             key = records.access_key(topic_id)
@@ -389,7 +392,7 @@ class Registry:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
-        """Raises where it was not written. Cancelled: this broker is closing."""
+        """Write to the store; raise if nothing was written. Cancelled: the broker is closing."""
         try:
             result = await self._store.transact(compares, writes)
         except DanubeError:
@@ -400,7 +403,8 @@ class Registry:
                 raise Unavailable("the metadata changed at the same moment: send the request again")
 
     async def _is_written(self, write: Put | Delete) -> bool:
-        """However long it takes to find out: nothing else is changed before that is known."""
+        """Return whether a write that failed was written after all. Retries until the store answers, because nothing
+        else may be changed before that is known."""
         while True:
             try:
                 found = await self._store.get(write.key)

@@ -1,4 +1,4 @@
-"""Tombstones of dropped ledgers: the log frees only records of which the metadata says that they were dropped.
+"""Tombstones of dropped ledgers: the log frees only records of ledgers that the metadata records as dropped.
 
 ```
  key of a ledger deleted  --one transaction-->  /dropped/<ledger id> written
@@ -95,7 +95,8 @@ class KnownLedgers:
             )
 
     async def _record(self, store: MetadataStore, unknown: list[int]) -> None:
-        """Write tombstones for what an earlier release dropped. Cut short, the next start does it again."""
+        """Write tombstones for what an earlier release dropped. If this is interrupted, the next start does it
+        again."""
         for writes in drop_writes(list(self.lost)):
             await store.transact([], writes)
         for start in range(0, len(unknown), METADATA_OPERATIONS_MAX):
@@ -108,7 +109,7 @@ class KnownLedgers:
 
 
 class Tombstones:
-    """Removes tombstones that are no longer needed. Nothing of it is on the way of a publish."""
+    """Removes tombstones that are no longer needed. No publish waits for that."""
 
     def __init__(self, store: MetadataStore, writer: LogWriter) -> None:
         self._store = store
@@ -117,7 +118,7 @@ class Tombstones:
     async def sweep(self) -> int:
         """Remove the tombstones of ledgers that the log no longer holds, and return how many there were.
 
-        Cancelled or failed: some are removed, a later sweep finds the others.
+        Cancelled or failed: some are removed, and a later sweep removes the rest.
         """
         removed, after = 0, ""
         while page := await self._store.list(records.DROPPED, start_after=after, limit=METADATA_OPERATIONS_MAX):

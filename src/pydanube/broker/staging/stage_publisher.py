@@ -199,7 +199,7 @@ class StagePublisher:
                 self._skip_deleted(decision, key)
                 return
             tries += 1
-            lost = is_permanent(error) and not self._registry.is_leaving(key[0])
+            lost = is_permanent(error) and not self._registry.is_being_deleted(key[0])
             decision.obstacles[key] = error.message
             if tries == RETRY_LOGGED_AT or (lost and tries == 1):
                 say = log.error if lost else log.warning
@@ -249,7 +249,7 @@ class StagePublisher:
         """Return whether the topic was deleted; another topic may have its name. False while that is unknown: before
         the plan is read, and while a deletion is in progress."""
         topic = decision.topics.get(key[0])
-        if topic is None or self._registry.is_leaving(key[0]):
+        if topic is None or self._registry.is_being_deleted(key[0]):
             return False
         record = self._registry.find_topic(TopicName.parse(topic))
         return record is None or record.topic_id != key[0]
