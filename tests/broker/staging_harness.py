@@ -1,11 +1,13 @@
-"""Queries that write by stages, against a broker without doors."""
+"""Queries that write by stages, against a broker without listeners."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from broker_harness import TOPIC, Door, open_broker
 
@@ -21,7 +23,9 @@ Rows = dict[int, list[bytes]]
 
 
 @asynccontextmanager
-async def staging_broker(directory: Path, objects: ObjectStore, crash: bool = False, **changes):
+async def staging_broker(
+    directory: Path, objects: ObjectStore, crash: bool = False, **changes: Any
+) -> AsyncIterator[Broker]:
     """A broker that goes on with what was decided. With `crash` it is left as a killed process leaves it."""
     async with open_broker(directory, objects=objects, crash=crash, **changes) as broker:
         await broker.start()
@@ -53,8 +57,8 @@ class Query:
                 body += batch + bytes(-len(batch) % 64)
             sections.append(SectionRequest(self.topic, partition, lengths))
         self.parts += 1
-        wish = StageRequest(self.name, self.run, batch_id, 0, attempt, self.parts, sections)
-        return await self.broker.staging.stage(ANONYMOUS, wish, memoryview(body))
+        request = StageRequest(self.name, self.run, batch_id, 0, attempt, self.parts, sections)
+        return await self.broker.staging.stage(ANONYMOUS, request, memoryview(body))
 
     async def commit(self, batch_id: int, *stages: str, wait_ms: int = 30_000) -> Committed:
         return await self.broker.staging.commit(
@@ -74,7 +78,7 @@ async def stages_in(objects: ObjectStore) -> list[str]:
     return [info.key async for info in objects.list("stages/")]
 
 
-async def until(condition, seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Let the loop run until it is so; `condition` may be a coroutine function."""
     async with asyncio.timeout(seconds):
         while True:
@@ -91,6 +95,6 @@ async def quiet(broker: Broker) -> None:
     await until(lambda: not broker.staging.decisions._of)
 
 
-async def staged_keys(broker) -> list[str]:
+async def staged_keys(broker: Broker) -> list[str]:
     """Decisions, and what is pending of them."""
     return [one.key async for one in list_all(broker.staging._book._store, "/staged/") if "/queries/" not in one.key]

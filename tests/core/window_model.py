@@ -102,7 +102,8 @@ class WindowModel(RuleBasedStateMachine):
         window, stored = self.window, self.desk.stored
         if not any(member.has_room for member in window.members) or (self.blocked and not self.is_keyed):
             return
-        if self.is_single and not self.active().has_room:
+        active = self.active() if self.is_single else None
+        if active is not None and not active.has_room:
             return
         idle = [
             offset
@@ -145,14 +146,14 @@ class WindowModel(RuleBasedStateMachine):
     # -- always --------------------------------------------------------------------------------------------------------
 
     @invariant()
-    def the_cursor_knows_what_is_settled(self):
+    def the_cursor_knows_what_is_settled(self) -> None:
         cursor, end = self.window.cursor, self.desk.stored.end
         settled = {offset for offset in range(end) if cursor.is_settled(offset)}
         assert settled - self.desk.stored.gone == self.settled - self.desk.stored.gone
         assert cursor.position == next(offset for offset in range(end + 1) if offset == end or offset not in settled)
 
     @invariant()
-    def every_open_message_is_in_one_place(self):
+    def every_open_message_is_in_one_place(self) -> None:
         window, end = self.window, self.desk.stored.end
         assert window.unacked == len(self.out)
         for member in window.members:
@@ -166,9 +167,10 @@ class WindowModel(RuleBasedStateMachine):
         assert unread + ready + kept + failing + len(self.out) == missing
 
     @invariant()
-    def failures_are_counted_until_they_are_settled(self):
+    def failures_are_counted_until_they_are_settled(self) -> None:
         failures = self.window.failures
-        assert {offset: failures.at(offset).count for offset in failures.offsets()} == self.failed
+        counts = {offset: failed.count for offset in failures.offsets() if (failed := failures.at(offset)) is not None}
+        assert counts == self.failed
         assert (failures.waiting, failures.blocked) == (len(self.waiting), len(self.blocked))
         if self.is_keyed:
             assert self.window.policy.blocked_keys == len({self.desk.stored.keys[one] for one in self.failed})
