@@ -31,7 +31,7 @@ lock: setup ## choose the newest versions that pyproject.toml allows for the dev
 	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra test --extra dev \
 	  --no-annotate --no-header pyproject.toml -o requirements-dev.lock
 
-check: setup ## lint, types and the borders between packages
+check: setup ## lint, types and the borders between rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
