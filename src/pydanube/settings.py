@@ -1,11 +1,11 @@
-"""Every setting: its name, its default, what is allowed, and where its value came from.
+"""Every setting: its name, its default, its allowed values, and where its value came from.
 
 A setting is `section.key`: in a TOML file the key of a table, in the environment `DANUBE_SECTION_KEY`. The command line
-goes before the environment, the environment before the file, the file before the default.
+overrides the environment, the environment the file, and the file the default.
 
 Invariants
-    holding a Settings means that every value in it, and every relation between them, is allowed
-    what `describe` shows as a value is text that `load` reads as the same value
+    every value in a Settings, and every relation between its values, is allowed
+    `load` reads the text that `describe` shows for a value as the same value
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .settings_kinds import (
     HOST,
     NODE_NAME,
     PORT,
+    AckLevelKind,
     Choice,
     Flag,
-    LogLevelKind,
     Number,
     OptionalPath,
     OptionsKind,
@@ -44,14 +44,17 @@ _DAY_S: Final = 24 * 3600
 _DEFAULT: Final = "default"
 
 
-def about(kind: ValueKind, meaning: str) -> Mapping[str, Any]:
-    """What is known about a field beside its type and default."""
-    return {"kind": kind, "meaning": meaning}
+def setting(default: Any, kind: ValueKind, meaning: str) -> Any:
+    """Return the field of a setting: its default (or a type to call for it), the kind of its values, its help text."""
+    metadata = {"kind": kind, "meaning": meaning}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file. Its values are read by their kinds, so text such as "64MiB" may be given for a size."""
+    """A table of the file. Each value is read by its kind, so a size may be given as text such as "64MiB"."""
 
     section: ClassVar[str]
 
@@ -64,197 +67,132 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class ServerSettings(Section):
     section: ClassVar[str] = "server"
-    data_dir: Path = field(
-        default=Path("danube-data"),
-        metadata=about(RequiredPath(), "Where everything is kept; one broker per directory."),
-    )
-    host: str = field(default="127.0.0.1", metadata=about(HOST, "The address the doors listen on."))
-    port: int = field(default=6655, metadata=about(PORT, "The native protocol. 0 chooses a free port, here and below."))
-    grpc_port: int = field(default=6650, metadata=about(PORT, "The Danube gRPC API."))
-    admin_port: int = field(default=50051, metadata=about(PORT, "The Danube gRPC admin API."))
-    http_port: int = field(default=8650, metadata=about(PORT, "REST, metrics and health."))
-    advertised: str = field(
-        default="", metadata=about(ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
-    )
-    name: str = field(
-        default="",
-        metadata=about(NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept."),
-    )
+    data_dir: Path = setting(Path("danube-data"), RequiredPath(), "Where everything is kept; one broker per directory.")
+    host: str = setting("127.0.0.1", HOST, "The address the doors listen on.")
+    port: int = setting(6655, PORT, "The native protocol. 0 chooses a free port, here and below.")
+    grpc_port: int = setting(6650, PORT, "The Danube gRPC API.")
+    admin_port: int = setting(50051, PORT, "The Danube gRPC admin API.")
+    http_port: int = setting(8650, PORT, "REST, metrics and health.")
+    advertised: str = setting("", ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
+    name: str = setting("", NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept.")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings(Section):
     section: ClassVar[str] = "log"
-    directory: Path | None = field(
-        default=None, metadata=about(OptionalPath(), "Where the write-ahead log is; empty: `wal` in the data_dir.")
+    directory: Path | None = setting(
+        None, OptionalPath(), "Where the write-ahead log is; empty: `wal` in the data_dir."
     )
-    file_bytes: int = field(
-        default=128 * MIB, metadata=about(Size(64 * KIB, 4 * GIB), "A log file is closed when it has grown to this.")
-    )
-    group_bytes_max: int = field(
-        default=8 * MIB, metadata=about(Size(4 * KIB, GIB), "Bytes written and synced together at most.")
-    )
-    lazy_sync_ms: int = field(
-        default=100, metadata=about(Number(1, 60_000), "What does not wait for a sync is synced after this long.")
-    )
+    file_bytes: int = setting(128 * MIB, Size(64 * KIB, 4 * GIB), "A log file is closed when it has grown to this.")
+    group_bytes_max: int = setting(8 * MIB, Size(4 * KIB, GIB), "Bytes written and synced together at most.")
+    lazy_sync_ms: int = setting(100, Number(1, 60_000), "What does not wait for a sync is synced after this long.")
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataSettings(Section):
     section: ClassVar[str] = "metadata"
-    path: Path | None = field(
-        default=None, metadata=about(OptionalPath(), "The metadata database; empty: `metadata.db` in the data_dir.")
-    )
+    path: Path | None = setting(None, OptionalPath(), "The metadata database; empty: `metadata.db` in the data_dir.")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings(Section):
     section: ClassVar[str] = "cache"
-    tail_bytes: int = field(
-        default=64 * MIB, metadata=about(Size(0, 1024 * GIB), "Newest batches kept in memory, over all partitions.")
-    )
-    memory_topic_bytes: int = field(
-        default=64 * MIB,
-        metadata=about(Size(64 * KIB, 1024 * GIB), "What one partition of a topic with ack level `memory` may hold."),
+    tail_bytes: int = setting(64 * MIB, Size(0, 1024 * GIB), "Newest batches kept in memory, over all partitions.")
+    memory_topic_bytes: int = setting(
+        64 * MIB, Size(64 * KIB, 1024 * GIB), "What one partition of a topic with ack level `memory` may hold."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings(Section):
     section: ClassVar[str] = "limits"
-    connections_max: int = field(default=10_000, metadata=about(Number(1, 1_000_000), "Connections at the same time."))
-    connections_per_address_max: int = field(
-        default=1_000, metadata=about(Number(1, 1_000_000), "Of these, from one address.")
+    connections_max: int = setting(10_000, Number(1, 1_000_000), "Connections at the same time.")
+    connections_per_address_max: int = setting(1_000, Number(1, 1_000_000), "Of these, from one address.")
+    handshake_timeout_ms: int = setting(5_000, Number(10, 600_000), "Time a new connection has to say who it is.")
+    keep_alive_ms: int = setting(
+        5_000,
+        Number(100, 600_000),
+        "After so much silence, and questions unanswered, a client is gone: what it held is free.",
     )
-    handshake_timeout_ms: int = field(
-        default=5_000, metadata=about(Number(10, 600_000), "Time a new connection has to say who it is.")
+    publish_window_bytes: int = setting(
+        32 * MIB, Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered."
     )
-    keep_alive_ms: int = field(
-        default=5_000,
-        metadata=about(
-            Number(100, 600_000),
-            "After so much silence, and questions unanswered, a client is gone: what it held is free.",
-        ),
+    pending_publish_bytes_max: int = setting(
+        128 * MIB, Size(64 * KIB, 64 * GIB), "Published on all connections and not yet answered."
     )
-    publish_window_bytes: int = field(
-        default=32 * MIB, metadata=about(Size(64 * KIB, 4 * GIB), "Published on one connection and not yet answered.")
-    )
-    pending_publish_bytes_max: int = field(
-        default=128 * MIB,
-        metadata=about(Size(64 * KIB, 64 * GIB), "Published on all connections and not yet answered."),
-    )
-    message_bytes_max: int = field(
-        default=MESSAGE_BYTES_MAX, metadata=about(Size(1, MESSAGE_BYTES_MAX), "The payload of one message.")
-    )
-    fetch_bytes_max: int = field(
-        default=8 * MIB, metadata=about(Size(KIB, GIB), "Sent in answer to one fetch, if more than one batch.")
-    )
+    message_bytes_max: int = setting(MESSAGE_BYTES_MAX, Size(1, MESSAGE_BYTES_MAX), "The payload of one message.")
+    fetch_bytes_max: int = setting(8 * MIB, Size(KIB, GIB), "Sent in answer to one fetch, if more than one batch.")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings(Section):
     section: ClassVar[str] = "topics"
-    auto_create: bool = field(
-        default=True, metadata=about(Flag(), "Publishing to a topic that does not exist creates it.")
+    auto_create: bool = setting(True, Flag(), "Publishing to a topic that does not exist creates it.")
+    ack_level: AckLevel = setting(AckLevel.DURABLE, AckLevelKind(), "Of topics created without saying.")
+    offset_block: int = setting(
+        100_000, Number(1, 1_000_000_000), "Offsets reserved at a time by `written` and `memory` topics."
     )
-    ack_level: AckLevel = field(
-        default=AckLevel.DURABLE, metadata=about(LogLevelKind(), "Of topics created without saying.")
-    )
-    offset_block: int = field(
-        default=100_000,
-        metadata=about(Number(1, 1_000_000_000), "Offsets reserved at a time by `written` and `memory` topics."),
-    )
-    lifetimes_interval_s: int = field(
-        default=10,
-        metadata=about(
-            Number(1, _DAY_S), "How often retention, time to live, backlogs and what nobody uses are looked at."
-        ),
+    lifetimes_interval_s: int = setting(
+        10, Number(1, _DAY_S), "How often retention, time to live, backlogs and what nobody uses are looked at."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ProducersSection(Section):
     section: ClassVar[str] = "producers"
-    remembered_max: int = field(
-        default=10_000,
-        metadata=about(
-            Number(1, 10_000_000), "Producers whose last sequences each partition remembers, against duplicates."
-        ),
+    remembered_max: int = setting(
+        10_000, Number(1, 10_000_000), "Producers whose last sequences each partition remembers, against duplicates."
     )
-    remembered_s: int = field(
-        default=7 * _DAY_S, metadata=about(Number(1, 3_650 * _DAY_S), "How long a silent producer is remembered.")
-    )
+    remembered_s: int = setting(7 * _DAY_S, Number(1, 3_650 * _DAY_S), "How long a silent producer is remembered.")
 
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings(Section):
     section: ClassVar[str] = "storage"
-    url: str = field(
-        default="", metadata=about(StoreUrl(), "Where history goes; empty: the directory `objects` in the data_dir.")
+    url: str = setting("", StoreUrl(), "Where history goes; empty: the directory `objects` in the data_dir.")
+    options: Mapping[str, str] = setting(dict, OptionsKind(), "What the store needs to know, credentials among it.")
+    segment_bytes: int = setting(
+        64 * MIB, Size(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX), "A partition that has so much in its log uploads it."
     )
-    options: Mapping[str, str] = field(
-        default_factory=dict, metadata=about(OptionsKind(), "What the store needs to know, credentials among it.")
+    segment_age_s: int = setting(600, Number(0, 30 * _DAY_S), "After so long whatever there is is uploaded.")
+    shared_below_bytes: int = setting(4 * MIB, Size(0, GIB), "Less than this shares an object with other partitions.")
+    upload_bytes_per_s: int = setting(0, Size(0, 1024 * GIB), "How fast uploads may be. 0: as fast as they go.")
+    shutdown_upload_s: int = setting(
+        5, Number(0, 3600), "How long a broker that is stopped may upload what waits. 0: not at all."
     )
-    segment_bytes: int = field(
-        default=64 * MIB,
-        metadata=about(
-            Size(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX), "A partition that has so much in its log uploads it."
-        ),
+    log_keep_bytes: int = setting(
+        GIB, Size(0, 1024 * GIB), "What stays in the log although it is uploaded: a warm cache."
     )
-    segment_age_s: int = field(
-        default=600, metadata=about(Number(0, 30 * _DAY_S), "After so long whatever there is is uploaded.")
+    log_bytes_max: int = setting(
+        0, Size(0, 1024 * GIB), "Past this publishes are refused until uploads catch up. 0: no limit."
     )
-    shared_below_bytes: int = field(
-        default=4 * MIB, metadata=about(Size(0, GIB), "Less than this shares an object with other partitions.")
-    )
-    upload_bytes_per_s: int = field(
-        default=0, metadata=about(Size(0, 1024 * GIB), "How fast uploads may be. 0: as fast as they go.")
-    )
-    shutdown_upload_s: int = field(
-        default=5,
-        metadata=about(Number(0, 3600), "How long a broker that is stopped may upload what waits. 0: not at all."),
-    )
-    log_keep_bytes: int = field(
-        default=GIB, metadata=about(Size(0, 1024 * GIB), "What stays in the log although it is uploaded: a warm cache.")
-    )
-    log_bytes_max: int = field(
-        default=0,
-        metadata=about(Size(0, 1024 * GIB), "Past this publishes are refused until uploads catch up. 0: no limit."),
-    )
-    cache_bytes: int = field(
-        default=64 * MIB, metadata=about(Size(MIB, 1024 * GIB), "What was read from objects and is kept in memory.")
-    )
-    grace_s: int = field(
-        default=3600, metadata=about(Number(0, 30 * _DAY_S), "How long objects stay that nobody needs any more.")
-    )
-    stage_keep_s: int = field(
-        default=_DAY_S, metadata=about(Number(1, 30 * _DAY_S), "How long a stage waits for the commit that names it.")
-    )
-    staged_query_keep_s: int = field(
-        default=90 * _DAY_S,
-        metadata=about(Number(1, 3650 * _DAY_S), "How long it is remembered what a query wrote last by stages."),
+    cache_bytes: int = setting(64 * MIB, Size(MIB, 1024 * GIB), "What was read from objects and is kept in memory.")
+    grace_s: int = setting(3600, Number(0, 30 * _DAY_S), "How long objects stay that nobody needs any more.")
+    stage_keep_s: int = setting(_DAY_S, Number(1, 30 * _DAY_S), "How long a stage waits for the commit that names it.")
+    staged_query_keep_s: int = setting(
+        90 * _DAY_S, Number(1, 3650 * _DAY_S), "How long it is remembered what a query wrote last by stages."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class LoggingSettings(Section):
     section: ClassVar[str] = "logging"
-    level: str = field(default="info", metadata=about(Choice(LEVELS), "What is logged: this and everything worse."))
-    json: bool = field(default=False, metadata=about(Flag(), "One JSON object per line, instead of text for people."))
+    level: str = setting("info", Choice(LEVELS), "What is logged: this and everything worse.")
+    json: bool = setting(False, Flag(), "One JSON object per line, instead of text for people.")
 
 
 @dataclass(frozen=True, slots=True)
 class SettingDescription:
-    """One setting for people: values as text that `load` would read as the same value."""
+    """One setting as users see it: `load` reads `value` and `default` as the same values."""
 
     key: str
     env: str
     type: str
-    """What is allowed."""
+    """The allowed values, in words."""
     default: str
     value: str
     source: str
-    """Where the value comes from: "default", "file danube.toml", "environment", "command line"."""
+    """The source of the value: "default", "file danube.toml", "environment DANUBE_SERVER_PORT", "command line"."""
     help: str
 
 
@@ -272,7 +210,7 @@ class Settings:
     storage: StorageSettings = field(default_factory=StorageSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Where each value comes from that is not a default, by key."""
+    """The source of each value that is not a default, by key."""
 
     def __post_init__(self) -> None:
         problems = [*self._unordered(), *self._narrow_log(), *self._shared_ports()]
@@ -286,9 +224,10 @@ class Settings:
         environ: Mapping[str, str] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> Self:
-        """From the file (None: none), the environment and the command line (by dotted key; None: not given).
+        """Load settings from a file (None: no file), the environment and the command line.
 
-        Raises Invalid; its message names every key that is wrong, its value, what is allowed, and what was meant.
+        `overrides` are the values of the command line by dotted key; None means not given. Raises Invalid; its message
+        names every wrong key with its value, the allowed values, and a key that was probably meant.
         """
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -316,7 +255,7 @@ class Settings:
         return cls(**sections, sources=sources)  # type: ignore[arg-type]  # each section is under its own name
 
     def describe(self) -> list[SettingDescription]:
-        """Every setting, in the order of the documentation."""
+        """Describe every setting, in the order of the documentation."""
         return [
             SettingDescription(
                 key=key,
@@ -344,7 +283,8 @@ class Settings:
         return self.metadata.path or self.server.data_dir / "metadata.db"
 
     def advertised_address(self, port: int) -> str:
-        """What clients are told when the native door listens on `port`: not the setting's where that one is 0."""
+        """Return the address for clients when the native listener uses `port`, which the system chose if the setting is
+        0."""
         host = f"[{self.server.host}]" if ":" in self.server.host else self.server.host
         return self.server.advertised or f"{host}:{port}"
 
@@ -355,7 +295,8 @@ class Settings:
                 yield f"{smaller}={low} is larger than {larger}={high}: make {smaller} at most {larger}"
 
     def _narrow_log(self) -> Iterator[str]:
-        """The file that is written cannot be let go of: a log that may be no larger would be full for ever."""
+        """Yield a problem if the log may not hold two files: the file being written cannot be released, so such a log
+        would stay full for ever."""
         limit, file_bytes = self.storage.log_bytes_max, self.log.file_bytes
         if limit and limit < 2 * file_bytes:
             yield (
@@ -395,11 +336,11 @@ _NOT_LARGER: Final = (
     ("limits.message_bytes_max", "limits.pending_publish_bytes_max"),
     ("limits.publish_window_bytes", "limits.pending_publish_bytes_max"),
 )
-"""Relations between settings: the first is at most the second."""
+"""Relations between settings: the first must not be larger than the second."""
 
 _ENVIRONMENT_PREFIX: Final = "DANUBE_"
 _NO_SETTINGS: Final = {"DANUBE_STORAGE_TOKEN"}
-"""Named like one, and read by a command itself: `danube storage serve`."""
+"""Variables that are named like a setting but are read by a command itself (`danube storage serve`)."""
 _SECTIONS: Final[tuple[type[Section], ...]] = (
     ServerSettings,
     LogSettings,
@@ -437,7 +378,7 @@ def _read(key: str, kind: ValueKind, value: object, source: str) -> Any:
 
 
 def _from_file(path: Path | None, problems: list[str]) -> Iterator[tuple[str, object, str]]:
-    """Dotted key, value and source of everything in the file."""
+    """Yield the dotted key, value and source of every setting in the file."""
     if path is None:
         return
     source = f"file {path}"
@@ -463,9 +404,10 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _from_environ(environ: Mapping[str, str], problems: list[str]) -> Iterator[tuple[str, object, str]]:
-    """Variables named after a section are ours, and must be known; DANUBE_URL and the like are somebody else's.
+    """Yield the dotted key, value and source of every setting in the environment.
 
-    An empty variable counts as not set, as it does for the shells and container files that cannot unset one.
+    Variables named after a section must be known settings; others, such as DANUBE_URL, are ignored. An empty variable
+    counts as not set: some shells and container files cannot unset one.
     """
     ours = tuple(f"{_ENVIRONMENT_PREFIX}{name.upper()}_" for name in _SECTION_NAMES)
     for variable in sorted(name for name, value in environ.items() if value != ""):

@@ -1,7 +1,7 @@
-"""What values a setting can have, and how they are written as text.
+"""The kinds of values that settings have, and how the values are written as text.
 
-A kind reads what a TOML file, an environment variable or a command line gives (and a value it has read before), or
-raises ValueError. `show` writes a value as text that `read` reads as the same value.
+`read` accepts what a TOML file, an environment variable or a command line gives, and a value that it has read before;
+it raises ValueError for anything else. `show` writes a value as text that `read` reads as the same value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FALSE: Final = ("false", "no", "off", "0")
 class ValueKind(Protocol):
     @property
     def allowed(self) -> str:
-        """What may be given, in words."""
+        """The allowed values, in words."""
         ...
 
     def read(self, value: object) -> Any: ...
@@ -127,7 +127,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class LogLevelKind:
+class AckLevelKind:
     """An ack level."""
 
     allowed: str = "one of durable, written, memory"
@@ -148,7 +148,7 @@ class LogLevelKind:
 
 @dataclass(frozen=True, slots=True)
 class RequiredPath:
-    """Relative to where the broker was started; `~` is the home directory."""
+    """A path, relative to the directory where the broker was started; `~` is the home directory."""
 
     allowed: str = "a path"
 
@@ -157,7 +157,7 @@ class RequiredPath:
             raise ValueError
         try:
             return Path(value).expanduser()
-        except RuntimeError:  # nobody of that name has a home
+        except RuntimeError:  # there is no such user
             raise ValueError from None
 
     def show(self, value: Path) -> str:
@@ -179,7 +179,7 @@ class OptionalPath:
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """Where an object store is. Credentials in it are not shown."""
+    """The URL of an object store. `show` hides credentials in it."""
 
     allowed: str = "a URL such as s3://bucket/prefix, or empty"
 
@@ -194,7 +194,7 @@ class StoreUrl:
 
 @dataclass(frozen=True, slots=True)
 class OptionsKind:
-    """Names and values of text: a table of the file, or `name=value,name=value`. Secrets are not shown."""
+    """Names and text values: a table of the file, or `name=value,name=value`. `show` hides secrets."""
 
     allowed: str = "a table of text, or name=value,name=value"
 
@@ -216,7 +216,7 @@ class OptionsKind:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of one form."""
+    """Text that matches a pattern."""
 
     allowed: str
     pattern: re.Pattern[str]

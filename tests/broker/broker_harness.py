@@ -1,18 +1,21 @@
-"""A broker without doors: the facade over a real log and a real store, opened and reopened in one directory."""
+"""A broker without listeners: the facade over a real log and a real store, opened and reopened in one directory."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from metadata_harness import FaultyStore
 
-from pydanube.broker import Attachment, Broker, BrokerParts, BrokerSettings, Published
+from pydanube.broker import Attachment, Broker, BrokerParts, BrokerSettings, Consumer, FetchResult, Producer, Published
+from pydanube.broker.producers import Access
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.tiering.object_storage import TieringSettings
-from pydanube.codec.batch import encode
+from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model.errors import DanubeError
@@ -20,7 +23,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock, SystemClock
-from pydanube.runtime.disk import OsDisk
+from pydanube.runtime.disk import Disk, OsDisk
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
 from pydanube.storage.wal import LogWriter, MetadataStamp, NodeIdentity, WalSettings
@@ -59,7 +62,7 @@ TIERING = TieringSettings(
 @asynccontextmanager
 async def open_broker(
     directory: Path,
-    disk=None,
+    disk: Disk | None = None,
     wal: WalSettings | None = None,
     crash: bool = False,
     clock: Clock | None = None,
@@ -67,19 +70,18 @@ async def open_broker(
     objects: ObjectStore | None = None,
     tiering: TieringSettings | None = None,
     metadata: FaultyStore | None = None,
-    metadata_disk=None,
+    metadata_disk: Disk | None = None,
     stamped: bool = True,
-    **changes,
-):
+    **changes: Any,
+) -> AsyncIterator[Broker]:
     """With `crash`, nothing of the broker is closed: the next one finds what a killed process leaves. `metadata` stands
     before the real store, and fails where it is told to. Not `stamped`: the log does not name its metadata, as that of
     an earlier release."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as parts:
-        store = await EmbeddedStore.open(directory / "metadata.db", clock, disk=metadata_disk)
-        parts.push_async_callback(store.close)
-        if metadata is not None:
-            store = metadata.before(store)
+        embedded = await EmbeddedStore.open(directory / "metadata.db", clock, disk=metadata_disk)
+        parts.push_async_callback(embedded.close)
+        store = embedded if metadata is None else metadata.before(embedded)
         registry = Registry(store, clock)
         await registry.load()
         known = await registry.known_ledgers()
@@ -122,7 +124,7 @@ class Door:
         self.broker = broker
         self.topic = topic
 
-    async def create(self, **config) -> None:
+    async def create(self, **config: Any) -> None:
         await self.broker.create_topic(ANONYMOUS, self.topic, TopicConfig(**config))
 
     async def producer(
@@ -131,17 +133,22 @@ class Door:
         partition: int = 0,
         producer_id: int = 0,
         epoch: int = 0,
-        access: str = "shared",
+        access: Access = "shared",
         opener: int = 0,
-    ):
-        whose = (name, producer_id, epoch, access, opener)
-        return await self.broker.open_producer(ANONYMOUS, self.topic, partition, *whose)
+    ) -> Producer:
+        return await self.broker.open_producer(
+            ANONYMOUS, self.topic, partition, name, producer_id, epoch, access, opener
+        )
 
-    async def come_back(self, producer, name: str = "", partition: int = 0, access: str = "shared", opener: int = 0):
+    async def come_back(
+        self, producer: Producer, name: str = "", partition: int = 0, access: Access = "shared", opener: int = 0
+    ) -> Producer:
         """Open again with the identity that was given, as after a reconnect."""
         return await self.producer(name, partition, producer.producer_id, producer.producer_epoch, access, opener)
 
-    def publish(self, producer, payloads: list[bytes], sequence: int = -1, **columns) -> asyncio.Future[Published]:
+    def publish(
+        self, producer: Producer, payloads: list[bytes], sequence: int = -1, **columns: Any
+    ) -> asyncio.Future[Published]:
         batch = encode(
             payloads,
             **columns,
@@ -150,7 +157,7 @@ class Door:
             producer_epoch=producer.producer_epoch,
             first_sequence=sequence,
         )
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
 
         def done(result: Published | DanubeError) -> None:
             if isinstance(result, DanubeError):
@@ -161,14 +168,15 @@ class Door:
         self.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
         return answer
 
-    async def fetch(self, start: Position = EARLIEST, partition: int = 0, wait_ms: int = 0, bytes_max: int = 1 << 20):
+    async def fetch(
+        self, start: Position = EARLIEST, partition: int = 0, wait_ms: int = 0, bytes_max: int = 1 << 20
+    ) -> FetchResult:
         return await self.broker.fetch(ANONYMOUS, self.topic, partition, start, bytes_max, wait_ms)
 
     async def read_all(self, partition: int = 0) -> list[tuple[int, bytes]]:
         """Everything stored, as (offset, payload)."""
-        from pydanube.codec.batch import Batch
-
-        found, offset = [], 0
+        found: list[tuple[int, bytes]] = []
+        offset = 0
         while True:
             fetched = await self.fetch(
                 Position("offset", max(offset, (await self.fetch(partition=partition)).start_offset)), partition
@@ -188,11 +196,11 @@ class Door:
         partition: int = 0,
         kind: SubscriptionType = SubscriptionType.EXCLUSIVE,
         credit: int = 1_000_000,
-        **wishes,
-    ):
+        **options: Any,
+    ) -> Collector:
         sink = Collector()
-        wish = Attachment(name, consumer, kind, start, **wishes)
-        sink.consumer = await self.broker.subscriptions.subscribe(ANONYMOUS, self.topic, partition, wish, sink)
+        attachment = Attachment(name, consumer, kind, start, **options)
+        sink.consumer = await self.broker.subscriptions.subscribe(ANONYMOUS, self.topic, partition, attachment, sink)
         sink.consumer.credit(credit, 1 << 30)
         return sink
 
@@ -209,16 +217,21 @@ class Collector:
         self.ack_timeout_ms: int | None = None
         self.generation: int | None = None
         self.error: DanubeError | None = None
-        self.consumer = None
+        self.consumer: Consumer
         self._arrived = asyncio.Event()
 
-    def deliver_whole(self, batches, epoch) -> None:
+    def deliver_whole(self, batches: Sequence[memoryview], epoch: int) -> None:
         for batch in batches:
             self.deliver(batch, epoch, [], [], [])
 
-    def deliver(self, batch, epoch, ranges, redeliveries, reasons) -> None:
-        from pydanube.codec.batch import Batch
-
+    def deliver(
+        self,
+        batch: memoryview,
+        epoch: int,
+        ranges: Sequence[tuple[int, int]],
+        redeliveries: Sequence[int],
+        reasons: Sequence[str | None],
+    ) -> None:
         opened = Batch.open(batch, stamped=True)
         rows = list(zip(opened.offsets.tolist(), opened.payloads, strict=True))
         chosen = [row for start, end in ranges or [(0, len(rows))] for row in rows[start:end]]
@@ -244,6 +257,6 @@ class Collector:
 
     async def ack(self, *ranges: tuple[int, int], cumulative: bool = False, generation: int | None = None) -> None:
         """Without a generation: as clients of earlier releases do."""
-        done = asyncio.get_running_loop().create_future()
-        self.consumer.ack(list(ranges), cumulative, lambda error: done.set_result(error), generation)
+        done: asyncio.Future[DanubeError | None] = asyncio.get_running_loop().create_future()
+        self.consumer.ack(list(ranges), cumulative, done.set_result, generation)
         assert await done is None

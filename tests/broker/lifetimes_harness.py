@@ -10,23 +10,25 @@ from typing import Any
 
 from broker_harness import Door, open_broker
 
-from pydanube.broker import Published
+from pydanube.broker import Broker, Producer, Published
 from pydanube.codec.batch import encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import DanubeError
 from pydanube.model.positions import EARLIEST, Position
+from pydanube.model.statistics import SubscriptionStatistics
 from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.clock import ManualClock
+from pydanube.storage.stream import PartitionStream
 
 
 class HeldSearch:
     """A stream's next search by time, which has found something and does not say so yet."""
 
-    def __init__(self, stream) -> None:
+    def __init__(self, stream: PartitionStream) -> None:
         self.has_found = asyncio.Event()
         self.go_on = asyncio.Event()
         self._find_time = stream.find_time
-        stream.find_time = self._find
+        setattr(stream, "find_time", self._find)  # noqa: B010 - this stream's only
 
     async def _find(self, time_us: int) -> int:
         found = await self._find_time(time_us)
@@ -38,14 +40,14 @@ class HeldSearch:
 class TimedClient(Door):
     """A client of a broker on a clock that only the test moves."""
 
-    def __init__(self, broker, clock: ManualClock, **more) -> None:
-        super().__init__(broker, **more)
+    def __init__(self, broker: Broker, clock: ManualClock) -> None:
+        super().__init__(broker)
         self.clock = clock
 
     async def policies(self, **changes: int | None) -> None:
         await self.broker.policies.set(ANONYMOUS, self.topic, changes)
 
-    async def fill(self, producer, batches: int, rows: int = 10, every_s: float = 0, size: int = 10) -> None:
+    async def fill(self, producer: Producer, batches: int, rows: int = 10, every_s: float = 0, size: int = 10) -> None:
         """Batches of `rows` messages, with time passing after each."""
         for _ in range(batches):
             await self.publish(producer, [b"x" * size] * rows)
@@ -61,12 +63,12 @@ class TimedClient(Door):
         find_time = stream.find_time
 
         async def slow(time_us: int) -> int:
-            stream.find_time = find_time  # once
+            setattr(stream, "find_time", find_time)  # noqa: B010 - once
             found = await find_time(time_us)
             await happens()
             return found
 
-        stream.find_time = slow
+        setattr(stream, "find_time", slow)  # noqa: B010 - this stream's only
         await self.broker.lifetimes.round()
         assert stream.find_time == find_time, "it never searched"
 
@@ -82,12 +84,12 @@ class TimedClient(Door):
     async def seek(self, position: Position, name: str = "billing") -> list[tuple[int, int]]:
         return await self.broker.subscriptions.seek(ANONYMOUS, self.topic, name, position)
 
-    async def counted(self, name: str = "billing", partition: int = 0):
+    async def counted(self, name: str = "billing", partition: int = 0) -> SubscriptionStatistics:
         """The subscription's statistics on one partition."""
         topic = await self.broker.statistics.topic(ANONYMOUS, self.topic)
         return next(one for one in topic.partitions[partition].subscriptions if one.name == name)
 
-    def publish_delayed(self, producer, deliver_at: list[int]) -> asyncio.Future[Published]:
+    def publish_delayed(self, producer: Producer, deliver_at: list[int]) -> asyncio.Future[Published]:
         """One batch, each message with its own delivery time in microseconds (0: at once)."""
         batch = encode(
             [b"later"] * len(deliver_at),
@@ -96,7 +98,7 @@ class TimedClient(Door):
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
         )
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
 
         def done(result: Published | DanubeError) -> None:
             if isinstance(result, DanubeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, cast
 
 from pydanube.metadata.store import Compare, Delete, KeyValue, MetadataStore, Put, TransactionResult
 from pydanube.model.errors import Unavailable
@@ -63,13 +63,18 @@ class FaultyStore:
         self._transactions: list[tuple[Concerns, Fault]] = []
         self._reads: list[tuple[str, Fault]] = []
 
-    def before(self, store: MetadataStore) -> Self:
-        """From now on this is the real one."""
+    def before(self, store: MetadataStore) -> MetadataStore:
+        """Stand before `store` and return itself: every method that it does not define is that of `store`."""
         self._store = store
-        return self
+        return cast(MetadataStore, self)
 
-    def __getattr__(self, name: str):
-        return getattr(self._store, name)
+    @property
+    def _real(self) -> MetadataStore:
+        assert self._store is not None, "open_broker puts a store behind it"
+        return self._store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -117,11 +122,11 @@ class FaultyStore:
 
     async def get(self, key: str) -> KeyValue | None:
         await self._before_read(key)
-        return await self._store.get(key)
+        return await self._real.get(key)
 
     async def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[KeyValue]:
         await self._before_read(prefix)
-        return await self._store.list(prefix, start_after=start_after, limit=limit)
+        return await self._real.list(prefix, start_after=start_after, limit=limit)
 
     async def _before_read(self, key: str) -> None:
         fault = _first([one for prefix, one in self._reads if key.startswith(prefix)])
@@ -132,13 +137,13 @@ class FaultyStore:
     async def transact(self, compares: Sequence[Compare], writes: Writes) -> TransactionResult:
         fault = _first([one for concerns, one in self._transactions if concerns(writes)])
         if fault is None:
-            return await self._store.transact(compares, writes)
+            return await self._real.transact(compares, writes)
         result = TransactionResult(False, 0)
         if fault.happens == "before":
-            result = await self._store.transact(compares, writes)
+            result = await self._real.transact(compares, writes)
         await fault.wait()
         if fault.happens == "after":
-            result = await self._store.transact(compares, writes)
+            result = await self._real.transact(compares, writes)
         fault.answer()
         return result
 

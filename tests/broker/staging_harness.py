@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from broker_harness import TOPIC, Door, open_broker
 
@@ -21,7 +23,9 @@ Rows = dict[int, list[bytes]]
 
 
 @asynccontextmanager
-async def staging_broker(directory: Path, objects: ObjectStore, crash: bool = False, **changes):
+async def staging_broker(
+    directory: Path, objects: ObjectStore, crash: bool = False, **changes: Any
+) -> AsyncIterator[Broker]:
     """A broker that goes on with what was decided. With `crash` it is left as a killed process leaves it."""
     async with open_broker(directory, objects=objects, crash=crash, **changes) as broker:
         await broker.start()
@@ -74,7 +78,7 @@ async def stages_in(objects: ObjectStore) -> list[str]:
     return [info.key async for info in objects.list("stages/")]
 
 
-async def until(condition, seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Let the loop run until it is so; `condition` may be a coroutine function."""
     async with asyncio.timeout(seconds):
         while True:
@@ -91,6 +95,6 @@ async def quiet(broker: Broker) -> None:
     await until(lambda: not broker.staging.decisions._by_query)
 
 
-async def staged_keys(broker) -> list[str]:
+async def staged_keys(broker: Broker) -> list[str]:
     """Decisions, and what is pending of them."""
     return [one.key async for one in list_all(broker.staging._records._store, "/staged/") if "/queries/" not in one.key]

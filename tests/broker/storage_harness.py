@@ -2,13 +2,22 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from broker_harness import TIERING, Door
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.names import TopicName
-from pydanube.model.storage import StorageCollected, StoragePlace, StorageUpload, StorageVerified
+from pydanube.model.storage import (
+    PartitionUsage,
+    StorageCollected,
+    StoragePlace,
+    StorageStatus,
+    StorageUpload,
+    StorageVerified,
+)
+from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.storage.wal import WalSettings
 
@@ -22,7 +31,7 @@ class Away(MemoryStore):
 
     away: Exception | None = None
 
-    async def put(self, *arguments, **options):
+    async def put(self, *arguments: Any, **options: Any) -> ObjectInfo:
         if self.away is not None:
             raise self.away
         return await super().put(*arguments, **options)
@@ -34,8 +43,8 @@ async def filled(door: Door, batches: int, partition: int = 0) -> None:
         await door.publish(producer, [b"x" * 100] * 100)
 
 
-async def usage(broker: Broker, topic: TopicName | None = None):
-    found, place = [], StoragePlace()
+async def usage(broker: Broker, topic: TopicName | None = None) -> tuple[StorageStatus, list[PartitionUsage]]:
+    status, found, place = await broker.storage.usage(ANONYMOUS, topic, StoragePlace())
     while place is not None:
         status, some, place = await broker.storage.usage(ANONYMOUS, topic, place)
         found += some
@@ -51,7 +60,8 @@ async def uploaded(broker: Broker, topic: TopicName | None = None) -> StorageUpl
 
 
 async def verified(broker: Broker, topic: TopicName | None = None, bytes_max: int = 1 << 30) -> StorageVerified:
-    found, place = StorageVerified(), StoragePlace()
+    found = StorageVerified()
+    place: StoragePlace | None = StoragePlace()
     async with asyncio.timeout(60):
         while place is not None:
             step, place = await broker.storage.verify(ANONYMOUS, topic, place, bytes_max)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from broker_harness import TIERING, Door
 
@@ -24,7 +25,7 @@ def door_to(broker: Broker, name: str) -> Door:
     return Door(broker, TopicName.parse(f"/default/{name}"))
 
 
-async def filled(door: Door, batches: int, first: int = 0, size: int = 100, **columns) -> None:
+async def filled(door: Door, batches: int, first: int = 0, size: int = 100, **columns: Any) -> None:
     """Batches of numbered messages: batch n holds the numbers from n * PER_BATCH on."""
     producer = await door.producer()
     for number in range(first, first + batches):

@@ -37,8 +37,14 @@ class Sample:
         )
 
     def rows(self, selected: list[int]) -> Sample:
-        columns = (self.payloads, self.keys, self.attributes, self.publish_times, self.deliver_at)
-        return Sample(*([column[row] for row in selected] for column in columns), self.rest)
+        return Sample(
+            [self.payloads[row] for row in selected],
+            [self.keys[row] for row in selected],
+            [self.attributes[row] for row in selected],
+            [self.publish_times[row] for row in selected],
+            [self.deliver_at[row] for row in selected],
+            self.rest,
+        )
 
 
 def assert_holds(batch: Batch, sample: Sample) -> None:

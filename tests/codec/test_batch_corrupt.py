@@ -224,17 +224,17 @@ def test_a_row_without_a_key_has_no_key_bytes() -> None:
 
 
 @pytest.mark.parametrize(("row", "value"), [(0, 0), (2, 1), (4, 2**32 - 1)])
-def test_a_wrong_key_hash_is_refused_at_the_door(row: int, value: int) -> None:
+def test_a_wrong_key_hash_of_a_published_batch_is_refused(row: int, value: int) -> None:
     forged = forge(LOADED, PLACE.key_hashes + 4 * row, "I", value)
     with pytest.raises(Corrupt, match="key hashes of the batch are not the CRC-32 of its keys"):
         Batch.open(forged)
     stamp(forged, 0, NOW, 1)
-    assert Batch.open(forged, stamped=True).count == 5  # it came through a door
+    assert Batch.open(forged, stamped=True).count == 5  # a stamped batch was checked when it was published
 
 
 @pytest.mark.parametrize("length", [1, 64, 65])
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17, 100, 1000])
-def test_hashes_that_are_computed_in_another_way_are_refused_at_the_door(length: int, count: int) -> None:
+def test_hashes_of_a_published_batch_that_are_computed_in_another_way_are_refused(length: int, count: int) -> None:
     keys = [f"{row:03d}"[-length:].rjust(length, "k") for row in range(count)]
     forged = bytearray(encode([b""] * count, keys=keys, publish_times=NOW))
     hashes = Batch.open(forged).place.key_hashes

@@ -52,7 +52,7 @@ def use(data: bytes | bytearray) -> bool:
     assert table["payload"].to_pylist() == batch.payloads
     assert table["key"].to_pylist() == batch.keys
     chosen = bytearray(batch.select([row % 2 == 0 for row in range(batch.count)]).view)
-    stamp(chosen, 0, 1, 1)  # a part comes from behind the door, where nobody asks for hashes any more
+    stamp(chosen, 0, 1, 1)  # a selection of rows is stamped, and hashes of stamped batches are not checked
     part = Batch.open(chosen, stamped=True)
     assert part.payloads == batch.payloads[::2]
     assert part.attributes == batch.attributes[::2]

@@ -102,7 +102,8 @@ class DispatcherModel(RuleBasedStateMachine):
         dispatcher, stored = self.dispatcher, self.harness.stored
         if not any(member.can_receive for member in dispatcher.members) or (self.blocked and not self.is_keyed):
             return
-        if self.is_single and not self.active().can_receive:
+        active = self.active() if self.is_single else None
+        if active is not None and not active.can_receive:
             return
         idle = [
             offset
@@ -145,14 +146,14 @@ class DispatcherModel(RuleBasedStateMachine):
     # -- always --------------------------------------------------------------------------------------------------------
 
     @invariant()
-    def the_cursor_knows_what_is_acked(self):
+    def the_cursor_knows_what_is_acked(self) -> None:
         cursor, end = self.dispatcher.cursor, self.harness.stored.end
         acked = {offset for offset in range(end) if cursor.is_acked(offset)}
         assert acked - self.harness.stored.gone == self.acked - self.harness.stored.gone
         assert cursor.position == next(offset for offset in range(end + 1) if offset == end or offset not in acked)
 
     @invariant()
-    def every_open_message_is_in_one_place(self):
+    def every_open_message_is_in_one_place(self) -> None:
         dispatcher, end = self.dispatcher, self.harness.stored.end
         assert dispatcher.unacked == len(self.in_flight)
         for member in dispatcher.members:
@@ -166,7 +167,7 @@ class DispatcherModel(RuleBasedStateMachine):
         assert unread + ready + kept + failing + len(self.in_flight) == missing
 
     @invariant()
-    def failures_are_counted_until_they_are_acked(self):
+    def failures_are_counted_until_they_are_acked(self) -> None:
         counts, offsets = self.dispatcher.counts, list(range(self.harness.stored.end))
         failed, _ = self.dispatcher.failure_history(offsets)
         assert {offset: count for offset, count in zip(offsets, failed, strict=False) if count} == self.failed

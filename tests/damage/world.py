@@ -30,6 +30,7 @@ from pydanube.codec.native import requests
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import Put
 from pydanube.model.errors import DanubeError
+from pydanube.model.failure import Poison
 from pydanube.runtime.clock import SystemClock
 
 HANG_S = 120
@@ -169,7 +170,7 @@ class _World:
         await self._create_topic(client, "/default/staged", partitions=2)
         await client.set_policies("/billing/invoices", retention_s=30 * 86400, ttl_s=20 * 86400)
         expected.topics["/billing/invoices"].policies = {"retention_s": 30 * 86400, "ttl_s": 20 * 86400}
-        policy = pydanube.FailurePolicy(redeliveries_max=9, delay_ms=50, poison="drop")
+        policy = pydanube.FailurePolicy(redeliveries_max=9, delay_ms=50, poison=Poison.DROP)
         for kind in ("exclusive", "failover", "shared", "key-shared"):
             await self._subscribe(client, "/default/plain", kind, kind, policy if kind == "shared" else None)
             await self._subscribe(client, "/default/parts", kind, kind)

@@ -30,7 +30,7 @@ TIMEOUT_S = 60.0
 TOPIC = "/default/orders"
 
 
-class Listener:
+class NativeListener:
     """A native listener under test."""
 
     def __init__(self, server: NativeServer, address: tuple[str, int], broker: Any) -> None:
@@ -59,7 +59,7 @@ class Listener:
 @asynccontextmanager
 async def open_listener(
     clock: Clock | None = None, wrap: Callable[[Any], Any] | None = None, drain_s: float = 0.0, **settings: int
-) -> AsyncIterator[Listener]:
+) -> AsyncIterator[NativeListener]:
     """A listener with these settings on a real broker of its own. `wrap` may put something between the two."""
     async with testing._server(None, {"topics_ack_level": "written", "cache_tail_bytes": "8MiB"}) as broker_server:
         assert broker_server._native is not None
@@ -69,7 +69,7 @@ async def open_listener(
             server = NativeServer(broker, NativeSettings(**settings), clock or SystemClock(), tasks)
             address = await server.start("127.0.0.1", 0)
             try:
-                yield Listener(server, address, broker)
+                yield NativeListener(server, address, broker)
             finally:
                 closing = asyncio.ensure_future(server.close(drain_s))
                 while clock is not None and not closing.done():
@@ -110,13 +110,13 @@ class Peer:
         self.welcome: requests.Welcome | None = None
 
     @classmethod
-    async def connect(cls, listener: Listener) -> Self:
+    async def connect(cls, listener: NativeListener) -> Self:
         """Connected; nothing said yet."""
         reader, writer = await asyncio.open_connection(*listener.address)
         return cls(reader, writer)
 
     @classmethod
-    async def greet(cls, listener: Listener, hello: requests.Hello | None = None) -> Self:
+    async def greet(cls, listener: NativeListener, hello: requests.Hello | None = None) -> Self:
         """Connected and welcomed."""
         peer = await cls.connect(listener)
         peer.write(
@@ -258,7 +258,7 @@ class Neighbour:
 
 
 @asynccontextmanager
-async def neighbour(listener: Listener) -> AsyncIterator[Neighbour]:
+async def neighbour(listener: NativeListener) -> AsyncIterator[Neighbour]:
     """Works for as long as the block lasts; at the end it must have got somewhere and still be able to."""
     async with await Peer.greet(listener) as peer:
         topic = "/default/neighbour"

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from native_peer import TOPIC, Between, Listener, Peer, neighbour, open_listener
+from native_peer import TOPIC, Between, NativeListener, Peer, neighbour, open_listener
 from test_native_hostile import fill_topic
 
 from pydanube.broker import FetchResult
@@ -49,7 +49,7 @@ def fetch_frames(count: int, bytes_max: int = ANSWER) -> bytes:
     return b"".join(frames.encode(FrameKind.FETCH, fetch, number) for number in range(1, count + 1))
 
 
-def held_bytes(there: Listener) -> int:
+def held_bytes(there: NativeListener) -> int:
     return sum(session.connection.queued_bytes for session in there.sessions) + there.broker.reading_bytes
 
 

@@ -8,7 +8,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from native_peer import TOPIC, Between, Listener, Peer, neighbour, one_batch, open_listener
+from native_peer import TOPIC, Between, NativeListener, Peer, neighbour, one_batch, open_listener
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -297,7 +297,7 @@ async def fill_topic(peer: Peer, total_bytes: int, batch_bytes: int = 100_000) -
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-async def come_in(there: Listener) -> Peer | DanubeError:
+async def come_in(there: NativeListener) -> Peer | DanubeError:
     """Somebody who was welcomed, or why not."""
     try:
         return await Peer.greet(there)

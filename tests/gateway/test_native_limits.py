@@ -142,7 +142,7 @@ async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> 
             hog.close()
 
 
-async def test_a_door_that_closes_does_not_wait_for_a_rate() -> None:
+async def test_a_listener_that_closes_does_not_wait_for_a_rate() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         rate = {"publish_messages_per_s": 1}

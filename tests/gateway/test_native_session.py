@@ -456,7 +456,7 @@ async def test_a_peer_that_stays_silent_for_its_keep_alive_is_gone() -> None:
         assert await peer.next_frame() is None
 
 
-async def test_a_door_that_closes_says_so_answers_what_is_in_flight_and_takes_nothing_new() -> None:
+async def test_a_listener_that_closes_says_so_answers_what_is_in_flight_and_takes_nothing_new() -> None:
     class Holding(Between):
         def __init__(self, broker: object) -> None:
             super().__init__(broker)
@@ -485,7 +485,7 @@ async def test_a_door_that_closes_says_so_answers_what_is_in_flight_and_takes_no
             await Peer.connect(there)
 
 
-async def test_a_waiting_fetch_does_not_keep_the_door_open() -> None:
+async def test_a_waiting_fetch_does_not_keep_the_listener_open() -> None:
     async with open_listener() as there, await Peer.greet(there) as peer:
         await peer.create_topic()
         peer.send(FrameKind.FETCH, fetch(requests.Start("latest"), wait_ms=600_000), 9)

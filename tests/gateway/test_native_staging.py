@@ -163,7 +163,7 @@ async def test_a_stage_that_is_larger_than_the_window_may_go_alone():
         await stage(peer, {(TOPIC, 0): [one_batch(payload_bytes=20_000)]})
 
 
-async def test_a_stage_on_its_way_is_answered_while_the_door_closes():
+async def test_a_stage_in_flight_is_answered_while_the_listener_closes():
     async with open_listener(wrap=Slow, drain_s=5) as one, await Peer.greet(one) as peer:
         await peer.create_topic()
         peer.write(stage_frame({(TOPIC, 0): [one_batch()]}, 3))

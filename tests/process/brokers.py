@@ -18,7 +18,8 @@ READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:\d+ admin=\S+:\d+ 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class BrokerProcess:

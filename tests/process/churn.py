@@ -10,8 +10,10 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from churn_consumer import TYPES
 
@@ -75,7 +77,7 @@ class Process:
         for session in self.sessions.values():
             session.ended_at = ended
 
-    def _hear(self, said: dict) -> None:
+    def _hear(self, said: dict[str, Any]) -> None:
         if "attached" in said:
             session = self.sessions[said["attached"]] = Session(said["type"], time.monotonic())
             self._record.sessions.append(session)
@@ -135,7 +137,7 @@ class Record:
         self.missing[kind].difference_update(payloads)
         self.progress.set()
 
-    async def until(self, reached) -> None:
+    async def until(self, reached: Callable[[], bool]) -> None:
         """Looks again whenever something was acked or received."""
         while not reached():
             self.progress.clear()

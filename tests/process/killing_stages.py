@@ -10,14 +10,20 @@ steps that count; the process dies at that step, counted from when the file was 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from killing_store import die
 
 from pydanube.broker.partitions.partition import Partition
+from pydanube.broker.partitions.publish_queue import PublishDone, Published
+from pydanube.codec.batch import Batch
 from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.store import Compare, Delete, Put, TransactionResult
+from pydanube.model.errors import DanubeError
+from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.local import LocalStore
 
 DEATH = ", killed"
@@ -60,7 +66,9 @@ class Steps:
 class KillingStages(LocalStore):
     steps: Steps
 
-    async def put(self, key, data, *, create=False, if_match=None):
+    async def put(
+        self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
+    ) -> ObjectInfo:
         if not key.startswith("stages/"):
             return await super().put(key, data, create=create, if_match=if_match)
         self.steps.step("put", "before a stage is put")
@@ -68,7 +76,7 @@ class KillingStages(LocalStore):
         self.steps.step("put", "after a stage is put")
         return info
 
-    async def delete(self, keys):
+    async def delete(self, keys: Sequence[str]) -> None:
         ours = keys[0].startswith("stages/")
         if ours:
             self.steps.step("delete", "before stages are deleted")
@@ -80,7 +88,9 @@ class KillingStages(LocalStore):
 def watch(steps: Steps) -> None:
     transact, publish = EmbeddedStore.transact, Partition.publish
 
-    async def watched_transact(self, compares, writes):
+    async def watched_transact(
+        self: EmbeddedStore, compares: Sequence[Compare], writes: Sequence[Put | Delete]
+    ) -> TransactionResult:
         touched = sorted({one.key.split("/")[2] for one in writes if one.key.startswith("/staged/")})
         if not touched:
             return await transact(self, compares, writes)
@@ -90,10 +100,10 @@ def watch(steps: Steps) -> None:
         steps.step("transact", f"after the {what}")
         return result
 
-    def watched_publish(self, batch, done):
+    def watched_publish(self: Partition, batch: Batch, done: PublishDone) -> None:
         ours = batch.header.producer_id & STAGED_PRODUCER
 
-        def published(outcome):
+        def published(outcome: Published | DanubeError) -> None:
             steps.step("publish", "after a batch is stored")
             done(outcome)
 
@@ -101,11 +111,11 @@ def watch(steps: Steps) -> None:
             steps.step("publish", "before a batch is published")
         publish(self, batch, published if ours else done)
 
-    EmbeddedStore.transact = watched_transact
-    Partition.publish = watched_publish
+    setattr(EmbeddedStore, "transact", watched_transact)  # noqa: B010 - as every instance of this process has it
+    setattr(Partition, "publish", watched_publish)  # noqa: B010
 
 
-async def open_killing(url: str, _settings) -> KillingStages:
+async def open_killing(url: str, _settings: Mapping[str, str]) -> KillingStages:
     store = await KillingStages.open(Path(urlsplit(url).path))
     store.steps = Steps(Path(os.environ["KILLING_FILE"]))
     watch(store.steps)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.local import LocalStore
 
 DIST_INFO = "killing_store-1.0.dist-info"
@@ -39,7 +41,9 @@ def die_later() -> None:
 class KillingStore(LocalStore):
     puts = 0
 
-    async def put(self, key, data, *, create=False, if_match=None):
+    async def put(
+        self, key: str, data: Buffer | Sequence[Buffer], *, create: bool = False, if_match: str | None = None
+    ) -> ObjectInfo:
         if not key.startswith("segments/"):
             return await super().put(key, data, create=create, if_match=if_match)
         self.puts += 1
@@ -56,5 +60,5 @@ class KillingStore(LocalStore):
         return info
 
 
-async def open_killing(url: str, _settings) -> KillingStore:
+async def open_killing(url: str, _settings: Mapping[str, str]) -> KillingStore:
     return await KillingStore.open(Path(urlsplit(url).path))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 S3_BUCKET = "danube"
 S3_KEY = "test-access-key"
@@ -112,7 +113,9 @@ def has_bucket(port: int) -> Callable[[], bool]:
     from obstore.store import S3Store
 
     settings = s3_settings(port)
-    store = S3Store(S3_BUCKET, config=settings, client_options={"allow_http": True}, retry_config={"max_retries": 0})
+    store = S3Store(
+        S3_BUCKET, config=cast(Any, settings), client_options={"allow_http": True}, retry_config={"max_retries": 0}
+    )
 
     def ask() -> bool:
         try:

@@ -20,7 +20,7 @@ from typing import TypeVar
 import pytest
 
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused, Unavailable
-from pydanube.runtime.objects import Capabilities, ObjectInfo, ObjectStore, open_store
+from pydanube.runtime.objects import Buffer, Capabilities, ObjectInfo, ObjectStore, open_store
 from pydanube.runtime.objects.store import KEY_CHARACTERS_MAX
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Minimum:
 
     async def test_what_was_put_is_there_at_once(self, store: ObjectStore) -> None:
         put = await store.put("a/b.txt", b"hello")
-        assert await store.get("a/b.txt") == b"hello"
+        assert bytes(await store.get("a/b.txt")) == b"hello"
         head = await store.head("a/b.txt")
         (listed,) = [info async for info in store.list()]
         for info in (put, head, listed):
@@ -105,9 +105,9 @@ class Minimum:
         assert put.etag
 
     async def test_pieces_of_any_kind_are_joined(self, store: ObjectStore) -> None:
-        pieces = [b"one", bytearray(b"two"), memoryview(b"-three-")[1:-1], b"", b"four"]
+        pieces: list[Buffer] = [b"one", bytearray(b"two"), memoryview(b"-three-")[1:-1], b"", b"four"]
         assert (await store.put("joined", pieces)).size == 15
-        assert await store.get("joined") == b"onetwothreefour"
+        assert bytes(await store.get("joined")) == b"onetwothreefour"
         assert (await store.put("nothing", [])).size == 0
         many = [bytes([n % 251]) * 3 for n in range(3000)]
         await store.put("many", many)
@@ -116,7 +116,7 @@ class Minimum:
     async def test_a_put_replaces_all_and_changes_the_etag(self, store: ObjectStore) -> None:
         etags = {(await store.put("again", data)).etag for data in (b"long text", b"short", b"other", b"")}
         assert len(etags) == 4
-        assert await store.get("again") == b""
+        assert bytes(await store.get("again")) == b""
         assert (await store.head("again")).size == 0
 
     async def test_only_one_of_many_creators_wins(self, store: ObjectStore) -> None:
@@ -138,7 +138,7 @@ class Minimum:
         assert (await store.head("once")).etag == first.etag
         await store.delete(["once"])
         await store.put("once", b"new", create=True)
-        assert await store.get("once") == b"new"
+        assert bytes(await store.get("once")) == b"new"
 
     async def test_ranges_end_where_the_object_ends(self, store: ObjectStore) -> None:
         data = bytes(range(256)) * 4
@@ -154,7 +154,7 @@ class Minimum:
     async def test_an_empty_object_has_every_range(self, store: ObjectStore) -> None:
         await store.put("empty", b"")
         for start, end in ((0, None), (0, 0), (0, 1), (0, 100), (5, None), (5, 5), (5, 6)):
-            assert await store.get("empty", start, end) == b""
+            assert bytes(await store.get("empty", start, end)) == b""
         assert (await store.head("empty")).size == 0
 
     async def test_a_range_that_is_none_is_refused(self, store: ObjectStore) -> None:
@@ -288,9 +288,9 @@ class Minimum:
                     await asyncio.wait([putting], timeout=0.001 * (moment - 6) ** 2)
                 putting.cancel()
             found = await outcome(store.get(key))
-            assert isinstance(found, NotFound) or found == data
+            assert isinstance(found, NotFound) or (isinstance(found, memoryview) and bytes(found) == data)
         await store.put("after", b"all")
-        assert await store.get("after") == b"all"
+        assert bytes(await store.get("after")) == b"all"
 
     async def test_a_cancelled_get_leaves_the_store_as_it_was(self, store: ObjectStore) -> None:
         await store.put("read", b"r" * MIB)
@@ -334,7 +334,7 @@ class IfMatch:
         with pytest.raises(Refused) as refused:
             await store.put("cas", b"3", if_match=first.etag)
         assert type(refused.value) is Refused
-        assert await store.get("cas") == b"2"
+        assert bytes(await store.get("cas")) == b"2"
         assert (await store.head("cas")).etag == second.etag
 
     async def test_what_is_gone_matches_nothing(self, store: ObjectStore) -> None:
@@ -367,7 +367,7 @@ class Durable:
         put = await store.put("kept/here", b"for good", create=True)
         await store.close()
         async with await open_store(place.url, place.settings) as later:
-            assert await later.get("kept/here") == b"for good"
+            assert bytes(await later.get("kept/here")) == b"for good"
             assert (await later.head("kept/here")).etag == put.etag
             with pytest.raises(AlreadyExists):
                 await later.put("kept/here", b"other", create=True)
@@ -396,7 +396,7 @@ class Shared:
             timeout=120,
         )
         assert finished.returncode == 0, finished.stderr
-        assert await store.get("from/there") == b"cba"
+        assert bytes(await store.get("from/there")) == b"cba"
         with pytest.raises(AlreadyExists):
             await store.put("from/there", b"", create=True)
 

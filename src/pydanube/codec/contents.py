@@ -1,4 +1,4 @@
-"""The contents of an object, as it lists them itself: MessagePack that begins with its format, under a checksum."""
+"""The table of contents of a stored object: a MessagePack array that begins with its format number, with a checksum."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ T = TypeVar("T")
 
 
 class Expected(NamedTuple):
-    """What the object's header or trailer says about it."""
+    """What the header or trailer of the object says about its table of contents."""
 
     what: str
+    """How error messages call the table, for example "footer"."""
     length: int
     crc: int
     format: int
-    """The one that this release reads."""
+    """The format number that this release reads."""
     name: str
-    """Of the object, for messages."""
+    """The name of the object, for error messages."""
 
 
 def decode_contents(buffer: ByteBuffer, expected: Expected, kind: type[T]) -> T:
-    """Raises Corrupt, and nothing else. The format is looked at before anything else is taken for what it seems."""
+    """Decode the table in `buffer` as a `kind`, after a check of its format. Raises Corrupt, and nothing else."""
     what, length, crc, known, name = expected
     if len(buffer) != length:
         raise Corrupt(f"{name}: {what} of {length} bytes comes in {len(buffer)}")

@@ -1,7 +1,7 @@
-"""NOUNS. What everything else talks about: names, positions, topics, limits, errors.
+"""VALUES. The types that all other packages share: names, positions, topics, limits, errors.
 
-Lives here      plain values without behaviour beyond their own validity
+Lives here      plain values that check their own validity and do nothing else
 May import      the standard library
-Flows through   every room speaks these words
+Flows through   every package uses these types
 Never           I/O, clocks, randomness, bytes on the wire
 """

@@ -1,7 +1,7 @@
 """The error tree: each class stands for one reaction of the caller.
 
-A new class needs a new reaction, or a status of its own on a door. Every door maps this tree exactly once, and a test
-walks it so that no class is left unmapped. `code` is what travels on the wire and is stored nowhere: numbers are never
+A new class needs a new reaction, or its own status on a listener. Every listener maps this tree exactly once, and a
+test walks it so that no class is left unmapped. `code` is sent over the network and never stored; a number is never
 given to another class.
 """
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class DanubeError(Exception):
-    """Anything this project raises on purpose."""
+    """Base of every error that pydanube raises on purpose."""
 
     code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
@@ -93,7 +93,7 @@ class Corrupt(DanubeError):
 
 
 def tree() -> list[type[DanubeError]]:
-    """Every class of the tree, the root first."""
+    """Return every class of the tree, the root first."""
     classes: list[type[DanubeError]] = [DanubeError]
     for known in classes:
         classes.extend(known.__subclasses__())
@@ -101,7 +101,7 @@ def tree() -> list[type[DanubeError]]:
 
 
 def from_code(code: int, message: str, owner: str = "") -> DanubeError:
-    """The error a peer sent. A code from a later release becomes its nearest known meaning: a plain DanubeError."""
+    """Return the error that a peer sent. An unknown code, from a later release, becomes a plain DanubeError."""
     for known in tree():
         if known.code == code:
             return NotOwner(message, owner) if known is NotOwner else known(message)

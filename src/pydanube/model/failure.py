@@ -1,7 +1,7 @@
-"""What happens to a message that its consumer did not manage: when it comes again, how often, and what then.
+"""What happens to a message that its consumer failed to process: when it is redelivered, how often, and what then.
 
-Only nacks and ack timeouts count as failures. A consumer that goes, or a broker that starts again, costs a message
-nothing.
+Only nacks and ack timeouts count as failures. A redelivery because a consumer disconnected or the broker restarted does
+not count.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from .errors import Invalid
 from .names import TopicName
 
 DELAY_MS_MAX: Final = 24 * 3600 * 1000
-"""The longest a message waits for its next try."""
+"""The longest delay before a redelivery."""
 
 REASON_CHARACTERS_MAX: Final = 500
-"""Of a failure's reason; what is longer is cut."""
+"""The longest reason of a failure; longer ones are cut."""
 
 ACK_TIMEOUT: Final = "ack timeout"
-"""The reason of a message that nobody settled in time."""
+"""The reason of a failure by ack timeout."""
 
 
 class Backoff(IntEnum):
-    """How the delay grows with the failures. Numbers as in the Danube gRPC API."""
+    """How the redelivery delay grows with the failures. Numbers as in the Danube gRPC API."""
 
     FIXED = 0
     EXPONENTIAL = 1
@@ -41,12 +41,12 @@ class Backoff(IntEnum):
 
 
 class Poison(IntEnum):
-    """What becomes of a message that was redelivered as often as is allowed. Numbers as in the Danube gRPC API."""
+    """What happens to a message that was redelivered as often as allowed. Numbers as in the Danube gRPC API."""
 
     DEAD_LETTER = 0
-    """It is published to the dead letter topic, with what is known of it, and settled."""
+    """It is published to the dead letter topic, with attributes that describe its failures, and settled."""
     BLOCK = 1
-    """It stays and stops its subscription (on key-shared: its key) until somebody decides."""
+    """It stays and blocks its subscription (key-shared: its key) until an operator settles it or changes the policy."""
     DROP = 2
     """It is settled, and counted."""
 
@@ -63,7 +63,8 @@ class Poison(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """A subscription's. The defaults redeliver for ever, with a growing delay; no ack timeout.
+    """The failure policy of a subscription. By default messages are redelivered without limit, with a growing delay,
+    and there is no ack timeout.
 
     `backoff` and `poison` may be given as text, such as "fixed" and "drop".
     """
@@ -71,12 +72,12 @@ class FailurePolicy:
     redeliveries_max: int | None = None
     """None: without limit."""
     ack_timeout_ms: int = 0
-    """0: none."""
+    """0: no timeout."""
     delay_ms: int = 1000
     delay_max_ms: int = 60_000
     backoff: Backoff = Backoff.EXPONENTIAL
     poison: Poison = None  # type: ignore[assignment]
-    """Where nothing is said: dead-letter with a dead letter topic, else block."""
+    """Default: dead-letter if there is a dead letter topic, else block."""
     dead_letter_topic: str = ""
 
     def __post_init__(self) -> None:
@@ -100,18 +101,18 @@ class FailurePolicy:
             raise Invalid("poison policy dead-letter needs a topic for them: dead_letter_topic (--dead-letter-topic)")
 
     def next_delay_ms(self, failures: int) -> int:
-        """How long a message waits after its nth failure."""
+        """Return the redelivery delay after failure number `failures` of a message."""
         if self.backoff is Backoff.FIXED:
             return self.delay_ms
         return min(self.delay_ms << min(failures - 1, 32), self.delay_max_ms)
 
     def is_exhausted(self, failures: int) -> bool:
-        """Whether a message that failed so often is not to come again."""
+        """Return whether a message with so many failures is not redelivered any more."""
         return self.redeliveries_max is not None and failures > self.redeliveries_max
 
 
 NATIVE: Final = FailurePolicy()
-"""Of subscriptions made by our own clients."""
+"""The default for subscriptions created over the native protocol."""
 
 DANUBE: Final = FailurePolicy(redeliveries_max=5, ack_timeout_ms=30_000)
-"""Of subscriptions made over the Danube gRPC API."""
+"""The default for subscriptions created over the Danube gRPC API."""

@@ -1,11 +1,12 @@
-"""Offsets of a partition that hold no message, and counting past them.
+"""Gaps: offsets of a partition that have no message, and counting messages across them.
 
 A crash of a `written` topic and a restore leave a block of offsets unused: `end_offset - start_offset` is then more
-than the number of messages. Whoever counts messages between two offsets, or moves by a number of messages, asks `Gaps`.
+than the number of messages. Code that counts messages between two offsets, or moves by a number of messages, uses
+`Gaps`.
 
 Invariants
     the ranges [start, end) ascend, none is empty, and none touches the next
-    every offset outside of them, within the partition, holds a message
+    every offset of the partition outside of them has a message
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Gaps:
 
     @classmethod
     def outside(cls, stored: Iterable[OffsetSpan], start: int, end: int) -> Gaps:
-        """Return what of [start, end) lies in none of the `stored` ranges."""
+        """Return the gaps: the parts of [start, end) that lie in none of the `stored` ranges."""
         return cls(cls(stored).existing(start, end))
 
     def __bool__(self) -> bool:
@@ -95,18 +96,18 @@ class Gaps:
         return max(0, end - start - self.missing(start, end))
 
     def skip(self, offset: int) -> int:
-        """Return `offset`, or where the gap ends that it lies in."""
+        """Return `offset` or, if it lies in a gap, the end of that gap."""
         index = bisect_right(self._starts, offset) - 1
         return max(offset, self._ends[index]) if index >= 0 else offset
 
     def rewind(self, offset: int) -> int:
-        """Return `offset`, or where the gap begins that ends there or that it lies in: the messages below are the
-        same."""
+        """Return `offset` or, if it lies in a gap or at the end of one, the start of that gap. The messages below are
+        the same."""
         index = bisect_left(self._starts, offset) - 1
         return self._starts[index] if index >= 0 and offset <= self._ends[index] else offset
 
     def forward(self, start: int, messages: int) -> int:
-        """Return where the first `messages` messages from `start` on end. A gap behind the last is not passed."""
+        """Return the end offset of the first `messages` messages from `start` on; a gap behind them is not included."""
         if messages <= 0:
             return start
         for gap_start, gap_end in self.ranges[bisect_right(self._ends, start) :]:

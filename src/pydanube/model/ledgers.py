@@ -1,4 +1,4 @@
-"""What a partition remembers beside its messages: producers and cursors, as plain values for control entries."""
+"""The state of a partition beside its messages, as it is stored in control entries: producers and cursors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class ProducerEntry(NamedTuple):
-    """What a log remembers of a producer. Each run (sequence, offset, count) maps consecutive sequences to offsets."""
+    """The deduplication state of a producer. Each run (sequence, offset, count) maps consecutive sequences to
+    offsets."""
 
     producer_id: int
     epoch: int
@@ -16,7 +17,7 @@ class ProducerEntry(NamedTuple):
 
 
 class CursorEntry(NamedTuple):
-    """Everything below `position` is acked, and the ranges [start, end) above it."""
+    """The acks of a subscription: everything below `position`, and the ranges [start, end) above it."""
 
     subscription_id: int
     position: int

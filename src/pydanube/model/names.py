@@ -1,4 +1,4 @@
-"""Names, parsed once at the door. Holding one of these types means that the text in it is valid.
+"""Names, parsed once where they enter the process. A value of one of these types holds valid text.
 
 A topic is ``/namespace/topic``. Danube clients address partition k of it as the topic ``/namespace/topic-part-k``; that
 suffix is therefore reserved. Names are always compared whole, never by prefix.
@@ -34,7 +34,7 @@ def parse_subscription(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A topic's full name, ``/namespace/topic``. Holding one means it is valid."""
+    """The full name of a topic, ``/namespace/topic``; always valid."""
 
     namespace: str
     topic: str
@@ -50,11 +50,11 @@ class TopicName:
 
     @property
     def names_partition(self) -> bool:
-        """True when the name ends like a partition of another topic; no topic may be created under it."""
+        """Whether the name ends like that of a partition of another topic; no topic may be created with such a name."""
         return _PARTITION_SUFFIX.search(self.topic) is not None
 
     def partition(self, index: int) -> str:
-        """What Danube clients call partition `index` of this topic."""
+        """Return the name that Danube clients use for partition `index` of this topic."""
         return f"/{self.namespace}/{self.topic}-part-{index}"
 
     def __str__(self) -> str:

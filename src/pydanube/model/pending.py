@@ -1,4 +1,4 @@
-"""A message that a subscription has not settled, and what keeps it."""
+"""Messages that a subscription has not settled, and the state of each."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from .topics import SubscriptionType
 
 PendingState = Literal["ready", "unacked", "waiting", "delayed", "held", "blocked", "dying"]
 """
-ready       nothing keeps it but its turn: it was not read yet, or is to be delivered again
+ready       it can be delivered: it was not read yet, or is to be redelivered
 unacked     a consumer has it
-waiting     it failed, and comes again `until_us`
-delayed     its producer asked for a later time
-held        key-shared: its consumer has no room, or a message of its key comes first, or nobody accepts its key
-blocked     it failed too often and stops its subscription (on key-shared: its key) until somebody decides
-dying       it failed too often and is on its way to the dead letter topic
+waiting     it failed, and is redelivered at `until_us`
+delayed     its producer asked for a later delivery
+held        key-shared: its consumer has no credit, or an earlier message of its key is not settled, or no consumer
+            accepts its key
+blocked     it failed too often and blocks its subscription (key-shared: its key) until an operator decides
+dying       it failed too often and is being published to the dead letter topic
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """What is known of one message, at one moment."""
+    """The state of one message, at one moment."""
 
     offset: int
     state: PendingState = "ready"
     redeliveries: int = 0
-    """How often it failed."""
+    """How often the message failed."""
     reason: str = ""
-    """Of its last failure."""
+    """The reason of its last failure."""
     until_us: int = 0
-    """Until when it waits, in microseconds since 1970; 0 where no time is known."""
+    """When its delay ends, in microseconds since 1970; 0 if there is none."""
     consumer: str = ""
-    """Who has it, where it is unacked."""
+    """The consumer that has it, if it is unacked."""
 
 
 class Pending(NamedTuple):
-    """Messages of a subscription, in order, and when it was so, in microseconds since 1970."""
+    """Messages of a subscription, in order, at the time `now_us`, in microseconds since 1970."""
 
     type: SubscriptionType
     messages: list[PendingMessage]

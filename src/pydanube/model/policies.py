@@ -1,4 +1,4 @@
-"""Policies of a namespace or a topic: limits and lifetimes that can be changed while everything runs.
+"""Policies of a namespace or a topic: limits and lifetimes that can be changed while the broker runs.
 
 A policy that is not set (None) is inherited: a topic's from its namespace, a namespace's from the broker's settings or
 from the defaults here.
@@ -15,16 +15,16 @@ from .limits import KIB, MIB
 
 SEGMENT_BYTES_MIN: Final = 64 * KIB
 SEGMENT_BYTES_MAX: Final = 512 * MIB
-"""An object is made in memory, whole; some stores need a copy of it, and Redis takes no more."""
+"""An object is built in memory, some stores need a second copy of it, and Redis accepts no larger value."""
 
 
 class BacklogAction(IntEnum):
     """What happens when a subscription's backlog passes its quota."""
 
     REFUSE = 0
-    """Publishes are refused with Full until it is smaller."""
+    """Publishes are refused with Full until the backlog is smaller."""
     EVICT = 1
-    """The oldest messages are settled for the subscriptions that lag, and counted."""
+    """The oldest messages are settled for the subscriptions with the backlog, and counted."""
 
     @classmethod
     def parse(cls, text: str) -> BacklogAction:
@@ -46,40 +46,41 @@ class BacklogAction(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """None: inherited. 0: no limit, or never, where the field does not say otherwise."""
+    """A value of None is inherited; 0 means no limit, or never, unless the field says otherwise."""
 
     producers_max: int | None = None
-    """Live producers of a topic."""
+    """Connected producers of a topic."""
     consumers_max: int | None = None
-    """Live consumers of a topic, over its subscriptions."""
+    """Connected consumers of a topic, over all its subscriptions."""
     subscriptions_max: int | None = None
     message_bytes_max: int | None = None
     publish_messages_per_s: int | None = None
     publish_bytes_per_s: int | None = None
-    """Of a partition, over its producers. Past a rate producers wait; nothing is lost."""
+    """Of a partition, over all its producers. Past the rate, producers are throttled; no message is lost."""
     dispatch_messages_per_s: int | None = None
     dispatch_bytes_per_s: int | None = None
     """Of each subscription of a partition."""
     retention_s: int | None = None
-    """How long messages that every subscription has acked (or all, without one) can still be read. -1: for ever."""
+    """How long messages stay readable that every subscription has acked (without subscriptions: all messages). -1: for
+    ever."""
     retention_bytes: int | None = None
-    """How much of them, in each partition. -1: no limit; 0: nothing is kept once it is consumed."""
+    """How many bytes of them stay in each partition. -1: no limit; 0: nothing is kept once it is acked."""
     ttl_s: int | None = None
-    """After so long an unacked message is settled by itself, and counted."""
+    """An unacked message is settled automatically after so long, and counted as expired."""
     backlog_messages_max: int | None = None
     backlog_bytes_max: int | None = None
     """Of each subscription of a partition."""
     backlog_action: BacklogAction | None = None
     deduplication_s: int | None = None
-    """How long a silent producer's sequence is remembered."""
+    """How long the sequence of an inactive producer is kept, for deduplication."""
     inactive_topic_s: int | None = None
     """A topic without producers, consumers, subscriptions and traffic for so long is deleted."""
     inactive_subscription_s: int | None = None
     """A subscription without consumers and without acks for so long is deleted."""
     segment_bytes: int | None = None
-    """A partition that has so much in its log uploads it. 0: the broker's own setting."""
+    """A partition uploads its log when it has so much. 0: the broker's own setting."""
     segment_age_s: int | None = None
-    """After so long whatever there is is uploaded. 0: the broker's own setting."""
+    """A partition uploads what it has after so long. 0: the broker's own setting."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -94,11 +95,11 @@ class Policies:
             )
 
     def over(self, base: Policies) -> Policies:
-        """These, and where nothing is set those of `base`."""
+        """Return these policies, with the values of `base` where nothing is set."""
         return replace(base, **{one: value for one in FIELDS if (value := getattr(self, one)) is not None})
 
     def changed(self, changes: dict[str, int | None]) -> Policies:
-        """With these set (None: inherited again). Raises Invalid for a name that is no policy."""
+        """Return a copy with `changes` applied; None means inherited again. Raises Invalid for an unknown policy."""
         for name in changes:
             if name not in FIELDS:
                 raise Invalid(f"policy {name!r} is unknown: use one of {', '.join(FIELDS)}")
@@ -119,7 +120,7 @@ STORED: Final = (
     "segment_bytes",
     "segment_age_s",
 )
-"""Those about what is stored: they mean nothing on a topic that is not reliable."""
+"""Policies about stored messages: they have no effect on a non-reliable topic."""
 
 DEFAULTS: Final = Policies(
     producers_max=0,
@@ -142,8 +143,8 @@ DEFAULTS: Final = Policies(
     segment_bytes=0,
     segment_age_s=0,
 )
-"""Of a broker that is told nothing. `message_bytes_max`, `deduplication_s` and those of segments 0: the broker's own
-setting counts."""
+"""The defaults. For `message_bytes_max`, `deduplication_s` and the segment policies, 0 means the broker's own
+setting."""
 
 assert all(getattr(DEFAULTS, name) is not None for name in FIELDS)
 assert set(STORED) <= set(FIELDS)

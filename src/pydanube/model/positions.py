@@ -1,4 +1,4 @@
-"""Where reading starts: at an end of the log, at an offset, or at an append time."""
+"""Where reading starts: at the start or the end of the log, at an offset, or at an append time."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Final, Literal, Self
 from .errors import Invalid
 
 OFFSET_END: Final = 1 << 63
-"""Every offset is below this: they travel and are stored as signed 64-bit numbers."""
+"""Every offset is below this: offsets are sent and stored as signed 64-bit numbers."""
 
 type_names = "earliest, latest, an offset such as 1000, or a time such as 2026-01-31T12:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`value` is an offset or microseconds since 1970 in UTC; the two ends have none."""
+    """A position. `value` is an offset, or microseconds since 1970 in UTC; "earliest" and "latest" have none."""
 
     kind: Literal["earliest", "latest", "offset", "time"]
     value: int = 0
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """From what a person or a program writes: a word, an offset, a datetime, or a timestamp in ISO 8601."""
+        """Parse "earliest", "latest", an offset, a datetime, or a timestamp in ISO 8601."""
         try:
             position = cls._parsed(text)
-        except (ValueError, OverflowError):  # no number of digits, and no time, that can be meant
+        except (ValueError, OverflowError):  # too many digits, or an impossible time
             position = None
         if position is None or not position._in_range():
             raise Invalid(f"{text!r} is not a position: use {type_names}")
@@ -72,7 +72,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def micros_from_datetime(moment: datetime) -> int:
-    """Microseconds since 1970. A datetime without a zone is taken as UTC."""
+    """Return microseconds since 1970. A datetime without a time zone is taken as UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     delta = moment - _EPOCH
@@ -85,4 +85,4 @@ def datetime_from_micros(micros: int) -> datetime:
 
 _TIME_MIN: Final = micros_from_datetime(datetime.min.replace(tzinfo=UTC))
 _TIME_MAX: Final = micros_from_datetime(datetime.max.replace(tzinfo=UTC))
-"""The times a datetime can say, in UTC: the years 1 to 9999."""
+"""The range of a datetime in UTC: the years 1 to 9999."""

@@ -1,6 +1,6 @@
-"""What can be counted about topics, subscriptions and consumers. Totals count from the partition's opening on.
+"""Statistics of topics, subscriptions and consumers. Totals count from the time when the broker opened the partition.
 
-Rates are per second, averaged over the last ten or so.
+Rates are per second, averaged over about the last ten seconds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class ConsumerStatistics:
     priority: int = 0
     key_filters: list[str] = field(default_factory=list)
     active: bool = True
-    """False for a failover consumer that stands by."""
+    """False for a standby consumer of a failover subscription."""
     credit: int = 0
-    """Messages it has room for."""
+    """How many more messages may be delivered to it (flow control)."""
     unacked: int = 0
     delivered: int = 0
     delivered_bytes: int = 0
@@ -35,23 +35,23 @@ class SubscriptionStatistics:
     type: str
     position: int
     backlog: int
-    """Messages not acked."""
+    """Messages that are not acked."""
     backlog_bytes: int = 0
-    """About: from the average size of a message."""
+    """Estimated from the average size of a message."""
     backlog_s: float = 0.0
-    """Age of the oldest message not acked."""
+    """Age of the oldest message that is not acked."""
     unacked: int = 0
-    """Delivered and not acked."""
+    """Messages delivered and not acked."""
     waiting: int = 0
-    """Failed, and to come again later."""
+    """Failed messages that wait for their redelivery."""
     delayed: int = 0
-    """Not to be delivered before a time that their producer chose."""
+    """Messages whose producer asked for a later delivery."""
     held: int = 0
-    """Read, and held back: their key is not settled, or their consumer has no room."""
+    """Messages that wait because an earlier message of their key is not settled, or their consumer has no credit."""
     unmatched: int = 0
-    """No consumer's key filter accepts them."""
+    """Messages that no consumer's key filter accepts."""
     blocked: int = 0
-    """Exhausted, and in the way."""
+    """Messages that failed too often and block the subscription or their key."""
     blocked_keys: int = 0
     delivered: int = 0
     delivered_bytes: int = 0
@@ -59,13 +59,13 @@ class SubscriptionStatistics:
     redelivered: int = 0
     dead_lettered: int = 0
     dropped: int = 0
-    """Lost to a poison policy, or on a non-reliable topic to a consumer without room."""
+    """Dropped by the poison policy or, on a non-reliable topic, because the consumer had no credit."""
     expired: int = 0
     """Settled by their time to live."""
     evicted: int = 0
     """Settled by the backlog quota."""
     stale_acks: int = 0
-    """Acks and nacks that were ignored because a seek came after the delivery; one may be of many messages."""
+    """Acks and nacks ignored because of a seek after the delivery; one of them may name many messages."""
     messages_per_s: float = 0.0
     bytes_per_s: float = 0.0
     acks_per_s: float = 0.0
@@ -84,17 +84,17 @@ class PartitionStatistics:
     messages_per_s: float = 0.0
     bytes_per_s: float = 0.0
     unheard: int = 0
-    """Published to a non-reliable topic while nobody listened."""
+    """Published to a non-reliable topic without consumers."""
     throttled_s: float = 0.0
-    """How long publishes waited for the publish rate."""
+    """How long publishes waited because of the publish rate."""
     subscriptions: list[SubscriptionStatistics] = field(default_factory=list)
     health: str = "ok"
     missing_offsets: int = 0
-    """Offsets in [start_offset, end_offset) that hold no message: a crash or a restore left them unused."""
+    """Offsets in [start_offset, end_offset) without a message: a crash or a restore left them unused."""
 
     @property
     def messages(self) -> int:
-        """How many are stored."""
+        """How many messages are stored."""
         return self.end_offset - self.start_offset - self.missing_offsets
 
 

@@ -1,4 +1,4 @@
-"""Topics, partitions and subscriptions as nouns: what they are, not what happens to them."""
+"""What topics, partitions and subscriptions are: their types, their configuration and their description."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .limits import PARTITIONS_MAX
 
 
 class AckLevel(IntEnum):
-    """What has happened to a message when its publisher is told that it was taken."""
+    """What has happened to a message when its publish is acknowledged."""
 
     MEMORY = 0
-    """In the broker's memory; gone with the process. For development and tests."""
+    """It is in the broker's memory and is lost with the process. For development and tests."""
     WRITTEN = 1
-    """In the page cache: survives the process, not the machine."""
+    """It is in the page cache: it survives a crash of the process, not of the machine."""
     DURABLE = 2
-    """Synced to disk (in a cluster: on a quorum)."""
+    """It is synced to disk (in a cluster: on a quorum)."""
 
     @classmethod
     def parse(cls, text: str) -> AckLevel:
@@ -55,9 +55,9 @@ class SubscriptionType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What a topic was created with. `partitions` 0 means plain: one partition, addressed by the topic's own name.
+    """What a topic was created with. `partitions` 0 means non-partitioned: one partition, with the topic's own name.
 
-    A topic that is not reliable stores nothing: whatever ack level it was given, it has that of memory.
+    A non-reliable topic stores nothing: its ack level is always MEMORY.
     """
 
     partitions: int = 0
@@ -77,7 +77,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition as its owner sees it. Offsets in [start_offset, end_offset) can be read."""
+    """A partition, described by its owner. Offsets in [start_offset, end_offset) can be read."""
 
     index: int
     owner: str
@@ -89,9 +89,9 @@ class PartitionDescription:
     health: str = "ok"
     """"ok", or what is wrong and what to do about it."""
     missing_offsets: int = 0
-    """Offsets in [start_offset, end_offset) that hold no message: a crash or a restore left them unused."""
+    """Offsets in [start_offset, end_offset) without a message: a crash or a restore left them unused."""
     gaps: Gaps = NO_GAPS
-    """Where they lie; of very many gaps the largest."""
+    """The ranges of these offsets; if there are very many, only the largest."""
 
     @property
     def messages(self) -> int:
@@ -109,20 +109,20 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A broker as it says of itself. `started_at` is microseconds since 1970."""
+    """A broker. `started_at` is in microseconds since 1970."""
 
     version: str
     node: str
     cluster: str
     state: str
-    """"ok", or why it is read-only or cannot do some of its work"""
+    """"ok", or why the broker is read-only or cannot do some of its work."""
     topics: int
     started_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionPartition:
-    """A subscription's place in one partition: everything below `position` is acked."""
+    """The state of a subscription in one partition: everything below `position` is acked."""
 
     partition: int
     position: int
@@ -132,7 +132,7 @@ class SubscriptionPartition:
     unacked: int
     """Messages delivered and not yet acked."""
     consumer: str = ""
-    """Who holds it now."""
+    """The names of the active consumers."""
 
 
 @dataclass(frozen=True, slots=True)

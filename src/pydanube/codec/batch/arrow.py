@@ -1,7 +1,7 @@
 """A batch as an Arrow record batch, over the same memory where it is not compressed.
 
-Only ever from a `Batch`, whose structure was verified: Arrow believes the offsets it is given, and wrong ones make it
-read memory that is not there. Columns, in this order, all nullable:
+The `Batch` must be verified: Arrow does not check offsets, and wrong ones make it read outside of the buffer. Columns,
+in this order, all nullable:
 
     offset int64, append_time timestamp[us, UTC], publish_time timestamp[us, UTC], key string, payload binary,
     attributes map<string, string>, producer string, schema_id int64, schema_version int32
@@ -39,7 +39,7 @@ SCHEMA: Final = pa.schema(
         ("schema_version", pa.int32()),
     ]
 )
-"""What `Batch.to_arrow` returns, whatever columns the batch has."""
+"""The schema of what `Batch.to_arrow` returns, whatever columns the batch has."""
 
 
 def record_batch(batch: Batch) -> pa.RecordBatch:
@@ -67,7 +67,7 @@ def record_batch(batch: Batch) -> pa.RecordBatch:
 
 
 def _aligned(batch: Batch) -> pa.Buffer:
-    """The batch as an Arrow buffer. Arrow wants columns on multiples of 8; bytes that lie otherwise are copied."""
+    """Return the batch as an Arrow buffer, copied if it is not aligned to 8 bytes: Arrow needs aligned columns."""
     columns = pa.py_buffer(batch.view)
     return columns if columns.address % 8 == 0 else pa.py_buffer(batch.view[: batch.place.end].tobytes())
 
@@ -75,7 +75,7 @@ def _aligned(batch: Batch) -> pa.Buffer:
 def _texts(
     kind: pa.DataType, count: int, columns: pa.Buffer, start: int, section: memoryview, valid: pa.Buffer | None = None
 ) -> pa.Array:
-    """Offsets from the fixed section, bytes from the variable one."""
+    """Make an array with offsets from the fixed section and bytes from the variable section."""
     return pa.Array.from_buffers(kind, count, [valid, columns.slice(start, 4 * count + 4), pa.py_buffer(section)])
 
 

@@ -1,11 +1,11 @@
-"""Checked columns in, batch bytes out. The cost is per batch plus loops that run in C.
+"""Writes checked columns as a batch. The cost is per batch plus loops that run in C.
 
 ```
- Rows + Origin  -->  Draft: fixed parts, variable parts  -->  header | fixed section | variable section
+ EncodedRows + Origin  -->  Draft: fixed parts, variable parts  -->  header | fixed section | variable section
 ```
 
-Everything about single rows was checked by whoever made the `Rows`; only the size of the whole can still be wrong, and
-that is known before anything is copied.
+The maker of the `EncodedRows` has checked every row. Only the size of the whole can still be wrong, and that is known
+before anything is copied.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .header import BatchHeader, ByteBuffer, Codec, write_header
 from .layout import ATTRIBUTES, DELIVER_AT, HEADER_BYTES, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, layout, padded
 
 FEW: Final = 32
-"""Up to here a plain Python loop is quicker than calling numpy."""
+"""Up to this many rows a plain Python loop is quicker than numpy."""
 
 Joinable: TypeAlias = "ByteBuffer | array[int]"
 
 _HEADER_ROOM: Final = bytes(HEADER_BYTES)
 _ZEROS: Final = tuple(bytes(length) for length in range(8))
-LONE_OFFSETS: Final = struct.Struct("<ii")
-"""The offset column of one row: 0, and where it ends."""
+SINGLE_OFFSETS: Final = struct.Struct("<ii")
+"""The offset column of a single row: 0, and where it ends."""
 
 
 class KeyColumn(NamedTuple):
-    """Keys that are ready to be written: every row has one."""
+    """A key column that is ready to be written: every row has a key."""
 
     text: bytes
     offsets: np.ndarray[Any, np.dtype[np.int32]]
@@ -53,16 +53,16 @@ class EncodedRows(NamedTuple):
     publish_times: int | array[int]
     keys: Sequence[bytes | None] | KeyColumn | None = None
     attribute_counts: Sequence[int] | None = None
-    """Attributes per row; their keys and values follow, those of all rows in one list each."""
+    """How many attributes each row has. `attribute_keys` and `attribute_values` hold those of all rows, in order."""
     attribute_keys: Sequence[bytes] = ()
     attribute_values: Sequence[bytes] = ()
     deliver_at: array[int] | None = None
     payload_lengths: list[int] | None = None
-    """Where the caller has counted them."""
+    """If the caller knows them already."""
 
 
 class Origin(NamedTuple):
-    """Who made the batch and of what: the same for every row."""
+    """The producer and the schema of a batch: the same for every row."""
 
     name: bytes = b""
     producer_id: int = 0
@@ -73,7 +73,7 @@ class Origin(NamedTuple):
 
 
 class Draft:
-    """The parts of a batch in their order, padded; joined once, at the end."""
+    """The parts of a batch in order, padded; `finish` joins them once."""
 
     __slots__ = ("fixed", "variable", "variable_bytes")
 
@@ -94,7 +94,7 @@ class Draft:
         self.variable_bytes += padded(length)
 
     def add_offsets(self, lengths: Sequence[int]) -> int:
-        """The column of where each part ends, 0 first; returns where the last one does."""
+        """Add an offset column for values of these lengths; return where the last value ends."""
         count = len(lengths)
         if count <= FEW:
             ends = list(accumulate(lengths, initial=0))
@@ -111,11 +111,14 @@ class Draft:
         return total
 
     def add_texts(self, texts: Sequence[ByteBuffer], lengths: list[int] | None = None) -> None:
-        """A column of byte strings: offsets into the fixed section, bytes into the variable one."""
+        """Add a column of byte strings: offsets to the fixed section, bytes to the variable section."""
         self.add_variable(texts, self.add_offsets(list(map(len, texts)) if lengths is None else lengths))
 
     def finish(self, header: BatchHeader) -> bytearray:
-        """The batch. Fills in what the header says about the body; its codec is taken as a wish."""
+        """Return the batch; fill in the fields of `header` that describe the body.
+
+        `header.codec` becomes NONE if compression does not make the data smaller.
+        """
         place = layout(header.columns, header.count, header.attribute_entries, header.producer_name_length)
         header.plain_length = place.end - HEADER_BYTES + self.variable_bytes
         reserve = 0 if header.columns & OFFSETS else padded(4 * header.count)
@@ -128,7 +131,7 @@ class Draft:
         return batch
 
     def _stored(self, header: BatchHeader) -> list[Joinable]:
-        """The variable section, compressed where that is asked for and makes it smaller."""
+        """Return the variable section, compressed if `header` asks for it and it becomes smaller."""
         if not header.codec:
             return self.variable
         plain = b"".join(self.variable)
@@ -140,7 +143,7 @@ class Draft:
 
 
 def assemble(rows: EncodedRows, origin: Origin, codec: Codec) -> bytearray:
-    """The batch, not yet stamped. Raises Invalid when it is too large."""
+    """Return the batch, not yet stamped. Raises Invalid if it is too large."""
     draft = Draft()
     columns, deliver_at_max = 0, 0
     draft.add_texts(rows.payloads, rows.payload_lengths)
@@ -172,11 +175,11 @@ def assemble(rows: EncodedRows, origin: Origin, codec: Codec) -> bytearray:
     return draft.finish(header)
 
 
-def assemble_lone(payload: ByteBuffer, publish_time: int, origin: Origin) -> bytearray:
-    """`assemble` for one row that is nothing but a payload, to the same bytes: whoever waits for each message before
-    the next waits for this too. A payload within its limit always fits."""
+def assemble_single(payload: ByteBuffer, publish_time: int, origin: Origin) -> bytearray:
+    """Return the same bytes as `assemble` for one row that has only a payload, but faster: a producer that sends one
+    message at a time waits for this. A payload within its limit always fits."""
     name, length = origin.name, len(payload)
-    offsets, name_padding, padding = LONE_OFFSETS.pack(0, length), _ZEROS[-len(name) & 7], _ZEROS[-length & 7]
+    offsets, name_padding, padding = SINGLE_OFFSETS.pack(0, length), _ZEROS[-len(name) & 7], _ZEROS[-length & 7]
     batch = bytearray().join((_HEADER_ROOM, offsets, name, name_padding, payload, padding))
     body_length = len(batch) - HEADER_BYTES
     # fmt: off
@@ -191,7 +194,7 @@ def assemble_lone(payload: ByteBuffer, publish_time: int, origin: Origin) -> byt
 
 
 def _add_keys(draft: Draft, keys: Sequence[bytes | None] | KeyColumn) -> int:
-    """The key columns; returns which there are."""
+    """Add the key columns; return their column flags."""
     if isinstance(keys, KeyColumn):
         draft.add_fixed(keys.offsets.data, 4 * len(keys.offsets))
         draft.add_fixed(keys.hashes.data, 4 * len(keys.hashes))
@@ -213,7 +216,7 @@ def _add_keys(draft: Draft, keys: Sequence[bytes | None] | KeyColumn) -> int:
 
 
 def bounds(times: int | array[int]) -> tuple[int, int]:
-    """The earliest and the latest."""
+    """Return the earliest and the latest time."""
     if isinstance(times, int):
         return times, times
     if len(times) <= FEW:

@@ -1,7 +1,7 @@
-"""A batch in memory: its bytes as they are, with its columns read in place.
+"""A batch in memory: its bytes as they are, with its columns read in place; and one message as a row of its batch.
 
-`open` is the door for foreign bytes and checks everything; `trust` is for bytes this process has checked before.
-Lists of values are made once, when first asked for.
+`Batch.open` takes bytes from outside and checks everything; `Batch.trust` takes bytes that this process has checked
+before. Lists of values are made once, at the first access.
 
 Invariants
     `view` is exactly one batch, header and body, and is never changed but for its stamp
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Make one with `open` or `trust`."""
+    """A batch. Create one with `open` or `trust`."""
 
     __slots__ = ("_attributes", "_data", "_keys", "_offsets", "_payloads", "_publish_times", "header", "place", "view")
 
@@ -76,10 +76,10 @@ class Batch:
 
     @classmethod
     def open(cls, buffer: ByteBuffer, *, stamped: bool = False) -> Self:
-        """Verify foreign bytes whole: checksums, structure, text. Raises Corrupt, and nothing else.
+        """Verify bytes from outside completely: checksums, structure, text. Raises Corrupt, and nothing else.
 
-        A batch that is not yet `stamped` stands at the broker's door, where some of its key hashes are computed again
-        too. The stamp of one that is must be there and intact.
+        A batch that is not yet `stamped` comes from a producer: some of its key hashes are computed again too. If it is
+        `stamped`, the stamp must be intact.
         """
         view = buffer if type(buffer) is memoryview else memoryview(buffer)
         header = read_header(view, stamped=stamped)
@@ -96,14 +96,14 @@ class Batch:
 
     @classmethod
     def trust(cls, buffer: ByteBuffer) -> Self:
-        """Bytes that this process made or verified before; nothing is checked. What follows the batch is left out."""
+        """Wrap bytes that this process made or verified before, without a check. Bytes behind the batch are ignored."""
         view = buffer if type(buffer) is memoryview else memoryview(buffer)
         header = trust_header(view)
         place = layout(header.columns, header.count, header.attribute_entries, header.producer_name_length)
         return cls(view[: HEADER_BYTES + header.stored_length], header, place)
 
     def stamp(self, base_offset: int, append_time: int, owner_epoch: int) -> None:
-        """The batch gets its place in the log: written into the bytes, which must be writable."""
+        """Write the offset, append time and epoch of the batch into its bytes, which must be writable."""
         stamp(self.view, base_offset, append_time, owner_epoch)
         header = self.header
         header.base_offset, header.append_time, header.owner_epoch = base_offset, append_time, owner_epoch
@@ -132,7 +132,7 @@ class Batch:
 
     @property
     def append_time(self) -> int:
-        """Microseconds since 1970; 0 while it is not stamped. Of rows of several batches, the first's."""
+        """Microseconds since 1970; 0 before the batch is stamped. For rows of several batches: that of the first."""
         return self.header.append_time
 
     @property
@@ -156,7 +156,7 @@ class Batch:
 
     @property
     def sections(self) -> Sections:
-        """Where the parts of `data` are."""
+        """Where the parts of `data` begin and end."""
         return sections(self.view, self.header, self.place)
 
     @property
@@ -170,7 +170,7 @@ class Batch:
 
     @property
     def largest_payload_bytes(self) -> int:
-        """The length of the longest payload, without making one."""
+        """The length of the longest payload; no payload is copied."""
         offsets = offsets_array(self.view, self.place.payload_offsets, self.header.count)
         return int(np.maximum.reduce(offsets[1:] - offsets[:-1]))
 
@@ -260,14 +260,14 @@ class Batch:
 
     @property
     def deliver_at(self) -> Int64Array | None:
-        """Microseconds since 1970, 0 for at once; None when that holds for every row."""
+        """Microseconds since 1970, 0 for rows without a delay; None when no row has a delay."""
         if not self.header.columns & DELIVER_AT:
             return None
         return np.frombuffer(self.view, INT64, self.header.count, self.place.deliver_at)
 
     @property
     def offset_deltas(self) -> UInt32Array:
-        """Offsets counted from the base offset."""
+        """The offset of each row, counted from the base offset."""
         if self.header.columns & OFFSETS:
             return np.frombuffer(self.view, UINT32, self.header.count, self.place.offset_deltas)
         return np.arange(self.header.count, dtype=UINT32)
@@ -290,15 +290,15 @@ class Batch:
         return map(BatchMessage, repeat(self), range(self.header.count))
 
     def slice(self, start: int, end: int) -> Batch:
-        """Rows [start, end) as a batch of their own: derived, with the offsets they have here."""
+        """Return rows [start, end) as a derived batch; they keep their offsets."""
         return Batch.trust(gather.gather_range(self, start, end))
 
     def select(self, mask: Sequence[bool] | BoolArray) -> Batch:
-        """The rows where `mask` is true, as a batch of their own: derived, with the offsets they have here."""
+        """Return the rows where `mask` is true as a derived batch; they keep their offsets."""
         return Batch.trust(gather.gather_mask(self, mask))
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """The columns in Arrow's clothes, over the same memory. Needs pyarrow."""
+        """Return the columns as an Arrow record batch over the same memory. Needs pyarrow."""
         from .arrow import record_batch
 
         return record_batch(self)
@@ -309,7 +309,10 @@ class Batch:
 
 
 class BatchMessage(msgspec.Struct, gc=False, eq=False):
-    """Making one costs some 50 ns. Subclasses add fields: `Message(batch, row, ...)`."""
+    """One message: a row of its batch. Values are read from the batch at each access.
+
+    Creating one costs some 50 ns. Subclasses add fields: `Message(batch, row, ...)`.
+    """
 
     batch: Batch
     row: int
@@ -340,7 +343,7 @@ class BatchMessage(msgspec.Struct, gc=False, eq=False):
 
     @property
     def deliver_at(self) -> datetime | None:
-        """None: at once."""
+        """None: no delay."""
         column = self.batch.deliver_at
         moment = 0 if column is None else int(column[self.row])
         return datetime_from_micros(moment) if moment else None
@@ -362,7 +365,7 @@ class BatchMessage(msgspec.Struct, gc=False, eq=False):
 
 
 def _plain(view: memoryview, header: BatchHeader, place: Layout) -> memoryview:
-    """The variable section, unpacked where it is compressed."""
+    """Return the variable section, decompressed if necessary."""
     stored = view[place.end :]
     if not header.codec:
         return stored

@@ -1,6 +1,6 @@
-"""Columns read in place, and sections of bytes cut into values: what `batch`, `verify`, `gather` and `arrow` share.
+"""Reads columns in place and splits sections of bytes into values, for `batch`, `verify`, `gather` and `arrow`.
 
-Nothing here checks anything. The columns were verified, or are being verified by the caller.
+Nothing is checked here: the columns were verified before, or the caller is verifying them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 _END: Final = struct.Struct("<i")
 _LARGE_BYTES: Final = 1024
-"""Values of this mean size are copied one by one; smaller ones are cut out of one copy of them all."""
+"""Values of at least this mean size are copied one by one; smaller ones are cut out of one copy of all."""
 
 
 class Sections(NamedTuple):
@@ -59,13 +59,13 @@ def sections(view: memoryview, header: BatchHeader, place: Layout) -> Sections:
 
 
 def last_end(view: memoryview, start: int, count: int) -> int:
-    """Where the last value of a column ends."""
+    """Return where the last value of a column ends."""
     end: int = _END.unpack_from(view, start + 4 * count)[0]
     return end
 
 
 def offsets_list(view: memoryview, start: int, count: int) -> list[int]:
-    """The count + 1 numbers of an offset column."""
+    """Return the count + 1 numbers of an offset column."""
     return view[start : start + 4 * count + 4].cast("i").tolist()
 
 
@@ -74,20 +74,20 @@ def offsets_array(view: memoryview, start: int, count: int) -> Int32Array:
 
 
 def validity(view: memoryview, start: int, count: int) -> BoolArray:
-    """A bitmap as booleans."""
+    """Return a bitmap as booleans."""
     bits = np.frombuffer(view, UINT8, (count + 7) // 8, start)
     return np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
 
 
 def split(section: memoryview, view: memoryview, start: int, count: int) -> list[bytes]:
-    """The values of a section, which is exactly these, and whose offset column starts at `start` of `view`."""
+    """Return the values of `section`; their offset column starts at position `start` of `view`."""
     if count == 1:
         return [section.tobytes()]
     if count > FEW:
         offsets = offsets_array(view, start, count)
         width = offsets.item(1)
         if width and width * count == len(section) and not np.count_nonzero(offsets[1:] - offsets[:-1] != width):
-            # All of one length: numpy cuts them faster than a loop can.
+            # All values have one length: numpy splits them faster than a loop.
             equal: list[bytes] = np.frombuffer(section, np.dtype((np.void, width))).tolist()
             return equal
         bounds = offsets.tolist()

@@ -1,9 +1,9 @@
-"""The variable section of a batch, compressed and back.
+"""Compresses and decompresses the variable section of a batch.
 
-The plain length is known from the header and checked before anything is unpacked, so hostile bytes can ask for no more
-memory than the largest batch: more output than the header names is never produced, and a Zstandard frame whose window
-is larger than the largest batch is refused. Zstandard contexts are kept per thread: they are costly to make and not
-safe to share.
+The plain length is known from the header and checked before anything is decompressed, so hostile bytes cannot make this
+process use more memory than the largest batch: never more output than the header states is produced, and a Zstandard
+frame whose window is larger than the largest batch is refused. Zstandard contexts are kept per thread: they are
+expensive to make and not safe to share.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def compress(codec: Codec, plain: bytes) -> bytes:
 
 
 def decompress(codec: Codec, packed: memoryview, plain_length: int) -> bytes:
-    """Exactly `plain_length` bytes, or Corrupt."""
+    """Return exactly `plain_length` bytes. Raises Corrupt if `packed` decompresses to anything else."""
     assert 0 < plain_length <= BATCH_BYTES_MAX
     plain = _unpack_lz4(packed, plain_length) if codec is Codec.LZ4 else _unpack_zstd(packed, plain_length)
     if len(plain) != plain_length:
@@ -60,7 +60,7 @@ def _unpack_lz4(packed: memoryview, plain_length: int) -> bytes:
 
 def _unpack_zstd(packed: memoryview, plain_length: int) -> bytes:
     try:
-        # A frame that names its size is given that much memory, whatever max_output_size says: look first.
+        # zstandard allocates the size that a frame states, whatever max_output_size says: check that size first.
         named = zstandard.frame_content_size(packed)
         if named not in (-1, plain_length):
             raise Corrupt(f"zstd data of the batch claims {named} bytes instead of {plain_length}")

@@ -1,4 +1,4 @@
-"""From messages to a batch: `encode` for whole columns, `BatchBuilder` for messages that come one by one."""
+"""Builds batches from messages: `encode` from whole columns, `BatchBuilder` from messages that come one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydanube.model.limits import (
     PRODUCER_NAME_BYTES_MAX,
 )
 
-from .assemble import EncodedRows, Origin, assemble, assemble_lone
+from .assemble import EncodedRows, Origin, assemble, assemble_single
 from .header import TIME_MAX, TIME_MIN, ByteBuffer, Codec
 from .intake import (
     attribute_bytes,
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from .batch import Batch
 
 _ROW_BYTES: Final = 16
-"""Of every row: its payload offset, its publish time, and the reserve for an offset column."""
+"""Bytes of every row: its payload offset, its publish time, and the reserve for an offset column."""
 
 _KEY_BYTES: Final = 9
-"""Of every row, once one has a key: offset, hash, and a bit of validity, rounded up."""
+"""Bytes of every row if any row has a key: offset, hash, and a bit of validity, rounded up."""
 
 _ATTRIBUTES_BYTES: Final = 4
 _ENTRY_BYTES: Final = 8
@@ -50,10 +50,10 @@ _DELIVER_AT_BYTES: Final = 8
 _ROW_BYTES_MAX: Final = _ROW_BYTES + _KEY_BYTES + _ATTRIBUTES_BYTES + _DELIVER_AT_BYTES
 
 _AROUND_BYTES: Final = HEADER_BYTES + 256 + PRODUCER_NAME_BYTES_MAX
-"""The header, the producer's name, and what padding and the last entry of every offset column can come to."""
+"""The header, the producer's name, and the most that padding and the last entries of offset columns can take."""
 
 _DATA_BYTES_SAFE: Final = BATCH_BYTES_MAX - BATCH_MESSAGES_MAX * _ROW_BYTES_MAX - _AROUND_BYTES
-"""Up to here any number of rows fits, whatever columns they have."""
+"""Up to this many bytes of data, any allowed number of rows fits, whatever columns they have."""
 
 assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < _DATA_BYTES_SAFE
 
@@ -74,10 +74,10 @@ def encode(
     codec: Codec = Codec.NONE,
     payload_lengths: list[int] | None = None,
 ) -> bytearray:
-    """One batch of these columns, not yet stamped. Raises Invalid for what no batch can hold.
+    """Return one batch of these columns, not yet stamped. Raises Invalid for values that no batch can hold.
 
-    Data that compression does not make smaller is stored without it. `payload_lengths`: how long each payload is;
-    the caller has checked that each is bytes and within the limit.
+    Data that compression does not make smaller is stored uncompressed. `payload_lengths` are the lengths of the
+    payloads; a caller that gives them has checked that every payload is bytes and within the limit.
     """
     count = len(payloads)
     if not 1 <= count <= BATCH_MESSAGES_MAX:
@@ -89,7 +89,7 @@ def encode(
     origin = check_origin(Origin(name, producer_id, producer_epoch, first_sequence, schema_id, schema_version))
     if keys is None and attributes is None and deliver_at is None:
         if count == 1 and isinstance(times, int) and not codec:
-            return assemble_lone(owned[0], times, origin)
+            return assemble_single(owned[0], times, origin)
         rows = EncodedRows(owned, times, payload_lengths=lengths)
     else:
         check_lengths(count, keys=keys, attributes=attributes, deliver_at=deliver_at)
@@ -122,7 +122,7 @@ def encode_rows_from(batch: Batch, row: int) -> bytearray:
 class BatchBuilder:
     """Collects messages for one batch. Adding one costs a few checks and list appends.
 
-    A message that is refused leaves the builder as it was. Columns that no message needs are never made.
+    A refused message leaves the builder unchanged. Columns that no message needs are never made.
     """
 
     __slots__ = (
@@ -146,7 +146,7 @@ class BatchBuilder:
     def _clear(self) -> None:
         self._payloads: list[bytes] = []
         self._publish_times = array("q")
-        # Three columns that reach to the last row with something in them; `build` fills them up.
+        # Three columns that end with the last row that has a value; `build` fills them up.
         self._keys: list[bytes | None] = []
         self._attribute_counts: list[int] = []
         self._deliver_at = array("q")
@@ -159,7 +159,7 @@ class BatchBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """How large the batch would be without compression: a little too high, never too low."""
+        """The uncompressed size of the batch: an estimate that may be a little too high, never too low."""
         row_bytes = _ROW_BYTES
         if self._keys:
             row_bytes += _KEY_BYTES
@@ -178,7 +178,7 @@ class BatchBuilder:
         publish_time: int,
         deliver_at: int = 0,
     ) -> None:
-        """Take one message. Raises Invalid when it can never be published, Full when it can after a `build`."""
+        """Add one message. Raises Invalid if it can never be published, Full if it can after a `build`."""
         row = len(self._payloads)
         if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
             payload = payload_bytes(payload, row)
@@ -196,7 +196,7 @@ class BatchBuilder:
         data_bytes += self._data_bytes
         if data_bytes > _DATA_BYTES_SAFE or row >= BATCH_MESSAGES_MAX:
             self._check_room(1, data_bytes)
-        # Nothing is refused from here on.
+        # From here on nothing can fail.
         self._data_bytes = data_bytes
         self._payloads.append(payload)
         self._publish_times.append(publish_time)
@@ -213,7 +213,7 @@ class BatchBuilder:
             self._deliver_at.append(deliver_at)
 
     def extend(self, payloads: Sequence[ByteBuffer], *, publish_time: int) -> None:
-        """Take many messages that have nothing but a payload: all of them or, with Invalid or Full, none."""
+        """Add many messages that have only a payload: all of them or, with Invalid or Full, none."""
         row = len(self._payloads)
         taken = own_payloads(payloads, row)
         check_time(publish_time, TIME_MIN, "publish", row)
@@ -244,7 +244,7 @@ class BatchBuilder:
         schema_id: int = 0,
         schema_version: int = 0,
     ) -> bytearray:
-        """The batch of everything added, not yet stamped. Leaves the builder empty, ready for the next one."""
+        """Return a batch of all added messages, not yet stamped, and empty the builder."""
         count = len(self._payloads)
         if not count:
             raise Invalid("batch of 0 messages: add one first")

@@ -1,10 +1,10 @@
-"""Some rows of a batch as a batch of their own, or several such selections at once.
+"""Copies some rows of a batch into a new batch, or several selections of rows into one new batch each.
 
-The copy is flagged DERIVED and carries explicit offset deltas, the source's span, stamp and origin, and checksums of
-its own. It is made for one delivery and never stored, so it is not compressed again.
+The copy has the flag DERIVED, explicit offset deltas, the source's span, stamp and origin, and its own checksums. It is
+made for one delivery and never stored, so it is not compressed again.
 
-Neighbours are cut out of the columns as they lie. Scattered rows are picked out of every column once, those of all
-selections behind each other, and the columns are cut apart then: what a call of numpy costs is paid once for all.
+Adjacent rows are sliced out of the columns. Scattered rows of all selections are taken out of every column with one
+call of numpy, one selection behind the other, and the columns are split afterwards.
 
 ```
  column:  a b c d e f   selections [0 2 5] [1 3 4]   -->   a c f | b d e   -->   a c f,  b d e
@@ -31,37 +31,37 @@ if TYPE_CHECKING:
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.integer[Any]]]"
 Rows: TypeAlias = "slice | IntArray"
-"""Neighbours from start to stop, or row numbers."""
+"""Adjacent rows from start to stop, or row numbers."""
 
 _SHORT_BYTES: Final = 64
-"""Values of this mean size are copied byte by byte, in one go; larger ones one by one."""
+"""Values of up to this mean size are copied byte by byte in one numpy call; larger ones one by one."""
 
 
 def gather_range(batch: Batch, start: int, end: int) -> bytearray:
-    """Rows [start, end)."""
+    """Return rows [start, end) as a derived batch."""
     if not 0 <= start < end <= batch.header.count:
         raise Invalid(f"rows {start}..{end} are not a part of a batch of {batch.header.count}")
-    return next(_gathered(batch, slice(start, end), [0, end - start]))
+    return next(_gather(batch, slice(start, end), [0, end - start]))
 
 
 def gather_rows(batch: Batch, rows: IntArray) -> bytearray:
-    """The rows with these numbers, which rise."""
+    """Return the rows with these ascending numbers as a derived batch."""
     return gather_parts(batch, [rows])[0]
 
 
 def gather_parts(batch: Batch, parts: Sequence[IntArray]) -> list[bytearray]:
-    """For each of these: the rows with its numbers, which rise."""
+    """Return one derived batch for each of `parts`, which are ascending row numbers."""
     for rows in parts:
         if not len(rows) or not 0 <= rows.item(0) <= rows.item(-1) < batch.header.count:
             raise Invalid(f"these {len(rows)} rows are not a part of a batch of {batch.header.count}")
     cuts = [0]
     for rows in parts:
         cuts.append(cuts[-1] + len(rows))
-    return list(_gathered(batch, parts[0] if len(parts) == 1 else np.concatenate(parts), cuts))
+    return list(_gather(batch, parts[0] if len(parts) == 1 else np.concatenate(parts), cuts))
 
 
 def gather_mask(batch: Batch, mask: Sequence[bool] | BoolArray) -> bytearray:
-    """The rows where `mask` is true."""
+    """Return the rows where `mask` is true as a derived batch."""
     flags = np.asarray(mask, np.bool_)
     if flags.shape != (batch.header.count,):
         raise Invalid(f"mask of {flags.size} rows does not fit a batch of {batch.header.count}")
@@ -72,14 +72,14 @@ def gather_mask(batch: Batch, mask: Sequence[bool] | BoolArray) -> bytearray:
 
 
 class _GatheredTexts(NamedTuple):
-    """Values of one column, behind each other: as one piece of memory, or each by itself."""
+    """Values of one column, in order: as one piece of memory, or as one piece each."""
 
     offsets: Int32Array
     memory: memoryview
     pieces: list[memoryview] | None = None
 
     def add_to(self, draft: Draft, start: int, end: int) -> None:
-        """The values [start, end)."""
+        """Add the values [start, end) to `draft`."""
         first, last = self.offsets.item(start), self.offsets.item(end)
         within = self.offsets[start : end + 1]
         draft.add_fixed((within - first if first else within).data, 4 * (end - start + 1))
@@ -87,14 +87,14 @@ class _GatheredTexts(NamedTuple):
 
 
 class _GatheredAttributes(NamedTuple):
-    """Attributes of the rows: which entries belong to each, and those entries."""
+    """Attributes of the rows: which entries belong to each row, and the entries."""
 
     lists: Int32Array
     keys: _GatheredTexts
     values: _GatheredTexts
 
     def add_to(self, draft: Draft, start: int, end: int) -> int:
-        """Of the rows [start, end); returns how many there are."""
+        """Add the attributes of the rows [start, end) to `draft`; return how many there are."""
         first, last = self.lists.item(start), self.lists.item(end)
         draft.add_fixed((self.lists[start : end + 1] - first).data, 4 * (end - start + 1))
         self.keys.add_to(draft, first, last)
@@ -103,7 +103,7 @@ class _GatheredAttributes(NamedTuple):
 
 
 class _GatheredColumns(NamedTuple):
-    """Every column of a batch, with the rows that are wanted behind each other."""
+    """The selected rows of every column of a batch, in order."""
 
     payloads: _GatheredTexts
     key_validity: BoolArray | None
@@ -117,40 +117,40 @@ class _GatheredColumns(NamedTuple):
     name: memoryview
 
 
-def _gathered(batch: Batch, rows: Rows, cuts: Sequence[int]) -> Iterator[bytearray]:
-    columns = _columns(batch, rows)
+def _gather(batch: Batch, rows: Rows, cuts: Sequence[int]) -> Iterator[bytearray]:
+    columns = _take_columns(batch, rows)
     for start, end in pairwise(cuts):
-        derived = _part(batch.header, columns, start, end)
+        derived = _build_part(batch.header, columns, start, end)
         derived[STAMP_START:HEADER_BYTES] = batch.view[STAMP_START:HEADER_BYTES]
         yield derived
 
 
-def _columns(batch: Batch, rows: Rows) -> _GatheredColumns:
+def _take_columns(batch: Batch, rows: Rows) -> _GatheredColumns:
     source, view, place, data = batch.header, batch.view, batch.place, batch.data
     keys, valid, hashes, attributes, deliver_at = None, None, None, None, batch.deliver_at
     if source.columns & KEY:
         valid, hashes = batch.key_validity, batch.key_hashes
         assert hashes is not None
         offsets = offsets_array(view, place.key_offsets, source.count)
-        keys = _texts(data[batch.sections.keys_start :], offsets, rows)
+        keys = _take_texts(data[batch.sections.keys_start :], offsets, rows)
     if source.columns & ATTRIBUTES:
-        attributes = _attributes(batch, rows)
+        attributes = _take_attributes(batch, rows)
     return _GatheredColumns(
-        _texts(data, offsets_array(view, place.payload_offsets, source.count), rows),
+        _take_texts(data, offsets_array(view, place.payload_offsets, source.count), rows),
         None if valid is None else valid[rows],
         keys,
         None if hashes is None else hashes[rows],
         batch.publish_times[rows] if source.columns & PUBLISH_TIME else None,
         attributes,
         None if deliver_at is None else deliver_at[rows],
-        _deltas(batch, rows),
+        _take_deltas(batch, rows),
         batch.append_times[rows] if source.columns & APPEND_TIME else None,
         view[place.producer_name : place.producer_name + source.producer_name_length],
     )
 
 
-def _part(source: BatchHeader, columns: _GatheredColumns, start: int, end: int) -> bytearray:
-    """The rows [start, end) of these columns as a batch."""
+def _build_part(source: BatchHeader, columns: _GatheredColumns, start: int, end: int) -> bytearray:
+    """Return the rows [start, end) of `columns` as a batch, without a stamp."""
     draft, count = Draft(), end - start
     header = _derived_header(source, count)
     columns.payloads.add_to(draft, start, end)
@@ -179,7 +179,7 @@ def _part(source: BatchHeader, columns: _GatheredColumns, start: int, end: int) 
 
 
 def _derived_header(source: BatchHeader, count: int) -> BatchHeader:
-    """The source's, for fewer rows; what depends on the rows or on the body is filled in later."""
+    """Return a header for `count` rows of `source`; fields that depend on the rows or the body are filled in later."""
     # fmt: off
     return BatchHeader(
         Codec.NONE, source.flags | DERIVED, source.columns | OFFSETS, count, source.span, 0, 0, 0, source.producer_id,
@@ -189,7 +189,7 @@ def _derived_header(source: BatchHeader, count: int) -> BatchHeader:
     # fmt: on
 
 
-def _deltas(batch: Batch, rows: Rows) -> UInt32Array:
+def _take_deltas(batch: Batch, rows: Rows) -> UInt32Array:
     if batch.header.columns & OFFSETS:
         return batch.offset_deltas[rows]
     if isinstance(rows, slice):
@@ -197,7 +197,7 @@ def _deltas(batch: Batch, rows: Rows) -> UInt32Array:
     return rows.astype(UINT32)
 
 
-def _attributes(batch: Batch, rows: Rows) -> _GatheredAttributes:
+def _take_attributes(batch: Batch, rows: Rows) -> _GatheredAttributes:
     view, place, part, data = batch.view, batch.place, batch.sections, batch.data
     lists, total = offsets_array(view, place.attribute_lists, batch.header.count), batch.header.attribute_entries
     keys, values = data[part.attribute_keys_start :], data[part.attribute_values_start :]
@@ -211,11 +211,13 @@ def _attributes(batch: Batch, rows: Rows) -> _GatheredAttributes:
     else:
         starts, ends = lists.take(rows), lists[1:].take(rows)
         entries, gathered = spread(starts, ends), _ends(ends - starts)
-    return _GatheredAttributes(gathered, _texts(keys, key_offsets, entries), _texts(values, value_offsets, entries))
+    return _GatheredAttributes(
+        gathered, _take_texts(keys, key_offsets, entries), _take_texts(values, value_offsets, entries)
+    )
 
 
-def _texts(section: memoryview, offsets: Int32Array, rows: Rows) -> _GatheredTexts:
-    """The values of these rows, of a section that may go on behind them."""
+def _take_texts(section: memoryview, offsets: Int32Array, rows: Rows) -> _GatheredTexts:
+    """Return the values of `rows`; `section` may be longer than the column."""
     if isinstance(rows, slice):
         within = offsets[rows.start : rows.stop + 1]
         first, end = within.item(0), within.item(-1)
@@ -223,7 +225,7 @@ def _texts(section: memoryview, offsets: Int32Array, rows: Rows) -> _GatheredTex
     count = len(offsets) - 1
     width = offsets.item(1) if count else 0
     if width and width * count == offsets.item(-1) and not np.count_nonzero(offsets[1:] - offsets[:-1] != width):
-        # All of one length: rows of a table.
+        # All values have one length: they are rows of a table.
         taken = np.frombuffer(section, np.dtype((np.void, width)), count).take(rows)
         return _GatheredTexts(np.arange(0, width * len(rows) + 1, width, dtype=INT32), taken.data.cast("B"))
     starts, ends = offsets.take(rows), offsets[1:].take(rows)
@@ -235,14 +237,14 @@ def _texts(section: memoryview, offsets: Int32Array, rows: Rows) -> _GatheredTex
 
 
 def _ends(lengths: Int32Array) -> Int32Array:
-    """Where values of these lengths end, behind each other; 0 first."""
+    """Return the offset column of values with these lengths."""
     gathered = np.zeros(len(lengths) + 1, INT32)
     lengths.cumsum(out=gathered[1:])
     return gathered
 
 
 def spread(starts: Int32Array, ends: Int32Array) -> IntArray:
-    """All numbers from each start to its end."""
+    """Return the numbers of all ranges [start, end), in order."""
     lengths = ends - starts
     behind = lengths.cumsum()
     if not len(behind):

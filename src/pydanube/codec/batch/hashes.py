@@ -1,4 +1,4 @@
-"""CRC-32 of many short keys at once: a third of the time that cutting them apart and calling zlib for each takes.
+"""Computes the CRC-32 of many short keys at once, in a third of the time of splitting them and calling zlib for each.
 
 A CRC is linear: that of a string is the exclusive or of what each of its bytes contributes, which depends on the byte
 and on how many follow it, and of the CRC of as many zero bytes. So one table lookup per byte and one reduction per key
@@ -21,17 +21,18 @@ from .assemble import FEW
 from .columns import UINT8, UINT32, Int32Array, UInt32Array, offsets_array, split
 
 SHORT: Final = 64
-"""Keys up to this many bytes are in the table."""
+"""The longest keys, in bytes, that the table covers."""
 
 _COUNTED_BYTES: Final = 1 << 14
-"""What most sections have at most."""
+"""The size of the precomputed table; most sections are not larger."""
 
 _SECTION_BYTES_MAX: Final = 1 << 20
-"""Every key byte takes some ten bytes of memory while it is looked up."""
+"""Larger sections are hashed key by key: every key byte takes some ten bytes of memory during the lookup."""
 
 
 def key_hashes(section: memoryview, view: memoryview, start: int, count: int) -> UInt32Array:
-    """CRC-32 of the keys in `section`, whose checked offsets start at `start` of `view`; 0 for an empty one."""
+    """Return the CRC-32 of the keys in `section`; their checked offsets start at position `start` of `view`. That of an
+    empty key is 0."""
     if count > FEW and is_short(len(section)):
         offsets = offsets_array(view, start, count)
         lengths = offsets[1:] - offsets[:-1]
@@ -41,13 +42,13 @@ def key_hashes(section: memoryview, view: memoryview, start: int, count: int) ->
 
 
 def is_short(section_bytes: int) -> bool:
-    """Whether keys of so many bytes together may be hashed all at once, if none of them is longer than SHORT."""
+    """Return whether keys of so many bytes in total may be hashed at once, if none of them is longer than SHORT."""
     return 0 < section_bytes <= _SECTION_BYTES_MAX
 
 
 def short_hashes(section: memoryview | bytes, offsets: Int32Array, lengths: Int32Array) -> UInt32Array:
     shares, of_zeros = _tables()
-    # For every byte: how many of its key follow it, and from that and the byte its place in the table.
+    # For every byte: its position in the table, from the byte and the number of bytes of its key that follow it.
     place = (offsets[1:] << 8).repeat(lengths)
     place -= _counted(len(section))
     place += np.frombuffer(section, UINT8)
@@ -61,7 +62,7 @@ def short_hashes(section: memoryview | bytes, offsets: Int32Array, lengths: Int3
 
 
 def _counted(section_bytes: int) -> Int32Array:
-    """1, 2, 3 ... for every byte of a section, as far left as its place in the table has it."""
+    """Return 1, 2, 3 ... for every byte of a section, each shifted left by 8 bits."""
     if section_bytes <= _COUNTED_BYTES:
         return _counted_once()[:section_bytes]
     return np.arange(256, (section_bytes + 1) << 8, 256, dtype=np.int32)

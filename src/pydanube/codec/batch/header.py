@@ -1,4 +1,4 @@
-"""The header of a batch: 128 bytes, little-endian. What a reader needs to know before it touches the body.
+"""The header of a batch: 128 bytes, little-endian. It has what a reader needs to know before it reads the body.
 
 ```
    0  4 magic "DBAT"           4  1 version = 1            5  1 codec                 6  2 flags
@@ -11,12 +11,12 @@
  104  8 base offset          112  8 append time          120  4 owner epoch         124  4 CRC32C of bytes 104..124
 ```
 
-The stamp is all zero until the batch is appended, and is written in place: nothing above it changes, so its checksums
-stay true. Times are microseconds since 1970 in UTC.
+The stamp is all zero until the batch is appended. Then it is written in place: nothing above it changes, so the
+checksums there stay right. Times are microseconds since 1970 in UTC.
 
 Invariants of a header that `read_header` returned
     every length and count is within `model.limits`, and the fixed section fits into the body
-    without the OFFSETS column there is still room for it, so that a selection of rows is never too large to be sent
+    a batch without the OFFSETS column has space left for it, so that a selection of its rows is never too large to send
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from .layout import layout as layout_of
 MAGIC: Final = b"DBAT"
 VERSION: Final = 1
 DERIVED: Final = 1
-"""Flag: a copy of rows, of one stored batch or of several, made for one delivery; never stored."""
+"""Flag: the batch is a copy of rows of one or several stored batches, made for one delivery; it is never stored."""
 
 FLAGS_KNOWN: Final = DERIVED
 TIME_MIN: Final = -62_135_596_800_000_000
 TIME_MAX: Final = 253_402_300_799_999_999
-"""The years 1 to 9999: what a datetime can say."""
+"""The years 1 to 9999, the range of a datetime."""
 
 SCHEMA_ID_MAX: Final = 2**63 - 1
 SCHEMA_VERSION_MAX: Final = 2**31 - 1
-"""As large as the types of their Arrow columns."""
+"""The largest values of their Arrow columns."""
 
 OFFSET_MAX: Final = 2**63 - 1
 
@@ -143,7 +143,7 @@ ByteBuffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Codec(IntEnum):
-    """How the variable section is stored. Only NONE is false. Numbers are never given to another meaning."""
+    """How the variable section is compressed. Only NONE is false. A number never gets another meaning."""
 
     NONE = 0
     LZ4 = 1
@@ -166,14 +166,14 @@ _CODECS: Final = {int(codec): codec for codec in Codec}
 
 
 class BatchHeader(msgspec.Struct, gc=False):
-    """The header as fields. The last three are the stamp, which changes when the batch is appended."""
+    """The fields of a header. The last three are the stamp, which is written when the batch is appended."""
 
     codec: Codec
     flags: int
     columns: int
     count: int
     span: int
-    """Offsets the batch takes: more than its count once rows were left out."""
+    """How many offsets the batch takes: more than `count` if rows were left out."""
     stored_length: int
     plain_length: int
     attribute_entries: int
@@ -193,7 +193,7 @@ class BatchHeader(msgspec.Struct, gc=False):
 
     @property
     def batch_bytes(self) -> int:
-        """The whole batch as stored."""
+        """The stored size of the whole batch."""
         return HEADER_BYTES + self.stored_length
 
     @property
@@ -206,12 +206,12 @@ class BatchHeader(msgspec.Struct, gc=False):
 
     @property
     def publishable(self) -> bool:
-        """As producers make them: every row is there, at its own place."""
+        """Whether a producer may publish the batch: no row is left out, and it is not derived."""
         return not self.flags & DERIVED and not self.columns & OFFSETS
 
 
 def read_header(buffer: ByteBuffer, *, stamped: bool = False) -> BatchHeader:
-    """The header at the start of `buffer`, every field checked; the stamp only when it is said to be `stamped`."""
+    """Return the header at the start of `buffer`. Every field is checked; the stamp is checked if `stamped`."""
     view = buffer if type(buffer) is memoryview else memoryview(buffer)
     if len(view) < HEADER_BYTES:
         raise Corrupt(f"batch header is cut short at {len(view)} bytes")
@@ -231,9 +231,9 @@ def read_header(buffer: ByteBuffer, *, stamped: bool = False) -> BatchHeader:
     if known_codec is None:
         raise Corrupt(f"batch codec {codec} is unknown to this release")
     if flags & ~FLAGS_KNOWN:
-        raise Corrupt(f"batch flag {_names_of(flags & ~FLAGS_KNOWN)} is unknown to this release")
+        raise Corrupt(f"batch flag {_bit_numbers(flags & ~FLAGS_KNOWN)} is unknown to this release")
     if columns & ~COLUMNS_KNOWN:
-        raise Corrupt(f"batch column {_names_of(columns & ~COLUMNS_KNOWN)} is unknown to this release")
+        raise Corrupt(f"batch column {_bit_numbers(columns & ~COLUMNS_KNOWN)} is unknown to this release")
     if zero or also_zero:
         raise Corrupt("batch header bytes 90 to 96 are in use, which this release does not know of")
     # fmt: off
@@ -251,7 +251,7 @@ def read_header(buffer: ByteBuffer, *, stamped: bool = False) -> BatchHeader:
 
 
 def _check_sizes(header: BatchHeader) -> None:
-    """Counts and lengths are possible, alone and together."""
+    """Check counts and lengths, each by itself and against each other."""
     columns, count, plain_length, stored_length = (
         header.columns,
         header.count,
@@ -284,7 +284,7 @@ def _check_sizes(header: BatchHeader) -> None:
 
 
 def _check_values(header: BatchHeader) -> None:
-    """What the columns must agree with later is possible in itself."""
+    """Check the values that `verify` compares with the columns later."""
     earliest, latest = header.publish_time_min, header.publish_time_max
     if not TIME_MIN <= earliest <= latest <= TIME_MAX or (earliest != latest and not header.columns & PUBLISH_TIME):
         raise Corrupt(f"publish times {earliest}..{latest} of the batch are impossible")
@@ -297,7 +297,7 @@ def _check_values(header: BatchHeader) -> None:
 
 
 def check_stamp(view: memoryview, header: BatchHeader) -> None:
-    """Corrupt unless the stamp is there, intact and possible."""
+    """Raise Corrupt unless the stamp has the right checksum and possible values."""
     if crc32c(view[STAMP_START:STAMP_CRC_START]) != _CRC.unpack_from(view, STAMP_CRC_START)[0]:
         raise Corrupt("batch stamp (base offset, append time, owner epoch) does not match its checksum")
     if not 0 <= header.base_offset <= OFFSET_MAX - header.span or not 0 <= header.append_time <= TIME_MAX:
@@ -305,13 +305,13 @@ def check_stamp(view: memoryview, header: BatchHeader) -> None:
 
 
 def trust_header(view: memoryview) -> BatchHeader:
-    """The header of a batch that this process has verified before."""
+    """Return the header of a batch that this process has verified before; nothing is checked."""
     fields = _WHOLE.unpack_from(view)
     return BatchHeader(_CODECS[fields[2]], *(fields[3:19] + fields[21:22] + fields[23:26]))
 
 
 def write_header(batch: bytearray, header: BatchHeader) -> None:
-    """Write the producer's part, with its checksum, over the first bytes of `batch`."""
+    """Write the producer's part of `header`, with its checksum, over the first bytes of `batch`."""
     # fmt: off
     _HEADER.pack_into(
         batch, 0, MAGIC, VERSION, header.codec, header.flags, header.columns, header.count, header.span,
@@ -324,15 +324,15 @@ def write_header(batch: bytearray, header: BatchHeader) -> None:
 
 
 def stamp(batch: bytearray | memoryview, base_offset: int, append_time: int, owner_epoch: int) -> None:
-    """Write the broker's part, with its checksum, in place."""
+    """Write the broker's part of the header, with its checksum, in place."""
     assert base_offset >= 0
     assert 0 <= append_time <= TIME_MAX
     checksum = crc32c(_STAMPED.pack(base_offset, append_time, owner_epoch))
     _STAMP.pack_into(batch, STAMP_START, base_offset, append_time, owner_epoch, checksum)
 
 
-def _names_of(bits: int) -> str:
-    """Unknown bits by their numbers: nothing else is known about them."""
+def _bit_numbers(bits: int) -> str:
+    """Return the numbers of the bits that are set, as text."""
     return ", ".join(str(bit) for bit in range(bits.bit_length()) if bits >> bit & 1)
 
 

@@ -1,7 +1,7 @@
-"""What a program hands over, made into columns or refused with the index of the message and the limit it breaks.
+"""Checks what a program publishes and turns it into columns. Errors name the index of the message and the limit.
 
-One function per column for whole columns, and one per value for messages that come one by one. The whole columns are
-checked in C; only when something is wrong is it searched for in Python.
+There is one function per column for whole columns, and one per value for messages that come one by one. Whole columns
+are checked in C; only when a check fails does a Python loop search for the wrong value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEQUENCE_MAX: Final = OFFSET_MAX - BATCH_MESSAGES_MAX
 
 
 class AttributeLists(NamedTuple):
-    """Attributes per row, and the keys and values of all rows; no counts when no row has any."""
+    """How many attributes each row has, and the keys and values of all rows; no counts if no row has attributes."""
 
     counts: list[int] | None = None
     keys: Sequence[bytes] = ()
@@ -62,7 +62,7 @@ def key_bytes(key: object, row: int) -> bytes:
 
 
 def attribute_bytes(attributes: Mapping[str, str], row: int) -> tuple[list[bytes], list[bytes]]:
-    """Keys and values of one message."""
+    """Return the keys and the values of one message's attributes."""
     if not isinstance(attributes, Mapping):
         raise Invalid(f"message {row}: attributes are {type(attributes).__name__}, not a mapping of text to text")
     if len(attributes) > ATTRIBUTES_PER_MESSAGE_MAX:
@@ -100,7 +100,7 @@ def _utf8(text: object, what: str) -> bytes:
 
 
 def payload_column(payloads: Sequence[ByteBuffer]) -> tuple[Sequence[ByteBuffer], list[int]]:
-    """The payloads and their lengths, which everything else needs too."""
+    """Return the payloads and their lengths."""
     if _PLAIN_BYTES.issuperset(map(type, payloads)):
         lengths = list(map(len, payloads))
         first = lengths[0]
@@ -111,14 +111,14 @@ def payload_column(payloads: Sequence[ByteBuffer]) -> tuple[Sequence[ByteBuffer]
 
 
 def own_payloads(payloads: Sequence[ByteBuffer], row: int) -> list[bytes]:
-    """Payloads that nobody else can change, for rows from `row` on."""
+    """Return the payloads as bytes that the caller cannot change. `row` is the number of the first, for errors."""
     if set(map(type, payloads)) <= {bytes} and max(map(len, payloads), default=0) <= MESSAGE_BYTES_MAX:
         return list(payloads)  # type: ignore[arg-type]  # all of them are bytes
     return [payload_bytes(payload, index) for index, payload in enumerate(payloads, row)]
 
 
 def key_column(keys: Sequence[str | None] | None) -> Sequence[bytes | None] | KeyColumn | None:
-    """None when there is no key in it."""
+    """Return the encoded keys, or None if no row has a key."""
     if keys is None or all(key is None for key in keys):
         return None
     if len(keys) > FEW and (column := _short_keys(keys)) is not None:
@@ -130,7 +130,7 @@ def key_column(keys: Sequence[str | None] | None) -> Sequence[bytes | None] | Ke
 
 
 def _short_keys(keys: Sequence[str | None]) -> KeyColumn | None:
-    """The quickest way, for short keys of plain letters, one in every row: none of them becomes bytes of its own."""
+    """Encode short ASCII keys, one in every row, without making a bytes object for each; None for any other keys."""
     count = len(keys)
     try:
         separated = "\0".join(keys)  # type: ignore[arg-type]  # None is a TypeError
@@ -153,7 +153,7 @@ def _short_keys(keys: Sequence[str | None]) -> KeyColumn | None:
 
 
 def _plain_keys(keys: Sequence[str | None]) -> list[bytes | None] | None:
-    """The quick way; None when one of them needs a closer look."""
+    """Encode keys without a check per key; None if one of them may be wrong."""
     kinds = set(map(type, keys))
     encoded: list[bytes | None]
     try:
@@ -196,7 +196,7 @@ def time_column(times: Sequence[int], earliest: int, what: str) -> array[int]:
 
 
 def publish_time_column(times: int | Sequence[int], count: int) -> int | array[int]:
-    """One time for all, or one for each."""
+    """Return one time for all rows, or one for each."""
     if isinstance(times, int):
         check_time(times, TIME_MIN, "publish", 0)
         return times
@@ -205,7 +205,7 @@ def publish_time_column(times: int | Sequence[int], count: int) -> int | array[i
 
 
 def deliver_at_column(times: Sequence[int] | None) -> array[int] | None:
-    """None when every message is to be delivered at once."""
+    """Return the column, or None if no message has a delay."""
     if times is None:
         return None
     column = time_column(times, 0, "deliver-at")
@@ -219,7 +219,7 @@ def check_lengths(count: int, **columns: Sequence[object] | None) -> None:
 
 
 def check_origin(origin: Origin) -> Origin:
-    """Numbers within the width of their fields."""
+    """Check that every number fits its field."""
     _, producer_id, producer_epoch, first_sequence, schema_id, schema_version = origin
     if (
         0 <= producer_id < 2**64

@@ -1,8 +1,8 @@
-"""Several stored batches that follow each other, as one batch.
+"""Joins several consecutive stored batches into one.
 
-Where consumers get some rows of every batch, picking them out and sending them costs as much for a small batch as for a
-large one. So what lies ready is joined first. The copy is flagged DERIVED like every other that is made for a delivery,
-is never stored, and says of every row when its own batch was appended.
+Where each consumer gets only some rows of every batch, selecting and sending them costs as much for a small batch as
+for a large one. So the batches that are ready are joined first. The result has the flag DERIVED, like every batch that
+is made for a delivery, is never stored, and has the append time of every row's own batch.
 
 ```
  [0, 500) at 12:00:01   [500, 1000) at 12:00:02   -->   [0, 1000), append times 12:00:01 x 500, 12:00:02 x 500
@@ -25,9 +25,10 @@ _SHAPE = KEY | KEY_VALIDITY | ATTRIBUTES | DELIVER_AT
 
 
 def can_follow(former: Batch, batch: Batch) -> bool:
-    """Whether the two can be joined: neighbours in the log, of one producer and one schema, alike in their columns.
+    """Return whether `batch` can be joined to `former`: it follows it in the log and has the same producer, schema and
+    columns.
 
-    Batches that are compressed are not: what they are sent whole for would be lost.
+    Compressed batches are not joined: sent whole, they stay compressed.
     """
     one, other = former.header, batch.header
     return (
@@ -45,7 +46,7 @@ def can_follow(former: Batch, batch: Batch) -> bool:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """The rows of all of them; each must be able to follow the one before."""
+    """Return one batch with the rows of all `batches`; `can_follow` must be true for each and the one before it."""
     headers = [batch.header for batch in batches]
     header = _joined_header(headers)
     counts = [one.count for one in headers]
@@ -89,7 +90,7 @@ def _joined_header(headers: Sequence[BatchHeader]) -> BatchHeader:
 
 
 def _first_sequence(headers: Sequence[BatchHeader]) -> int:
-    """That of the first, where the others go on from it; else they have none."""
+    """Return the first sequence if the sequences of the batches are consecutive, else -1 for none."""
     following = headers[0].first_sequence
     for one in headers:
         if following < 0 or one.first_sequence != following:
@@ -128,7 +129,7 @@ def _add_texts(
 
 
 def _add_offsets(draft: Draft, columns: Sequence[Int32Array]) -> int:
-    """Offset columns as one: each goes on where the one before ends. Returns where the last one does."""
+    """Add offset columns as one: each continues where the one before ends. Return where the last one ends."""
     together = np.zeros(sum([len(column) - 1 for column in columns]) + 1, INT32)
     at, end = 1, 0
     for column in columns:

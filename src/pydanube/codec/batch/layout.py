@@ -1,4 +1,4 @@
-"""Where the columns of a batch lie: positions of the fixed section, counted from the first byte of the batch.
+"""Where the columns of a batch lie: positions in the fixed section, counted from the first byte of the batch.
 
 The fixed section follows the header, is never compressed, and holds these columns in this order. Absent columns take no
 bytes, and every column that is there is padded to 8 with zeros.
@@ -39,7 +39,7 @@ COLUMNS_KNOWN: Final = KEY | KEY_VALIDITY | PUBLISH_TIME | ATTRIBUTES | DELIVER_
 
 
 def padded(length: int) -> int:
-    """The next multiple of 8."""
+    """Round up to a multiple of 8."""
     return (length + 7) & -8
 
 
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def layout(columns: int, count: int, attribute_entries: int, name_length: int) -> Layout:
-    """The fixed section of such a batch. Only arithmetic: the numbers need not have been checked."""
+    """Return the layout of a batch with these numbers. They need not have been checked: this is only arithmetic."""
     row_offsets = padded(4 * (count + 1))
     entry_offsets = padded(4 * (attribute_entries + 1))
     sizes = (

@@ -1,13 +1,13 @@
-"""From columns to a batch: what `encode` does for lists, for columns that lie in Arrow's layout already.
+"""Builds a batch from columns in Arrow's layout, as `encode` does from lists.
 
-Offsets are numpy arrays and bytes are buffers, as Arrow holds them, so nothing is done row by row in Python: a column's
-bytes are copied once, into the batch. The result is byte for byte what `encode` makes of the same rows.
+Offsets are numpy arrays and bytes are buffers, as in Arrow, so nothing is done row by row in Python: the bytes of a
+column are copied once, into the batch. The result is byte for byte what `encode` makes of the same rows.
 
 ```
- Texts: offsets [3, 5, 5, 9], data "...abcdef."   ->   "ab", "", "cdef"
+ ArrowText: offsets [3, 5, 5, 9], data "...abcdef."   ->   "ab", "", "cdef"
 ```
 
-Columns may be slices: offsets need not start at 0, and what lies around their bytes is left out.
+Columns may be slices: offsets need not start at 0, and other bytes of `data` are left out.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Bytes: TypeAlias = "ByteBuffer | pyarrow.Buffer"
 
 
 class ArrowText(NamedTuple):
-    """Byte strings, one behind the other: value r is ``data[offsets[r] : offsets[r + 1]]``."""
+    """Byte strings, one after the other: value r is ``data[offsets[r] : offsets[r + 1]]``."""
 
     offsets: Int32Array
-    """One more than there are values; they never fall."""
+    """One more than there are values; they never decrease."""
     data: Bytes = b""
 
     def lengths(self) -> Int32Array:
@@ -58,7 +58,7 @@ class AttributeColumns(NamedTuple):
 
 
 class ArrowColumns(NamedTuple):
-    """Rows of one batch to be."""
+    """The columns of one batch."""
 
     payloads: ArrowText
     publish_times: int | Int64Array
@@ -70,7 +70,7 @@ class ArrowColumns(NamedTuple):
 
 
 def pack(columns: ArrowColumns, *, producer_name: str = "", codec: Codec = Codec.NONE) -> bytearray:
-    """One batch of these rows, without a sequence and not yet stamped. Raises Invalid for what no batch can hold."""
+    """Return a batch of these rows, without a sequence and not yet stamped. Raises Invalid if no batch holds them."""
     count = len(columns.payloads.offsets) - 1
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise Invalid(f"batch of {count} messages is outside 1..{BATCH_MESSAGES_MAX}")
@@ -99,7 +99,7 @@ def pack(columns: ArrowColumns, *, producer_name: str = "", codec: Codec = Codec
 
 
 def _add_keys(draft: Draft, keys: ArrowText, valid: BoolArray | None, count: int) -> int:
-    """The key columns; returns which there are."""
+    """Add the key columns; return their column flags."""
     _check_rows("keys", len(keys.offsets) - 1, count)
     columns = KEY
     if valid is not None and not valid.all():
@@ -116,7 +116,7 @@ def _add_keys(draft: Draft, keys: ArrowText, valid: BoolArray | None, count: int
 
 
 def _add_times(draft: Draft, times: int | Int64Array, count: int) -> tuple[int, int]:
-    """The earliest and the latest; a column only when they differ."""
+    """Add the publish times, as a column only if they differ; return the earliest and the latest."""
     if isinstance(times, int):
         earliest = latest = times
     else:
@@ -131,7 +131,7 @@ def _add_times(draft: Draft, times: int | Int64Array, count: int) -> tuple[int, 
 
 
 def _add_attributes(draft: Draft, attributes: AttributeColumns, count: int) -> int:
-    """Returns how many entries there are; without any, there is no column."""
+    """Add the attribute columns, unless there are no entries; return how many entries there are."""
     lists = attributes.lists
     _check_rows("attribute lists", len(lists) - 1, count)
     first, end = int(lists[0]), int(lists[-1])
@@ -147,7 +147,7 @@ def _add_attributes(draft: Draft, attributes: AttributeColumns, count: int) -> i
 
 
 def _add_texts(draft: Draft, texts: ArrowText, length_max: int, what: str) -> tuple[Int32Array, memoryview]:
-    """A column of byte strings; returns its offsets, counted from 0, and its bytes."""
+    """Add a column of byte strings; return its offsets, counted from 0, and its bytes."""
     first, end = int(texts.offsets[0]), int(texts.offsets[-1])
     data = memoryview(texts.data).cast("B")
     if first < 0 or end > len(data):
@@ -159,7 +159,7 @@ def _add_texts(draft: Draft, texts: ArrowText, length_max: int, what: str) -> tu
 
 
 def _add_offsets(draft: Draft, offsets: Int32Array, length_max: int, what: str) -> Int32Array:
-    """The column, counted from 0. `what` with the number in it is too much, if it is too much."""
+    """Add an offset column, counted from 0, and return it. `what` is the error text, with a place for the number."""
     lengths = offsets[1:] - offsets[:-1]
     if int(np.minimum.reduce(lengths)) < 0:
         raise Invalid(f"message {lengths.argmin()}: {what.format(lengths.min())} impossible: offsets fall")
@@ -177,7 +177,7 @@ def _check_rows(what: str, found: int, wanted: int) -> None:
 
 
 def _check_utf8(offsets: Int32Array, section: memoryview, what: str) -> None:
-    """UTF-8, and every value begins where a character does."""
+    """Check that the text is UTF-8 and that no value begins inside a character."""
     text = section.tobytes()
     if text.isascii():
         return
@@ -193,5 +193,5 @@ def _check_utf8(offsets: Int32Array, section: memoryview, what: str) -> None:
 
 
 def _around(text: bytes, place: int) -> bytes:
-    """Some of the bytes there, to be recognised by."""
+    """Return some bytes around a position, for an error message."""
     return text[max(0, place - 10) : place + 10]

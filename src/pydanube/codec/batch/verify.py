@@ -1,10 +1,10 @@
-"""Is a batch what it says? Its checksums only tell that nobody changed it after it was made, not that it was made well.
+"""Checks the columns of a batch. Checksums only show that a batch was not changed, not that it was made correctly.
 
-A hostile producer computes correct checksums over offsets such as [0, 2e9, 5], and whoever hands those to Arrow reads
-memory that is not there. So everything a reader relies on is checked here, column by column, in C: offsets start at 0,
-never fall and end where their bytes end; text is UTF-8 and no value begins inside a character; a row without a key has
-no key bytes; times lie within the bounds of the header and reach them; offset deltas rise and stay below the
-span; append times do not fall.
+A hostile producer computes correct checksums over offsets such as [0, 2e9, 5], and Arrow would read memory outside of
+the batch with them. So everything that readers rely on is checked here, column by column, in C: offsets start at 0,
+never decrease and end where their bytes end; text is UTF-8 and no value begins inside a character; a row without a key
+has no key bytes; times lie within the bounds of the header and reach them; offset deltas increase and stay below the
+span; append times do not decrease.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 from pydanube.model.errors import Corrupt
 from pydanube.model.limits import ATTRIBUTES_PER_MESSAGE_MAX, BATCH_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 
-from .assemble import FEW, LONE_OFFSETS
+from .assemble import FEW, SINGLE_OFFSETS
 from .columns import INT32, INT64, UINT8, UINT32, offsets_array, offsets_list, sections, validity
 from .header import TIME_MAX, BatchHeader
 from .layout import APPEND_TIME, ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
 
 _HASHES_CHECKED: Final = 8
-"""About so many of a batch: all of a short one."""
+"""About so many key hashes of a batch are checked: all of a short one."""
 
 
 def verify(view: memoryview, header: BatchHeader, place: Layout, data: memoryview, *, check_hashes: bool) -> None:
-    """Corrupt unless the columns in `view` and the plain variable section `data` fit the header and each other."""
+    """Raise Corrupt unless the columns of `view` and the variable section `data` fit the header and each other."""
     columns, count = header.columns, header.count
-    if columns or count > 1 or not _is_lone(view, place.payload_offsets, len(data)):
+    if columns or count > 1 or not _is_single(view, place.payload_offsets, len(data)):
         payloads_end = _check_offsets(view, place.payload_offsets, count, MESSAGE_BYTES_MAX, "payload")
         if columns:
             _check_columns(view, header, place, data, check_hashes=check_hashes)
@@ -40,9 +40,9 @@ def verify(view: memoryview, header: BatchHeader, place: Layout, data: memoryvie
         _check_utf8(name.tobytes(), "producer name")
 
 
-def _is_lone(view: memoryview, start: int, data_bytes: int) -> bool:
-    """Whether the data is one payload and nothing else, as it should be where there is one row without columns."""
-    first, end = LONE_OFFSETS.unpack_from(view, start)
+def _is_single(view: memoryview, start: int, data_bytes: int) -> bool:
+    """Return whether the data is exactly one payload, as it must be for one row without other columns."""
+    first, end = SINGLE_OFFSETS.unpack_from(view, start)
     return first == 0 <= end <= MESSAGE_BYTES_MAX and padded(end) == data_bytes
 
 
@@ -88,7 +88,7 @@ def _check_columns(
 
 
 def _check_offsets(view: memoryview, start: int, count: int, length_max: int, what: str) -> int:
-    """Where the last value ends."""
+    """Check an offset column; return where the last value ends."""
     if count <= FEW:
         bounds = offsets_list(view, start, count)
         first, end = bounds[0], bounds[-1]
@@ -108,7 +108,7 @@ def _check_offsets(view: memoryview, start: int, count: int, length_max: int, wh
 
 
 def _check_text(section: memoryview, view: memoryview, start: int, count: int, what: str) -> None:
-    """UTF-8, and every value begins where a character does."""
+    """Check that the text is UTF-8 and that no value begins inside a character."""
     text = section.tobytes()
     if text.isascii():
         return
@@ -134,9 +134,11 @@ def _check_nulls(view: memoryview, header: BatchHeader, place: Layout) -> None:
 
 
 def _check_hashes(keys: memoryview, view: memoryview, header: BatchHeader, place: Layout) -> None:
-    """Of a long batch every so many rows: the hash steers a message to its consumer. Whoever computes it in another way
-    is found with his first batch. Whoever lies about single rows tears the order of his own messages apart, and nobody
-    else's: that is not worth the time of everybody who tells the truth."""
+    """Check the key hashes, of a long batch only some: the hash decides which consumer gets a message.
+
+    A producer that computes hashes in another way is found with its first batch. One that sends wrong hashes for single
+    rows breaks only the order of its own messages, so checking every row of every batch is not worth its cost.
+    """
     step = max(1, header.count // _HASHES_CHECKED)
     offsets = offsets_array(view, place.key_offsets, header.count)
     starts, ends = offsets[:-1:step].tolist(), offsets[1::step].tolist()

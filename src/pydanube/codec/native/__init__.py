@@ -1,1 +1,1 @@
-"""The native protocol as bytes: `frames` for the envelope and the hot path, `requests` for everything else."""
+"""The native protocol: `frames` has the frame format and the heads of the hot path, `requests` everything else."""

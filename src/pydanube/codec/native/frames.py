@@ -35,16 +35,18 @@ PROTOCOL_VERSION: Final = 1
 HEADER: Final = struct.Struct("<IBBHII")
 _LENGTH: Final = struct.Struct("<I")
 PADDING: Final = 8
-"""Frames without a body end on it: the least that Arrow's columns ask for."""
+"""The length of a frame without a body is a multiple of this, the smallest alignment that Arrow columns need."""
 
 _ZEROS: Final = bytes(ALIGNMENT)
 
 assert HEADER.size == 16
-assert ALIGNMENT % PADDING == 0  # padding never reaches the place where a body would begin
+assert (
+    ALIGNMENT % PADDING == 0
+)  # the padding of a frame without a body never reaches the position where a body would begin
 
 
 class FrameKind(IntEnum):
-    """What a frame is. Numbers are never given to another meaning."""
+    """What a frame is. A number never gets another meaning."""
 
     HELLO = 1
     WELCOME = 2
@@ -71,7 +73,7 @@ _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(NamedTuple):
-    """A received frame: views into the receive buffer, which lives as long as they do."""
+    """A received frame: views into the receive buffer, which stays in memory as long as they do."""
 
     kind: FrameKind
     flags: int
@@ -81,12 +83,13 @@ class Frame(NamedTuple):
 
 
 def body_start(head_length: int) -> int:
-    """Where the body of a frame with such a head begins."""
+    """Return where the body of a frame begins whose head has this length."""
     return -(-(HEADER.size + head_length) // ALIGNMENT) * ALIGNMENT
 
 
 def frame_length(header: memoryview) -> int:
-    """The whole length of the frame that starts here; checked, so that memory may be taken for it."""
+    """Return the length of the whole frame that starts with `header`. It is checked before memory is allocated for
+    it."""
     length: int = _LENGTH.unpack_from(header)[0]
     if not HEADER.size <= length <= FRAME_BYTES_MAX:
         raise Invalid(f"frame length {length} is outside {HEADER.size}..{FRAME_BYTES_MAX}")
@@ -94,7 +97,7 @@ def frame_length(header: memoryview) -> int:
 
 
 def decode(frame: memoryview) -> Frame:
-    """Split one whole frame. The views share memory with `frame`."""
+    """Split one whole frame into its parts, which share memory with `frame`."""
     if len(frame) < HEADER.size:
         raise Invalid(f"frame is cut short at {len(frame)} bytes")
     length, kind, flags, zero, correlation, head_length = HEADER.unpack_from(frame)
@@ -109,14 +112,14 @@ def decode(frame: memoryview) -> Frame:
 
 
 def encode(kind: FrameKind, head: bytes = b"", correlation: int = 0, flags: int = 0) -> bytes:
-    """A frame without a body."""
+    """Return a frame without a body."""
     length = HEADER.size + len(head)
     padding = -length % PADDING
     return HEADER.pack(length + padding, kind, flags, 0, correlation, len(head)) + head + _ZEROS[:padding]
 
 
 def encode_front(kind: FrameKind, head: bytes, body_length: int, correlation: int = 0, flags: int = 0) -> bytes:
-    """Everything of a frame up to its body; the body's buffers follow it on the wire as they are."""
+    """Return a frame up to its body; the caller sends the buffers of the body behind it."""
     start = body_start(len(head))
     front = HEADER.pack(start + body_length, kind, flags, 0, correlation, len(head)) + head
     return front + _ZEROS[: start - len(front)]
@@ -128,7 +131,7 @@ PUBLISH: Final = struct.Struct("<I")
 """handle u32; body: one batch"""
 
 PUBLISHED: Final = struct.Struct("<IqI")
-"""handle u32, base offset i64, owner epoch u32. FLAG_DUPLICATE: stored by an earlier try."""
+"""handle u32, base offset i64, owner epoch u32. FLAG_DUPLICATE: an earlier publish has stored the batch."""
 
 FLAG_DUPLICATE: Final = 1
 
@@ -140,12 +143,12 @@ assert _PUBLISHED_FRAME.size % PADDING == 0
 _PUBLISH_FRONT: Final = struct.Struct(f"{HEADER.format} I {ALIGNMENT - HEADER.size - PUBLISH.size}x")
 
 CREDIT: Final = struct.Struct("<Iqq")
-"""handle u32, messages i64, bytes i64: both are added to what the consumer has left"""
+"""handle u32, messages i64, bytes i64: both are added to the credit that the consumer has left"""
 
 DELIVER: Final = struct.Struct("<IIII")
 """handle u32, owner epoch u32, row ranges u32, redelivery counts u32; then for each range (start u32, end u32), then
-for each selected row its redelivery count u16, then, where some row failed before, a MessagePack array with the reason
-of the last failure (or nil) for each. No ranges: every row. No counts: none was delivered before. Body: one batch."""
+for each selected row its redelivery count u16, then, if any row failed before, a MessagePack array with the reason of
+the last failure (or nil) for each. No ranges: every row. No counts: no row was delivered before. Body: one batch."""
 
 _DELIVER_FRONT: Final = struct.Struct(f"{HEADER.format} IIII {ALIGNMENT - HEADER.size - DELIVER.size}x")
 
@@ -153,29 +156,29 @@ assert _PUBLISH_FRONT.size == _DELIVER_FRONT.size == ALIGNMENT
 
 ACK: Final = struct.Struct("<II")
 """handle u32, ranges u32; then for each range (start i64, end i64) of offsets, then the seek generation u64 under which
-the messages were delivered; clients of earlier releases leave it out. FLAG_CUMULATIVE: one range, and everything below
-its end counts. A correlation number asks for a RESPONSE once the acks are synced."""
+the messages were delivered; clients of earlier releases leave it out. FLAG_CUMULATIVE: there is one range, and
+everything below its end is acked. With a correlation number, a RESPONSE follows once the acks are synced."""
 
 FLAG_CUMULATIVE: Final = 1
 
 GENERATION_UNKNOWN: Final = -1
-"""Stands for the seek generation that a peer of an earlier release does not tell."""
+"""The seek generation of a peer of an earlier release, which sends none."""
 
 FETCHED: Final = struct.Struct("<qqqI")
-"""next offset i64 (where to go on), start offset i64, end offset i64 of what can be read, owner epoch u32.
+"""next offset i64 (where the next fetch continues), start offset i64, end offset i64 of the partition, owner epoch u32.
 Body: whole batches, each padded to 64; the first may begin below the offset that was asked for."""
 
 REDELIVERIES_COUNTED: Final = 2**16 - 1
-"""That often, or more."""
+"""The largest redelivery count that is sent; it means this often or more."""
 
 MANY_RANGES: Final = 32
-"""So many ranges in one ACK are not looked at one by one."""
+"""From this many ranges on, an ACK is checked with numpy instead of a loop."""
 
 RangeTable = np.ndarray[Any, np.dtype[np.int64]]
 
 _reasons: Final = msgspec.msgpack.Decoder(list[str | None])
 _ARRAY_HEAD_BYTES_MAX: Final = 5
-"""Of a MessagePack array."""
+"""The longest head of a MessagePack array."""
 
 _RANGE_ROWS: Final = struct.Struct("<II")
 _RANGE_OFFSETS: Final = struct.Struct("<qq")
@@ -183,12 +186,12 @@ _GENERATION: Final = struct.Struct("<Q")
 
 
 def encode_publish_front(correlation: int, handle: int, body_length: int) -> bytes:
-    """Everything of a PUBLISH frame up to its batch, in one step: there is one for every batch."""
+    """Return a PUBLISH frame up to its batch. It is packed in one step because every batch needs one."""
     return _PUBLISH_FRONT.pack(ALIGNMENT + body_length, FrameKind.PUBLISH, 0, 0, correlation, PUBLISH.size, handle)
 
 
 def encode_published(correlation: int, handle: int, base_offset: int, owner_epoch: int, duplicate: bool) -> bytes:
-    """A whole PUBLISHED frame in one step: there is one for every batch."""
+    """Return a whole PUBLISHED frame. It is packed in one step because every batch needs one."""
     return _PUBLISHED_FRAME.pack(
         _PUBLISHED_FRAME.size,
         FrameKind.PUBLISHED,
@@ -203,7 +206,7 @@ def encode_published(correlation: int, handle: int, base_offset: int, owner_epoc
 
 
 def encode_deliver_front(handle: int, epoch: int, body_length: int) -> bytes:
-    """Everything of a DELIVER frame up to its batch, of which every row is meant and none came before."""
+    """Return a DELIVER frame up to its batch, for a batch of which every row is delivered for the first time."""
     length = ALIGNMENT + body_length
     return _DELIVER_FRONT.pack(length, FrameKind.DELIVER, 0, 0, 0, DELIVER.size, handle, epoch, 0, 0)
 
@@ -225,16 +228,16 @@ def encode_deliver_head(
     return head
 
 
-def _encode_reasons(reasons: Sequence[str | None], room: int) -> bytes:
-    """The array in at most `room` bytes: reasons that find none are left out, never a row of the delivery."""
+def _encode_reasons(reasons: Sequence[str | None], bytes_max: int) -> bytes:
+    """Encode the reasons in at most `bytes_max` bytes; reasons that do not fit become None."""
     packed = msgspec.msgpack.encode(reasons)
-    if len(packed) <= room:
+    if len(packed) <= bytes_max:
         return packed
-    room -= _ARRAY_HEAD_BYTES_MAX + len(reasons)  # a nil for each
+    free_bytes = bytes_max - _ARRAY_HEAD_BYTES_MAX - len(reasons)  # a nil for each
     kept: list[str | None] = []
     for reason in reasons:
-        room -= len(msgspec.msgpack.encode(reason)) - 1
-        kept.append(reason if room >= 0 else None)
+        free_bytes -= len(msgspec.msgpack.encode(reason)) - 1
+        kept.append(reason if free_bytes >= 0 else None)
     return msgspec.msgpack.encode(kept)
 
 
@@ -274,7 +277,7 @@ def _decode_reasons(packed: memoryview, count: int) -> list[str | None]:
 def encode_ack_head(
     handle: int, ranges: Sequence[tuple[int, int]] | RangeTable, generation: int = GENERATION_UNKNOWN
 ) -> bytes:
-    """Many ranges may come as a table of two columns, which costs no loop."""
+    """Encode the head of an ACK. Many ranges may be given as a table of two columns, which needs no loop."""
     tail = b"" if generation == GENERATION_UNKNOWN else _GENERATION.pack(generation)
     if isinstance(ranges, np.ndarray):
         return ACK.pack(handle, len(ranges)) + ranges.astype("<i8", copy=False).tobytes() + tail
@@ -284,7 +287,7 @@ def encode_ack_head(
 class AckHead(NamedTuple):
     handle: int
     ranges: list[tuple[int, int]] | RangeTable
-    """Not empty and not negative; order and overlap are the receiver's business. Many of them come as a table of two
+    """No range is empty or negative; they may be in any order and overlap. Many of them come as a table of two
     columns."""
     generation: int = GENERATION_UNKNOWN
 
@@ -309,7 +312,7 @@ def decode_ack_head(head: memoryview) -> AckHead:
 
 
 def unpack_head(head: memoryview, layout: struct.Struct, kind: FrameKind) -> tuple[int, ...]:
-    """A head of fixed size, or Invalid."""
+    """Unpack a head of fixed size. Raises Invalid if it has another size."""
     if len(head) != layout.size:
         raise Invalid(f"{kind.name} head has {len(head)} bytes instead of {layout.size}")
     return layout.unpack(head)

@@ -1,9 +1,9 @@
 """Everything of the native protocol that is not on the hot path: MessagePack maps with typed fields.
 
-A REQUEST's head is one of the `Request` structs, told apart by its "op"; its RESPONSE's head is the struct named in the
-request's docstring. A field unknown to the reader is ignored and a missing one takes its default, so both sides can
-grow; a default, once released, never changes. msgspec checks types and lengths while it decodes; nothing else is ever
-built from network bytes.
+The head of a REQUEST is one of the `Request` structs, identified by its "op"; the head of its RESPONSE is the struct
+named in the docstring of the request. Both sides can get new fields: an unknown field is ignored and a missing one
+takes its default; so a default, once released, never changes. msgspec checks types and lengths while it decodes; no
+other objects are ever built from network bytes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .frames import GENERATION_UNKNOWN, PROTOCOL_VERSION
 
 
 class Hello(msgspec.Struct):
-    """HELLO: the client's first frame. Room for credentials and features is here from the first version.
+    """HELLO: the client's first frame. The first version has fields for credentials and features already.
 
-    Always sent whole: the version that is a default today is not the default of the next release.
+    All fields are always sent: the default version of this release is not the default of the next release.
     """
 
     version_min: int = PROTOCOL_VERSION
@@ -60,7 +60,7 @@ class Welcome(msgspec.Struct, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, omit_defaults=True):
-    """ERROR, and GOAWAY and CONSUMER_CLOSED where they have a reason: one error of the tree as a value."""
+    """ERROR, and the reason of GOAWAY and CONSUMER_CLOSED: one error of the error tree."""
 
     code: int
     message: str
@@ -84,13 +84,13 @@ class Fetch(msgspec.Struct, omit_defaults=True):
     bytes_max: int = 1 << 20
     wait_ms: int = 0
     topic_id: int = 0
-    """Tells a topic from a later one of the same name; 0: whichever has it."""
+    """The id of the topic, so that a later topic of the same name is not read; 0: any topic of that name."""
 
 
 class Nack(msgspec.Struct, omit_defaults=True):
-    """NACK: these offsets were not managed. `delay_ms` -1 lets the failure policy choose.
+    """NACK: the consumer failed to process these offsets. `delay_ms` -1 means the delay of the failure policy.
 
-    `timeout`: nobody settled them within the subscription's ack timeout, counted from when the application took them.
+    `timeout`: the application did not ack them within the subscription's ack timeout after it received them.
     """
 
     handle: int
@@ -99,7 +99,7 @@ class Nack(msgspec.Struct, omit_defaults=True):
     reason: str = ""
     timeout: bool = False
     generation: int = GENERATION_UNKNOWN
-    """The seek generation under which they were delivered. Clients of earlier releases name none."""
+    """The seek generation under which they were delivered. Clients of earlier releases send none."""
 
     def __post_init__(self) -> None:
         check_ranges("NACK", self.ranges)
@@ -111,14 +111,14 @@ class StagedSection(msgspec.Struct, omit_defaults=True):
     topic: str
     partition: int
     lengths: list[int]
-    """Of each batch in bytes, without the padding behind it."""
+    """The length of each batch in bytes, without padding."""
 
 
 class Stage(msgspec.Struct, omit_defaults=True):
-    """STAGE: store batches where nobody sees them until `stage.commit` names them. Answered by a RESPONSE with Staged.
+    """STAGE: store batches that become visible when `stage.commit` names them. Answered by a RESPONSE with Staged.
 
     Body: the batches of all sections in order, each padded to 64. It counts for the publish window like a PUBLISH. The
-    batches carry no sequence; whoever stores them in the end gives them one. See `model.staging` for the words.
+    batches have no sequence; they get one when they are published. `model.staging` explains the terms.
     """
 
     query: str
@@ -131,7 +131,7 @@ class Stage(msgspec.Struct, omit_defaults=True):
 
 
 class ConsumerChanged(msgspec.Struct, omit_defaults=True):
-    """CONSUMER_CHANGED: the subscription of this consumer has other settings from now on, or was sought."""
+    """CONSUMER_CHANGED: the subscription of this consumer has new settings, or a seek moved it."""
 
     handle: int
     ack_timeout_ms: int = 0
@@ -147,7 +147,8 @@ class Start(msgspec.Struct, omit_defaults=True):
 
 
 def check_ranges(what: str, ranges: list[tuple[int, int]]) -> None:
-    """Offsets that exist nowhere are refused, as in an ACK; order and overlap are the receiver's business."""
+    """Raise Invalid for ranges that are empty, negative or too large, as in an ACK; any order and overlap is
+    allowed."""
     if any(not 0 <= start < end < 2**63 for start, end in ranges):
         raise Invalid(f"{what} holds a range that is empty, negative or too large")
 
@@ -160,7 +161,8 @@ class Request(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
 
 
 class Lookup(Request, tag="lookup"):
-    """Who owns the partitions of a topic -> Route. With `create`, an unknown topic is created where that is allowed."""
+    """Find the owners of a topic's partitions -> Route. With `create`, an unknown topic is created where that is
+    allowed."""
 
     topic: str
     create: bool = False
@@ -210,13 +212,13 @@ class ListNamespaces(Request, tag="namespace.list"):
 
 
 class OpenProducer(Request, tag="producer.open"):
-    """A handle to publish to one partition over this connection -> ProducerOpened.
+    """Open a handle to publish to one partition over this connection -> ProducerOpened.
 
-    `producer_id` 0 asks for an identity: a new one, or with `name` the name's own, under a higher epoch. A producer
-    that has an identity (another partition, or a reconnect) sends it and keeps it.
+    `producer_id` 0 asks for an identity: a new one, or with `name` the identity of that name, under a higher epoch. A
+    producer that has an identity already (from another partition, or before a reconnect) sends it and keeps it.
 
-    `opener`: a number that a producer chose by chance and always sends. It is not fenced by an open of its own whose
-    answer was lost.
+    `opener`: a random number that a producer chooses once and always sends, so that a repeated open, after a lost
+    answer, does not fence the producer itself.
     """
 
     topic: str
@@ -237,9 +239,9 @@ class CloseProducer(Request, tag="producer.close"):
 class Subscribe(Request, tag="consumer.open"):
     """Attach to a subscription of one partition -> ConsumerOpened.
 
-    Creates it, at `start` and with `failure_policy`, when it does not exist. `type` "" takes that of an existing
-    subscription, and makes a new one exclusive. `priority`: of failover consumers the lowest comes first.
-    `key_filters`: globs, of which a key-shared consumer accepts any; none accepts every key.
+    A subscription that does not exist is created, at `start` and with `failure_policy`. `type` "" accepts the type of
+    an existing subscription; a new one is exclusive. `priority`: the failover consumer with the lowest is active.
+    `key_filters`: globs; a key-shared consumer gets keys that match any of them, or all keys if there are none.
     """
 
     topic: str
@@ -260,9 +262,9 @@ class CloseConsumer(Request, tag="consumer.close"):
 
 
 class CreateSubscription(Request, tag="subscription.create"):
-    """On every partition, without a consumer -> Done
+    """Create a subscription on every partition, without a consumer -> Done
 
-    `positions` are pairs of a partition and an offset; partitions that are not named begin at `start`.
+    `positions` are pairs of a partition and an offset; other partitions begin at `start`.
     """
 
     topic: str
@@ -294,7 +296,7 @@ class DescribeSubscription(Request, tag="subscription.describe"):
 
 
 class Seek(Request, tag="subscription.seek"):
-    """Move a subscription, on one partition or (-1) on all -> Positions. Durable when answered."""
+    """Move a subscription, on one partition or (-1) on all -> Positions. The answer comes when the move is durable."""
 
     topic: str
     subscription: str
@@ -303,9 +305,10 @@ class Seek(Request, tag="subscription.seek"):
 
 
 class Advance(Request, tag="subscription.advance"):
-    """Move a subscription that nobody is attached to, on one partition, if it stands at `expected` -> Done.
+    """Move a subscription without consumers, on one partition, if its position is `expected` -> Done.
 
-    Everything below `offset` is acked then. Refused when it stands elsewhere or has a consumer. Durable when answered.
+    Afterwards everything below `offset` is acked. Refused if the position is another one or a consumer is attached. The
+    answer comes when the move is durable.
     """
 
     topic: str
@@ -316,10 +319,10 @@ class Advance(Request, tag="subscription.advance"):
 
 
 class AdvanceMany(Request, tag="subscription.advance_many"):
-    """As Advance, for many partitions, each by itself -> Positions: where those that were named stand then.
+    """As Advance, for many partitions, each by itself -> Positions: the positions afterwards.
 
-    `moves` are triples of partition, offset and expected. What stands elsewhere than expected stays there. Asking twice
-    is as good as asking once.
+    `moves` are triples of partition, offset and expected. A partition whose position is not the expected one is not
+    moved. The request is idempotent.
     """
 
     topic: str
@@ -328,7 +331,7 @@ class AdvanceMany(Request, tag="subscription.advance_many"):
 
 
 class ListUnsettled(Request, tag="subscription.unsettled"):
-    """The first offsets of a partition that a subscription has not settled -> OffsetRanges"""
+    """List the first offsets of a partition that a subscription has not settled -> OffsetRanges"""
 
     topic: str
     subscription: str
@@ -339,7 +342,7 @@ class ListUnsettled(Request, tag="subscription.unsettled"):
 
 
 class ListPending(Request, tag="subscription.pending"):
-    """As ListUnsettled, one by one, with what keeps each of them -> PendingMessages"""
+    """As ListUnsettled, message by message, with the state of each -> PendingMessages"""
 
     topic: str
     subscription: str
@@ -349,7 +352,8 @@ class ListPending(Request, tag="subscription.pending"):
 
 
 class Settle(Request, tag="subscription.settle"):
-    """Ack offsets without being attached: skip a message, or (ranges []) the whole backlog -> Settled. Durable."""
+    """Ack offsets without a consumer: skip messages, or (ranges []) the whole backlog -> Settled. Durable when
+    answered."""
 
     topic: str
     subscription: str
@@ -361,7 +365,7 @@ class Settle(Request, tag="subscription.settle"):
 
 
 class SetFailurePolicy(Request, tag="subscription.failure_policy"):
-    """-> Done. Applies at once to what is running."""
+    """-> Done. Applies at once, also to attached consumers."""
 
     topic: str
     subscription: str
@@ -385,20 +389,20 @@ class GetPolicies(Request, tag="policies.get"):
 
 
 class GrowTopic(Request, tag="topic.grow"):
-    """More partitions for a partitioned topic -> Done. A key may go to another partition afterwards."""
+    """Add partitions to a partitioned topic -> Done. Afterwards a key may go to another partition."""
 
     topic: str
     partitions: int
 
 
 class GetStatistics(Request, tag="topic.statistics"):
-    """-> Statistics"""
+    """-> StatisticsReport"""
 
     topic: str
 
 
 class FindOffset(Request, tag="offset.find"):
-    """The offset at a position of a partition -> Offset"""
+    """Find the offset of a position in a partition -> Offset"""
 
     topic: str
     partition: int
@@ -406,14 +410,14 @@ class FindOffset(Request, tag="offset.find"):
 
 
 class DescribeStorage(Request, tag="storage.usage"):
-    """What is in the log and in object storage, of one topic or (empty) of all -> StorageUsed"""
+    """Describe what is in the log and in object storage, of one topic or (empty) of all -> StorageUsed"""
 
     topic: str = ""
     place: StoragePlace = StoragePlace()
 
 
 class ListSegments(Request, tag="storage.segments"):
-    """The segments of a partition, from the one that holds `start` on -> Segments"""
+    """List the segments of a partition, from the one that holds `start` on -> SegmentList"""
 
     topic: str
     partition: int = 0
@@ -422,14 +426,15 @@ class ListSegments(Request, tag="storage.segments"):
 
 
 class UploadStorage(Request, tag="storage.upload"):
-    """Begin to upload all that waits, of one topic or of all; with `run`, how that one stands -> StorageUploading"""
+    """Start an upload of everything not uploaded yet, of one topic or (empty) of all; with `run`, only report the
+    progress of that upload -> StorageUploading"""
 
     topic: str = ""
     run: int = 0
 
 
 class VerifyStorage(Request, tag="storage.verify"):
-    """Read some of what is stored, from `place` on, and tell what is damaged -> StorageStep"""
+    """Read some stored objects, from `place` on, and report damage -> StorageStep"""
 
     topic: str = ""
     place: StoragePlace = StoragePlace()
@@ -437,7 +442,7 @@ class VerifyStorage(Request, tag="storage.verify"):
 
 
 class CollectGarbage(Request, tag="storage.collect"):
-    """Delete some of the objects that nobody needs, or (`dry_run`) count them -> GarbageCollected"""
+    """Delete some of the objects that are not needed any more, or (`dry_run`) only count them -> GarbageCollected"""
 
     orphans: bool = False
     dry_run: bool = False
@@ -445,10 +450,11 @@ class CollectGarbage(Request, tag="storage.collect"):
 
 
 class CommitStages(Request, tag="stage.commit"):
-    """Publish these stages of a query's batch, all or none, once -> StagesCommitted
+    """Publish these stages of a query's batch, all or none, exactly once -> StagesCommitted
 
-    Durable when answered. A batch id that was committed before changes nothing. Refused whole when a stage is gone;
-    StaleEpoch for a run that another one followed. `wait_ms`: how long to wait for the messages to be visible.
+    The answer comes when the commit is durable. A batch id that was committed before changes nothing. Refused as a
+    whole if a stage does not exist any more; StaleEpoch if a later run of the query exists. `wait_ms`: how long to wait
+    until the messages are visible.
     """
 
     query: str
@@ -459,20 +465,20 @@ class CommitStages(Request, tag="stage.commit"):
 
 
 class ListStagedQueries(Request, tag="stage.queries"):
-    """What is remembered of queries that wrote by stages -> StagedQueries"""
+    """List the known queries with staged writes -> StagedQueries"""
 
     after: str = ""
     count: int = 1000
 
 
 class ForgetStagedQuery(Request, tag="stage.forget"):
-    """Forget a query and what it had staged -> Done. Its batch ids count as new afterwards."""
+    """Forget a query and its stages -> Done. Afterwards its batch ids count as new."""
 
     query: str
 
 
 class DescribeBroker(Request, tag="broker.describe"):
-    """-> Broker"""
+    """-> BrokerInfo"""
 
 
 AnyRequest = (
@@ -520,7 +526,7 @@ AnyRequest = (
 
 
 class Done(msgspec.Struct):
-    """It was done. Nothing more to say."""
+    """The request was carried out; there is nothing to report."""
 
 
 class Names(msgspec.Struct):
@@ -530,7 +536,7 @@ class Names(msgspec.Struct):
 class PartitionRoute(msgspec.Struct, omit_defaults=True):
     index: int
     owner: str
-    """host:port of the owner's native door"""
+    """host:port of the owner's native listener"""
     epoch: int = 0
 
 
@@ -555,9 +561,9 @@ class PartitionInfo(msgspec.Struct, omit_defaults=True):
     stored_bytes: int = 0
     health: str = "ok"
     missing_offsets: int = 0
-    """How many of the offsets [start_offset, end_offset) hold no message."""
+    """How many of the offsets [start_offset, end_offset) have no message."""
     gaps: list[tuple[int, int]] = []
-    """[start, end) of where they lie, in order; of very many the largest."""
+    """The ranges [start, end) of these offsets, in order; if there are very many, only the largest."""
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
@@ -580,7 +586,8 @@ class ProducerOpened(msgspec.Struct, omit_defaults=True):
 
 
 class ConsumerOpened(msgspec.Struct, omit_defaults=True):
-    """`position` is the lowest offset not acked; `created` tells whether `start` counted."""
+    """`position` is the lowest offset not acked; `created` tells whether the subscription is new and begins at
+    `start`."""
 
     handle: int
     subscription_id: int
@@ -589,9 +596,9 @@ class ConsumerOpened(msgspec.Struct, omit_defaults=True):
     owner_epoch: int = 0
     ack_timeout_ms: int = 0
     type: str = ""
-    """Of the subscription."""
+    """The type of the subscription."""
     moves: int = 0
-    """The same number as `generation`, for clients of earlier releases: they forget their acks when it is another one
+    """The same number as `generation`, for clients of earlier releases: they discard their unsent acks when it changes
     under the same owner epoch."""
     generation: int = GENERATION_UNKNOWN
     """The seek generation of the deliveries that follow. Brokers of earlier releases tell none."""
@@ -626,7 +633,7 @@ class BrokerInfo(msgspec.Struct, omit_defaults=True):
     node: str
     cluster: str
     state: str
-    """"ok", or why it is read-only or cannot do some of its work"""
+    """"ok", or why the broker is read-only or cannot do some of its work"""
     topics: int = 0
     started_at: int = 0
     """microseconds since 1970"""
@@ -639,19 +646,20 @@ class OffsetRanges(msgspec.Struct):
 
 
 class Settled(msgspec.Struct, omit_defaults=True):
-    """How many messages were not settled before."""
+    """How many messages this request has settled; messages settled before do not count."""
 
     messages: int = 0
 
 
 class Positions(msgspec.Struct):
-    """Where a subscription stands: partition and offset."""
+    """The position of a subscription in each partition, as pairs of partition and offset."""
 
     positions: list[tuple[int, int]] = []
 
 
 class PendingMessages(msgspec.Struct):
-    """In order. `type` is the subscription's, and `now_us` the broker's time, in microseconds since 1970."""
+    """Messages in order. `type` is the type of the subscription, `now_us` the broker's time in microseconds since
+    1970."""
 
     messages: list[PendingMessage]
     type: str
@@ -659,7 +667,7 @@ class PendingMessages(msgspec.Struct):
 
 
 class PolicyReport(msgspec.Struct):
-    """What is set on the target itself, and what counts there."""
+    """The policies set on the target itself, and the effective ones, with inherited values."""
 
     own: Policies
     effective: Policies
@@ -670,9 +678,9 @@ class StatisticsReport(msgspec.Struct):
 
 
 class StorageUsed(msgspec.Struct, omit_defaults=True):
-    """`model.storage.StorageUsage`, or a part of it: with `next`, more is to be asked for from there.
+    """`model.storage.StorageUsage`, or one page of it: with `next`, the next page begins there.
 
-    A partition may come in several parts, whose segments, bytes and messages are added up.
+    A partition may come in several parts; their segments, bytes and messages are added up.
     """
 
     status: StorageStatus
@@ -681,13 +689,13 @@ class StorageUsed(msgspec.Struct, omit_defaults=True):
 
 
 class SegmentList(msgspec.Struct, omit_defaults=True):
-    """In order. With `next_offset`, more is to be asked for from there; -1 is the end."""
+    """Segments in order. The next page begins at `next_offset`; -1: there is none."""
 
     segments: list[SegmentDescription] = []
     next_offset: int = -1
     topic_id: int = 0
     store: str = ""
-    """The URL of the object store, without credentials: whoever reads there brings his own."""
+    """The URL of the object store, without credentials: a client that reads from the store needs its own."""
 
 
 class StorageUploading(msgspec.Struct):
@@ -695,29 +703,29 @@ class StorageUploading(msgspec.Struct):
 
 
 class StorageStep(msgspec.Struct, omit_defaults=True):
-    """What one step of a verification found; with `next`, it goes on there."""
+    """The result of one step of a verification; with `next`, it continues there."""
 
     verified: StorageVerified
     next: StoragePlace | None = None
 
 
 class GarbageCollected(msgspec.Struct, omit_defaults=True):
-    """What one step of a collection did; with `next`, it goes on after that object."""
+    """The result of one step of a collection; with `next`, it continues after that object."""
 
     collected: StorageCollected
     next: str = ""
 
 
 class Staged(msgspec.Struct, omit_defaults=True):
-    """A stage is synced, and seen by nobody: `stage` is what a commit names it by."""
+    """The stage is durable and not visible yet; a commit refers to it by `stage`."""
 
     stage: str
 
 
 class StagesCommitted(msgspec.Struct, omit_defaults=True):
-    """The decision stands. `repeated`: it had been made before, and this changed nothing.
+    """The commit is durable. `repeated`: the batch was committed before, and this request changed nothing.
 
-    `applied`: every partition has its messages; otherwise they follow by themselves.
+    `applied`: every partition has its messages; otherwise the broker publishes them soon.
     """
 
     repeated: bool = False
@@ -725,7 +733,7 @@ class StagesCommitted(msgspec.Struct, omit_defaults=True):
 
 
 class StagedQueries(msgspec.Struct):
-    """`next`: where the next page begins; empty after the last."""
+    """One page of queries. The next page begins after `next`; empty: there is none."""
 
     queries: list[StagedQuery]
     next: str = ""
@@ -751,7 +759,7 @@ def decode_request(head: memoryview) -> AnyRequest:
 
 
 def decode(head: memoryview, kind: type[StructT]) -> StructT:
-    """An answer, a HELLO, a FETCH: whatever the frame must hold."""
+    """Decode the head of an answer or of another frame as a `kind`. Raises Invalid if it is something else."""
     try:
         return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
