@@ -70,8 +70,7 @@ class TimeToLive:
             if max(first, partition.stream.start_offset) < position:
                 continue  # moved back meanwhile: its turn comes when what it went back to has been looked at
             if first < end:
-                ranges = _between(first, end, kept)[:RANGES_MAX]
-                subscription.counts.expired += subscription.mark_acked(ranges, None)
+                subscription.expire(_between(first, end, kept)[:RANGES_MAX])
 
     async def _scan(self, end: int, cutoff: int) -> None:
         """Look at the batches that have become old enough since."""
