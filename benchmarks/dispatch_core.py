@@ -1,10 +1,10 @@
-"""What dispatch costs by the number of messages that are on their way: microseconds for one of each, on one core.
+"""The cost of dispatch by the number of messages in flight: microseconds for one operation, on one core.
 
     python benchmarks/dispatch_core.py [--most 10000000]
 
-The first table is a curve: with ten thousand and with ten million messages unacked behind it, one delivery, one ack and
-one nack with its redelivery should cost the same. The second is what a batch of 500 costs where it is dealt and acked.
-No broker, no disk, no network: only the decisions.
+The first table is the cost of assigning and acking a batch of 500. The second is a curve: with ten thousand and with
+ten million messages in flight, one delivery, one ack and one nack with its redelivery should cost the same. There is no
+broker, disk or network: only the decisions of the dispatcher are measured.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Bench:
             base = wanted // self.rows * self.rows
             dispatcher.offer(self.batches[base // self.rows % len(self.batches)], base, base + self.rows, 0)
 
-    def settle_nacked(self) -> None:
+    def ack_nacked(self) -> None:
         """Ack what was nacked, so that it does not affect the next measurement."""
         self.dispatcher.ack([(offset, offset + 1) for offset in self.nacked])
         self.nacked.clear()
 
 
 def each_us(work: Callable[[], object]) -> float:
-    """Return the median microseconds of many single calls."""
+    """Return the median time of many single calls."""
     taken: list[int] = []
     for _ in range(SAMPLES):
         begin = time.perf_counter_ns()
@@ -99,7 +99,7 @@ def curve(most: int) -> None:
         for unacked in sizes(most):
             bench.fill(unacked)
             figures = [each_us(work) for work in (bench.deliver, bench.ack, bench.nack_and_redeliver)]
-            bench.settle_nacked()
+            bench.ack_nacked()
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             print(f"{name:30}{unacked:12,}{figures[0]:10.1f}{figures[1]:8.1f}{figures[2]:19.1f}{memory:7,}", flush=True)
 
@@ -112,8 +112,8 @@ def sizes(most: int) -> Iterator[int]:
 
 
 def batches() -> None:
-    """Measure a batch of 500, dispatched to and acked by four consumers, for shared and key-shared."""
-    print(f"\n{'microseconds for 500 messages':34}{'deal':>8}{'ack':>8}{'ack by consumer':>17}")
+    """Measure a batch of 500 for four consumers: assigning it, acking every second message, acking by consumer."""
+    print(f"\n{'microseconds for 500 messages':34}{'assign':>8}{'ack':>8}{'ack by consumer':>17}")
     for kind in (SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
         best = [float("inf")] * 3
         for _ in range(ROUNDS * 20):
@@ -127,7 +127,7 @@ def one_batch(kind: SubscriptionType) -> tuple[float, float, float]:
     base = bench.end
     begin = time.perf_counter_ns()
     bench.deliver()
-    deal = time.perf_counter_ns()
+    assigned = time.perf_counter_ns()
     scattered = [(offset, offset + 1) for offset in range(base, bench.end, 2)]
     between = time.perf_counter_ns()
     bench.dispatcher.ack(scattered)
@@ -139,7 +139,7 @@ def one_batch(kind: SubscriptionType) -> tuple[float, float, float]:
     for ranges in theirs:
         bench.dispatcher.ack(ranges)
     done = time.perf_counter_ns()
-    return (deal - begin) / 1000, (acked - between) / 1000, (done - last) / 1000
+    return (assigned - begin) / 1000, (acked - between) / 1000, (done - last) / 1000
 
 
 _benches: dict[SubscriptionType, Bench] = {}
@@ -153,7 +153,7 @@ def ranges_of(assignment: Assignment, base: int) -> list[tuple[int, int]]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--most", type=int, default=10_000_000, help="messages on their way at most")
+    arguments.add_argument("--most", type=int, default=10_000_000, help="messages in flight at most")
     chosen = arguments.parse_args()
     batches()
     print()

@@ -1,4 +1,4 @@
-"""Every subscription type over a real log: who gets what, what comes again and when, what is left after a restart."""
+"""Every subscription type over a real log: delivery, redelivery, and what is left after a restart."""
 
 import asyncio
 from pathlib import Path
@@ -28,8 +28,8 @@ def offsets(collector) -> list[int]:
     return [offset for offset, _ in collector.received]
 
 
-async def settled(condition) -> None:
-    """Until it holds; the loop runs meanwhile."""
+async def until(condition) -> None:
+    """Run the event loop until the condition holds."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 -- the condition has no event
             await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def published(door: Door, payloads: list[bytes], batch: int = 0, **columns
 
 
 @pytest.mark.parametrize("batch", [1, 5, 7, 36])
-async def test_36_messages_make_12_for_each_of_three_shared_consumers(tmp_path: Path, batch: int):
+async def test_of_36_messages_each_of_three_shared_consumers_gets_12(tmp_path: Path, batch: int):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -56,7 +56,7 @@ async def test_36_messages_make_12_for_each_of_three_shared_consumers(tmp_path: 
         assert sorted(offset for one in consumers for offset in offsets(one)) == list(range(36))
 
 
-async def test_a_large_batch_is_cut_and_every_slice_is_exact(tmp_path: Path):
+async def test_a_large_batch_is_divided_into_exact_slices(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -68,7 +68,7 @@ async def test_a_large_batch_is_cut_and_every_slice_is_exact(tmp_path: Path):
             assert len(consumer.received) == 250
 
 
-async def test_what_a_shared_consumer_leaves_goes_to_the_others_uncounted(tmp_path: Path):
+async def test_when_a_shared_consumer_detaches_its_messages_go_to_the_others_and_count_as_no_failure(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -93,7 +93,7 @@ async def test_a_cumulative_ack_is_refused_on_shared(tmp_path: Path):
         assert consumer.error is None
 
 
-async def test_a_standby_takes_over_with_the_unacked_first_and_in_order(tmp_path: Path):
+async def test_a_standby_takes_over_with_the_unacked_messages_first_and_in_order(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -145,7 +145,7 @@ async def test_a_key_stays_with_its_consumer_in_order(tmp_path: Path):
         assert all(one.received for one in consumers)
 
 
-async def test_key_filters_isolate_and_what_nobody_accepts_waits(tmp_path: Path):
+async def test_key_filters_select_keys_and_messages_that_no_filter_accepts_wait(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -162,7 +162,7 @@ async def test_key_filters_isolate_and_what_nobody_accepts_waits(tmp_path: Path)
         assert [payload for _, payload in late.received] == [b"asia-1", b"us-10"]
 
 
-async def test_a_nack_comes_again_after_its_delay_with_count_and_reason(tmp_path: Path):
+async def test_a_nacked_message_is_redelivered_after_its_delay_with_count_and_reason(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -230,7 +230,7 @@ async def test_a_blocked_key_stops_only_itself(tmp_path: Path):
         assert [payload for _, payload in consumer.received[3:]] == [b"a1", b"a2"]
 
 
-async def test_a_dead_letter_keeps_payload_key_and_attributes_and_says_where_it_comes_from(tmp_path: Path):
+async def test_a_dead_letter_keeps_payload_key_and_attributes_and_names_its_origin(tmp_path: Path):
     policy = FailurePolicy(
         redeliveries_max=1, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
     )
@@ -243,7 +243,7 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_says_where_it_
         consumer.consumer.nack([(1, 2)], reason="first")
         await consumer.wait_for(3)
         consumer.consumer.nack([(1, 2)], reason="no such customer")
-        await settled(lambda: broker._registry.find_topic(DLQ) is not None)
+        await until(lambda: broker._registry.find_topic(DLQ) is not None)
         letters = await Door(broker, DLQ).fetch(wait_ms=5000)
         batch = Batch.open(letters.batches[0], stamped=True)
         assert (batch.payloads, batch.keys) == ([b"bad"], ["b"])
@@ -253,10 +253,10 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_says_where_it_
         assert attributes["x-original-topic-offset"] == "1"
         assert attributes["x-delivery-attempt"] == "2"
         assert attributes["x-failure-reason"] == "no such customer"
-        await settled(lambda: next(iter(broker._partitions.of(TOPIC))).subscriptions["work"].cursor.position == 2)
+        await until(lambda: next(iter(broker._partitions.of(TOPIC))).subscriptions["work"].cursor.position == 2)
 
 
-async def test_a_delayed_message_does_not_hold_up_those_behind_it_on_shared(tmp_path: Path):
+async def test_on_shared_a_delayed_message_does_not_delay_the_messages_after_it(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -274,7 +274,7 @@ async def test_a_delayed_message_does_not_hold_up_those_behind_it_on_shared(tmp_
         assert offsets(consumer) == [0, 2, 1]
 
 
-async def test_a_delay_outlives_a_restart(tmp_path: Path):
+async def test_a_delay_survives_a_restart(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock, crash=True) as broker:
         door = Door(broker)
@@ -302,7 +302,7 @@ async def test_exclusive_ignores_delays_and_keeps_order(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-async def test_acks_outlive_a_crash_and_the_rest_comes_again_uncounted(tmp_path: Path, kind: SubscriptionType):
+async def test_acks_survive_a_crash_and_the_rest_is_redelivered_uncounted(tmp_path: Path, kind: SubscriptionType):
     async with open_broker(tmp_path, crash=True) as broker:
         door = Door(broker)
         await door.create()
@@ -316,7 +316,7 @@ async def test_acks_outlive_a_crash_and_the_rest_comes_again_uncounted(tmp_path:
         assert set(consumer.redeliveries) == {0}
 
 
-async def test_a_subscription_has_its_place_from_the_moment_it_exists(tmp_path: Path):
+async def test_a_subscription_has_its_position_from_the_moment_it_exists(tmp_path: Path):
     async with open_broker(tmp_path, crash=True) as broker:
         door = Door(broker)
         await door.create()
@@ -329,7 +329,7 @@ async def test_a_subscription_has_its_place_from_the_moment_it_exists(tmp_path: 
         assert offsets(consumer) == [2, 3]
 
 
-async def test_progress_is_set_by_comparison_and_counts_for_lag(tmp_path: Path):
+async def test_advance_compares_and_sets_the_position_and_changes_the_lag(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -342,7 +342,7 @@ async def test_progress_is_set_by_comparison_and_counts_for_lag(tmp_path: Path):
         assert (place.position, place.lag) == (6, 4)
 
 
-async def test_a_dispatch_rate_holds_back_and_loses_nothing(tmp_path: Path):
+async def test_a_dispatch_rate_delays_messages_and_loses_none(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -361,7 +361,7 @@ async def test_a_dispatch_rate_holds_back_and_loses_nothing(tmp_path: Path):
         assert offsets(consumer) == list(range(51))
 
 
-async def test_seeking_back_delivers_again_to_whoever_is_attached(tmp_path: Path):
+async def test_seeking_back_redelivers_to_attached_consumers(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -373,7 +373,7 @@ async def test_seeking_back_delivers_again_to_whoever_is_attached(tmp_path: Path
         assert offsets(consumer) == [0, 1, 2, 3, 2, 3]
 
 
-async def test_a_late_nack_does_not_fail_what_another_has_by_now(tmp_path: Path):
+async def test_a_late_nack_does_not_count_for_a_message_that_another_consumer_has_now(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -387,7 +387,7 @@ async def test_a_late_nack_does_not_fail_what_another_has_by_now(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
-async def test_credit_in_bytes_is_what_arrives_however_uneven_the_messages_are(tmp_path: Path, kind: SubscriptionType):
+async def test_credit_in_bytes_is_exact_for_messages_of_different_sizes(tmp_path: Path, kind: SubscriptionType):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -400,7 +400,7 @@ async def test_credit_in_bytes_is_what_arrives_however_uneven_the_messages_are(t
             assert had - member.bytes == consumer.bytes
 
 
-async def test_dead_letters_go_only_where_they_are_kept(tmp_path: Path):
+async def test_a_dead_letter_topic_must_be_reliable_and_another_topic(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         await Door(broker).create()
         await Door(broker, TopicName.parse("/default/lossy")).create(reliable=False)
@@ -414,7 +414,7 @@ async def test_dead_letters_go_only_where_they_are_kept(tmp_path: Path):
                 await broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST, policy)
 
 
-async def test_key_shared_orders_a_key_by_delivery_time_also_what_falls_due_together(tmp_path: Path):
+async def test_key_shared_orders_a_key_by_delivery_time_also_for_messages_due_together(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -465,7 +465,7 @@ async def test_a_deleted_subscription_sends_no_dead_letters_any_more(tmp_path: P
         await published(door, numbered(20))
         consumer.consumer.nack([(0, 20)])
         (partition,) = broker._partitions.of(TOPIC)
-        await settled(lambda: partition.subscriptions["work"].dispatcher.counts.waiting > 0)
+        await until(lambda: partition.subscriptions["work"].dispatcher.counts.waiting > 0)
         await broker.subscriptions.delete(ANONYMOUS, TOPIC, "work")
         await broker.policies.set(ANONYMOUS, DLQ, {"backlog_messages_max": 0})
         clock.advance(100)
@@ -474,7 +474,7 @@ async def test_a_deleted_subscription_sends_no_dead_letters_any_more(tmp_path: P
         assert len(await letters.read_all()) == 1
 
 
-async def test_a_dead_letter_with_as_many_attributes_as_are_allowed_keeps_what_fits(tmp_path: Path):
+async def test_a_dead_letter_of_a_message_with_the_maximum_of_attributes_keeps_those_that_fit(tmp_path: Path):
     policy = FailurePolicy(redeliveries_max=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq")
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
@@ -482,7 +482,7 @@ async def test_a_dead_letter_with_as_many_attributes_as_are_allowed_keeps_what_f
         consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
         await published(door, [b"bad"], attributes=[{f"a{n}": "" for n in range(1000)}])
         consumer.consumer.nack([(0, 1)])
-        await settled(lambda: broker._registry.find_topic(DLQ) is not None)
+        await until(lambda: broker._registry.find_topic(DLQ) is not None)
         letters = await Door(broker, DLQ).fetch(wait_ms=5000)
         attributes = Batch.open(letters.batches[0], stamped=True).attributes[0]
         assert len(attributes) == 1000

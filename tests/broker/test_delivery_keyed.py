@@ -1,4 +1,4 @@
-"""Key-shared over a real log, in bulk: batches dealt together, acks settled together."""
+"""Key-shared over a real log, with many messages: batches are assigned together, acks are processed together."""
 
 import asyncio
 from itertools import pairwise
@@ -28,7 +28,7 @@ async def filled(door: Door, producers: int = 1) -> None:
 
 
 async def alone(door: Door):
-    """A consumer that has everything there is, without another."""
+    """Return the only consumer of the subscription, after it received everything."""
     await filled(door)
     consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
     await consumer.wait_for(COUNT)
@@ -36,7 +36,7 @@ async def alone(door: Door):
 
 
 def table(collector, part: slice = slice(None)) -> np.ndarray:
-    """Its messages as an ACK names many of them."""
+    """Return the consumer's messages as an ACK request names them: an array of ranges."""
     offsets = np.array([offset for offset, _ in collector.received[part]], np.int64)
     return np.stack((offsets, offsets + 1), axis=1)
 
@@ -46,8 +46,8 @@ async def position(broker) -> int:
     return place.position
 
 
-class Sizes:
-    """Notes how many messages come in one delivery, and when their batches were appended."""
+class DeliveryRecorder:
+    """Records how many messages come in one delivery, and when their batches were appended."""
 
     def __init__(self, collector) -> None:
         self.rows: list[int] = []
@@ -62,12 +62,12 @@ class Sizes:
         self._deliver(batch, epoch, ranges, redeliveries, reasons)
 
 
-async def test_batches_that_lie_ready_are_dealt_together_and_keep_their_order_and_times(tmp_path: Path):
+async def test_batches_that_are_available_are_assigned_together_and_keep_their_order_and_times(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await filled(door)
         consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "abcd"]
-        sizes = [Sizes(one) for one in consumers]
+        sizes = [DeliveryRecorder(one) for one in consumers]
         for one in consumers:
             one.consumer.credit(COUNT, 1 << 30)
         for one in consumers:
@@ -86,7 +86,7 @@ async def test_batches_that_lie_ready_are_dealt_together_and_keep_their_order_an
             assert all(low < high for (low, _), (high, _) in pairwise(one.received))
             assert all(KEYS[offset].encode() == payload for offset, payload in one.received)
         owners = [{payload for _, payload in one} for one in received]
-        assert sum(map(len, owners)) == len(set(KEYS)), "no key is with two of them"
+        assert sum(map(len, owners)) == len(set(KEYS)), "no key went to two consumers"
 
 
 async def test_batches_of_several_producers_keep_their_order(tmp_path: Path):
@@ -104,7 +104,7 @@ async def test_batches_of_several_producers_keep_their_order(tmp_path: Path):
             assert all(offsets == sorted(offsets) for offsets in by_key.values())
 
 
-async def test_acks_of_one_turn_are_settled_together_and_each_is_confirmed(tmp_path: Path):
+async def test_acks_that_arrive_together_are_processed_together_and_each_is_confirmed(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await filled(door)
@@ -126,7 +126,7 @@ async def test_acks_of_one_turn_are_settled_together_and_each_is_confirmed(tmp_p
 
 
 @pytest.mark.parametrize("end", ["close", "taken over", "connection lost"])
-async def test_what_was_acked_before_a_consumer_went_does_not_come_again(tmp_path: Path, end: str):
+async def test_messages_acked_before_a_consumer_detached_are_not_redelivered(tmp_path: Path, end: str):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await filled(door)
@@ -146,7 +146,7 @@ async def test_what_was_acked_before_a_consumer_went_does_not_come_again(tmp_pat
         assert sorted(offset for offset, _ in second.received) == list(range(1, COUNT, 2))
 
 
-async def test_a_nack_behind_an_ack_of_the_same_turn_changes_nothing(tmp_path: Path):
+async def test_a_nack_directly_after_an_ack_of_the_same_messages_is_ignored(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         consumer = await alone(Door(broker))
         consumer.consumer.ack(table(consumer), cumulative=False)
@@ -156,7 +156,7 @@ async def test_a_nack_behind_an_ack_of_the_same_turn_changes_nothing(tmp_path: P
         assert await position(broker) == COUNT
 
 
-async def test_acks_before_a_seek_do_not_count_behind_it(tmp_path: Path):
+async def test_acks_before_a_seek_do_not_count_after_it(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         consumer = await alone(Door(broker))
         consumer.consumer.ack(table(consumer), cumulative=False)
@@ -228,7 +228,7 @@ class TestStateThatFitsNoRecord:
         async with open_broker(tmp_path) as broker:
             assert await position(broker) == 2
 
-    async def test_a_ledger_that_is_open_goes_on_without_a_snapshot(
+    async def test_an_open_ledger_is_continued_without_a_snapshot(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("pydanube.broker.partitions.state_ledger.DELTAS_PER_SNAPSHOT", 3)

@@ -1,4 +1,4 @@
-"""Delivering goes on in turns, by the dispatch rate, and never to those who go together."""
+"""Delivery in turns, by the dispatch rate, and when several consumers detach together."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def offsets(consumer) -> list[int]:
     return [offset for offset, _ in consumer.received]
 
 
-async def settled(condition) -> None:
-    """Until it holds; the loop runs meanwhile."""
+async def until(condition) -> None:
+    """Run the event loop until the condition holds."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 -- the condition has no event
             await asyncio.sleep(0)
@@ -54,21 +54,21 @@ def live(broker) -> LiveSubscription:
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_turn_ends_and_another_one_follows_after_the_others():
-    done, turns = [], []
+async def test_a_turn_ends_and_the_next_one_is_scheduled():
+    done, budgets = [], []
 
     def go_on() -> None:
-        assert turns[0].begin()
-        assert not turns[0].begin(), "it is under way"
+        assert budgets[0].begin()
+        assert not budgets[0].begin(), "a turn is under way"
         done.append("turn")
-        turns[0].spend(scheduling.BATCHES_MAX, 0)
-        assert turns[0].is_spent
-        turns[0].end()
+        budgets[0].spend(scheduling.BATCHES_MAX, 0)
+        assert budgets[0].is_spent
+        budgets[0].end()
 
-    turns.append(WorkBudget(go_on))
+    budgets.append(WorkBudget(go_on))
     go_on()
-    turns[0].continue_later()
-    assert not turns[0].begin(), "the next one does it"
+    budgets[0].continue_later()
+    assert not budgets[0].begin(), "the next turn is scheduled"
     asyncio.get_running_loop().call_soon(done.append, "others")
     await asyncio.sleep(0)
     assert done == ["turn", "turn", "others"]
@@ -87,7 +87,7 @@ async def test_many_batches_are_delivered_in_turns_and_in_order(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
-async def test_what_falls_due_together_is_delivered_in_turns(tmp_path: Path, kind: SubscriptionType):
+async def test_messages_due_at_the_same_time_are_delivered_in_turns(tmp_path: Path, kind: SubscriptionType):
     count, clock = 30_000, ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -95,7 +95,7 @@ async def test_what_falls_due_together_is_delivered_in_turns(tmp_path: Path, kin
         due = [clock.now_us() + 1_000_000] * count
         await published(door, [b"x"] * count, batch=10_000, deliver_at=due)
         consumer = await door.subscribe(kind=kind)
-        await settled(lambda: live(broker).dispatcher.counts.delayed == count)
+        await until(lambda: live(broker).dispatcher.counts.delayed == count)
         clock.advance(2)
         await consumer.wait_for(1)
         assert len(consumer.received) <= scheduling.MESSAGES_MAX
@@ -103,7 +103,7 @@ async def test_what_falls_due_together_is_delivered_in_turns(tmp_path: Path, kin
         assert offsets(consumer) == list(range(count))
 
 
-async def test_acks_between_the_turns_do_not_disturb_them(tmp_path: Path):
+async def test_acks_between_turns_do_not_disturb_delivery(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -115,18 +115,18 @@ async def test_acks_between_the_turns_do_not_disturb_them(tmp_path: Path):
         assert offsets(consumer) == list(range(300))
 
 
-# -- those who go together ---------------------------------------------------------------------------------------------
+# -- consumers that detach together ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
-async def test_what_consumers_have_who_go_together_goes_to_none_of_them(tmp_path: Path, kind: SubscriptionType):
+async def test_messages_of_consumers_that_detach_together_go_to_none_of_them(tmp_path: Path, kind: SubscriptionType):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
         going = [await door.subscribe(consumer=f"c{number}", kind=kind) for number in range(5)]
         stays = await door.subscribe(consumer="stays", kind=kind)
         await published(door, numbered(60), batch=20, keys=[f"k{number}" for number in range(60)])
-        await settled(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
+        await until(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
         had = [len(one.received) for one in going]
         assert all(had)
         for close in close_calls(one.consumer for one in going):
@@ -141,7 +141,7 @@ async def test_what_consumers_have_who_go_together_goes_to_none_of_them(tmp_path
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-async def test_a_large_batch_is_dealt_as_the_rate_allows_not_at_once(tmp_path: Path, kind: SubscriptionType):
+async def test_a_large_batch_is_delivered_in_parts_as_the_rate_allows(tmp_path: Path, kind: SubscriptionType):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -161,7 +161,7 @@ async def test_a_large_batch_is_dealt_as_the_rate_allows_not_at_once(tmp_path: P
         assert offsets(consumer) == list(range(len(consumer.received)))
 
 
-async def test_a_rate_in_bytes_cuts_batches_too(tmp_path: Path):
+async def test_a_rate_in_bytes_divides_batches_too(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -177,7 +177,7 @@ async def test_a_rate_in_bytes_cuts_batches_too(tmp_path: Path):
         assert 100 < len(consumer.received) < 300
 
 
-async def test_a_rate_deals_to_shared_consumers_in_turn(tmp_path: Path):
+async def test_with_a_rate_shared_consumers_get_the_same_number_of_messages(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
         door = Door(broker)
@@ -194,7 +194,7 @@ async def test_a_rate_deals_to_shared_consumers_in_turn(tmp_path: Path):
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_bytes_limit_rows_only_where_the_rest_is_not_sent_with_them(codec: Codec):
+def test_a_byte_limit_limits_rows_only_if_rows_are_copied(codec: Codec):
     view = encode([b"%d" % number * 50 for number in range(10_000)], publish_times=1, codec=codec)
     batch = Batch.trust(memoryview(view))
     assert len(view) >= GATHER_BYTES_MIN
@@ -212,8 +212,8 @@ def test_bytes_limit_rows_only_where_the_rest_is_not_sent_with_them(codec: Codec
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-class Held:
-    """A stream whose reads wait until they are told to go on; the first of them may find nothing then."""
+class HeldReads:
+    """A stream whose reads wait for `answer`; the first of them may then find nothing."""
 
     def __init__(self, stream, finds_nothing: bool = False) -> None:
         self._stream = stream
@@ -234,14 +234,14 @@ class Held:
         return [] if is_first and self._finds_nothing else await self._stream.read(offset, bytes_max)
 
 
-async def test_a_read_that_finds_nothing_settles_nothing_that_got_ready_below_it(tmp_path: Path):
+async def test_a_read_that_finds_nothing_skips_no_message_that_became_ready_below_it(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
         consumer = await door.subscribe(kind=SHARED, failure_policy=FailurePolicy(delay_ms=0))
         await published(door, numbered(5), batch=5)
         await consumer.wait_for(5)
-        held = live(broker)._stream = Held(live(broker)._stream, finds_nothing=True)
+        held = live(broker)._stream = HeldReads(live(broker)._stream, finds_nothing=True)
         await published(door, numbered(5), batch=5)
         await held.asked.wait()
         consumer.consumer.nack([(1, 2)], delay_ms=0)
@@ -252,13 +252,13 @@ async def test_a_read_that_finds_nothing_settles_nothing_that_got_ready_below_it
         assert live(broker).cursor.position == 0
 
 
-async def test_what_is_being_read_for_one_consumer_arrives_although_another_is_paused(tmp_path: Path):
+async def test_a_read_for_one_consumer_is_delivered_although_another_is_paused(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
         await published(door, numbered(10), batch=5)
         full = await door.subscribe(consumer="full", kind=SHARED, credit=0)
-        held = live(broker)._stream = Held(live(broker)._stream)
+        held = live(broker)._stream = HeldReads(live(broker)._stream)
         reading = await door.subscribe(consumer="reading", kind=SHARED)
         await held.asked.wait()
         full.consumer.pause()

@@ -1,4 +1,4 @@
-"""Runs of stored batches go to a sole consumer just as they are; whatever takes a closer look is offered one by one."""
+"""Consecutive stored batches go to a sole consumer as they are stored; other batches are offered one by one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def stored(base: int, count: int = 3) -> memoryview:
 
 
 def one_batch(producer: Producer) -> memoryview:
-    """Of one message, as a producer sends it."""
+    """Return a batch of one message, as a producer sends it."""
     identity = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
     return memoryview(encode([b"x"], publish_times=1, **identity))
 
 
 def taken(views: list[memoryview], start: int = 0, messages: int = MANY, size: int = MANY) -> int:
-    """How many of them."""
+    """Return how many of the batches are delivered together."""
     found, end, size_bytes = whole_batches(deque(views), start, messages, size)
     assert found == views[: len(found)]
     assert size_bytes == sum(map(len, found))
@@ -42,7 +42,7 @@ def taken(views: list[memoryview], start: int = 0, messages: int = MANY, size: i
     return len(found)
 
 
-def test_batches_that_follow_each_other_go_together_up_to_a_gap():
+def test_consecutive_batches_are_delivered_together_up_to_a_gap():
     views = [stored(0), stored(3), stored(7), stored(10)]
     assert taken(views) == 2
     assert taken(views[2:], start=7) == 2
@@ -50,11 +50,11 @@ def test_batches_that_follow_each_other_go_together_up_to_a_gap():
     assert taken(views, start=1) == 0, "a part of a batch is no whole one"
 
 
-def test_a_run_ends_where_the_room_does_and_one_batch_may_be_larger():
+def test_a_run_ends_with_the_credit_and_one_batch_may_exceed_it():
     views = [stored(0), stored(3), stored(6)]
-    assert [taken(views, messages=room) for room in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    assert [taken(views, messages=credit) for credit in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
     size = len(views[0])
-    assert [taken(views, size=room) for room in (1, size, size + 1)] == [1, 1, 2]
+    assert [taken(views, size=credit) for credit in (1, size, size + 1)] == [1, 1, 2]
     assert taken([stored(3 * number) for number in range(30)]) == WHOLE_BATCHES_MAX
 
 
@@ -68,7 +68,7 @@ def test_a_batch_with_rows_left_out_ends_a_run():
 
 @asynccontextmanager
 async def filled(directory: Path, batches: int) -> AsyncIterator[tuple[Door, Producer]]:
-    """A broker with a topic of so many batches of ten."""
+    """Open a broker with a topic of this many batches of ten messages."""
     async with open_broker(directory) as broker:
         door = Door(broker)
         await door.create()
@@ -78,7 +78,7 @@ async def filled(directory: Path, batches: int) -> AsyncIterator[tuple[Door, Pro
         yield door, producer
 
 
-async def test_a_run_stops_at_the_consumers_credit_and_goes_on_with_more(tmp_path: Path):
+async def test_a_run_stops_at_the_consumers_credit_and_continues_with_more_credit(tmp_path: Path):
     async with filled(tmp_path, 5) as (door, _):
         consumer = await door.subscribe(credit=15)
         assert len(await consumer.wait_for(20)) == 20, "two whole batches: the second began within the credit"
@@ -88,7 +88,7 @@ async def test_a_run_stops_at_the_consumers_credit_and_goes_on_with_more(tmp_pat
         assert [offset for offset, _ in await consumer.wait_for(50)] == list(range(50))
 
 
-async def test_what_the_one_before_did_not_ack_goes_to_the_next_one_of_a_failover(tmp_path: Path):
+async def test_after_a_failover_unacked_messages_go_to_the_next_consumer(tmp_path: Path):
     async with filled(tmp_path, 4) as (door, producer):
         first = await door.subscribe(consumer="a", kind=SubscriptionType.FAILOVER)
         second = await door.subscribe(consumer="b", kind=SubscriptionType.FAILOVER)
@@ -101,7 +101,9 @@ async def test_what_the_one_before_did_not_ack_goes_to_the_next_one_of_a_failove
 
 
 @pytest.mark.parametrize("ack_level", list(AckLevel))
-async def test_a_memory_topic_delivers_before_it_answers_and_a_stored_one_after(tmp_path: Path, ack_level: AckLevel):
+async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_stored_topic_after(
+    tmp_path: Path, ack_level: AckLevel
+):
     order: list[str] = []
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
@@ -117,7 +119,7 @@ async def test_a_memory_topic_delivers_before_it_answers_and_a_stored_one_after(
         assert order == sorted(order, reverse=ack_level is AckLevel.MEMORY) and len(order) == 2
 
 
-async def test_a_producer_is_answered_though_delivering_is_a_mistake(tmp_path: Path):
+async def test_a_producer_is_answered_although_delivering_raises(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create(ack_level=AckLevel.MEMORY)
@@ -132,7 +134,7 @@ async def test_a_producer_is_answered_though_delivering_is_a_mistake(tmp_path: P
         assert answers == [Published(1, producer.partition.epoch, False)]
 
 
-async def test_a_publish_that_waits_keeps_no_memory_but_its_own(tmp_path: Path):
+async def test_a_publish_that_waits_keeps_only_its_own_memory(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()

@@ -1,4 +1,5 @@
-"""Random histories of deliveries, acks, nacks, seeks and restarts, against sets: an ack settles the delivery it is of.
+"""Random histories of deliveries, acks, nacks, seeks and restarts, against sets: an ack counts only for
+the delivery that it names.
 
 A failure prints its seed. More of them: SEEK_SEEDS=500.
 """
@@ -24,7 +25,7 @@ SINGLE = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
 
 class Recorder(Collector):
-    """Knows under which generation it was given what, from what its sink was told."""
+    """Records the seek generation of each message it receives."""
 
     def __init__(self, history: "History") -> None:
         super().__init__()
@@ -42,13 +43,13 @@ class Recorder(Collector):
 
 
 class History:
-    """One subscription, what was delivered ever, and what must be settled."""
+    """One subscription, with everything that was ever delivered and what must be acknowledged."""
 
     def __init__(self, directory: Path, kind: SubscriptionType, seed: int) -> None:
         self.directory = directory
         self.kind = kind
         self.random = Random(seed)
-        self.settled: set[int] = set()
+        self.acked: set[int] = set()
         self.delivered: list[tuple[int, int]] = []
         self.consumers: list[Recorder] = []
         self.end = self.generation = 0
@@ -63,8 +64,8 @@ class History:
                 if not begun:
                     await self.door.create()
                     policy = FailurePolicy(delay_ms=0)
-                    wish = (TOPIC, "billing", self.kind, EARLIEST, policy)
-                    await broker.subscriptions.create(ANONYMOUS, *wish)
+                    options = (TOPIC, "billing", self.kind, EARLIEST, policy)
+                    await broker.subscriptions.create(ANONYMOUS, *options)
                     begun = True
                 self.consumers = []
                 self.producer = await self.door.producer()
@@ -80,7 +81,7 @@ class History:
     def check(self) -> None:
         cursor = self.live.cursor
         assert cursor.generation == self.generation
-        assert {offset for offset in range(self.end) if cursor.is_acked(offset)} == self.settled
+        assert {offset for offset in range(self.end) if cursor.is_acked(offset)} == self.acked
 
     async def publish(self) -> None:
         count = self.random.randint(1, 8)
@@ -91,8 +92,8 @@ class History:
     async def attach(self) -> None:
         name = "a" if self.kind is SubscriptionType.EXCLUSIVE else self.random.choice("abc")
         recorder = Recorder(self)
-        wish = Attachment("billing", name, self.kind)
-        recorder.consumer = await self.door.broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, wish, recorder)
+        options = Attachment("billing", name, self.kind)
+        recorder.consumer = await self.door.broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, options, recorder)
         recorder.generation = recorder.consumer.generation
         self.consumers.append(recorder)
         recorder.consumer.credit(self.random.choice([3, 1_000]), 1 << 30)
@@ -103,32 +104,32 @@ class History:
             gone.consumer.close()
 
     async def ack(self) -> None:
-        """Of any delivery ever, through any consumer: what was not acked through one session comes with the next."""
+        """Ack any earlier delivery through any consumer, as clients do that reconnect with acks they could not send."""
         if not self.consumers or not self.delivered:
             return
         generation, offset = self.random.choice(self.delivered)
         cumulative = self.kind in SINGLE and self.random.random() < 0.3
         await self.random.choice(self.consumers).ack((offset, offset + 1), cumulative=cumulative, generation=generation)
         if generation == self.generation:
-            self.settled |= set(range(offset + 1)) if cumulative else {offset}
+            self.acked |= set(range(offset + 1)) if cumulative else {offset}
 
     async def ack_latest(self) -> None:
-        """What an application does that keeps up."""
+        """Ack a delivery of the current generation."""
         present = [offset for generation, offset in self.delivered if generation == self.generation]
         if self.consumers and present:
             offset = self.random.choice(present)
             await self.random.choice(self.consumers).ack((offset, offset + 1), generation=self.generation)
-            self.settled.add(offset)
+            self.acked.add(offset)
 
     async def ack_many(self) -> None:
-        """Of one generation, so many ranges that the broker gathers them."""
+        """Ack all deliveries of one generation: so many ranges that the broker batches them."""
         if self.consumers and self.delivered:
             generation = self.random.choice(self.delivered)[0]
             offsets = sorted({offset for one, offset in self.delivered if one == generation})
             ranges = [(offset, offset + 1) for offset in offsets]
             await self.random.choice(self.consumers).ack(*ranges, generation=generation)
             if generation == self.generation:
-                self.settled |= set(offsets)
+                self.acked |= set(offsets)
 
     async def nack(self) -> None:
         if self.consumers and self.delivered:
@@ -140,19 +141,19 @@ class History:
         await self.door.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", position))
         assert self.live.generation > self.generation
         self.generation = self.live.generation
-        self.settled = set(range(position))
+        self.acked = set(range(position))
 
     async def drain(self) -> None:
-        """Everything that is not settled comes under the present generation, and its acks count."""
+        """Check that everything unacknowledged is delivered in the current generation, and that its acks count."""
         await self.attach()
         async with asyncio.timeout(30):
-            while len(self.settled) < self.end:
+            while len(self.acked) < self.end:
                 for one in self.consumers:
                     one.consumer.credit(1_000, 1 << 30)
                 offsets = {offset for generation, offset in self.delivered if generation == self.generation}
-                for offset in sorted(offsets - self.settled):
+                for offset in sorted(offsets - self.acked):
                     await self.consumers[-1].ack((offset, offset + 1), generation=self.generation)
-                self.settled |= offsets
+                self.acked |= offsets
                 await asyncio.sleep(0)
         self.check()
 
@@ -161,6 +162,6 @@ class History:
 
 @pytest.mark.parametrize("kind", SubscriptionType)
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_acks_settle_the_delivery_they_are_of_in_any_history(tmp_path, kind, seed):
+async def test_in_any_history_an_ack_counts_only_for_the_delivery_that_it_names(tmp_path, kind, seed):
     print("seed", seed)
     await History(tmp_path, kind, seed).run()

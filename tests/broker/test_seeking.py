@@ -1,4 +1,4 @@
-"""A subscription that is moved: where it goes while something else moves too, and which acks count after it."""
+"""Seeks: to offsets that are being trimmed, across reconnects and restarts, and which acks count afterwards."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def position(door: Door, name: str = "billing") -> int:
 
 
 @pytest.mark.parametrize("where", [EARLIEST, Position("offset", 20), Position("time", 1)], ids=str)
-async def test_a_seek_to_what_retention_is_giving_up_goes_behind_it(tmp_path, where):
+async def test_a_seek_to_offsets_that_retention_is_trimming_goes_behind_them(tmp_path, where):
     clock, metadata = ManualClock(), FaultyStore()
     async with open_client(tmp_path, clock=clock, metadata=metadata, tail_bytes=1) as client:
         await client.create()
@@ -37,7 +37,7 @@ async def test_a_seek_to_what_retention_is_giving_up_goes_behind_it(tmp_path, wh
         assert [offset for offset, _ in await consumer.wait_for(60)] == list(range(40, 100))
 
 
-async def test_a_seek_of_long_ago_takes_nothing_from_the_acks_that_a_consumer_brings_along(tmp_path):
+async def test_acks_that_a_consumer_sends_after_a_reconnect_count_despite_an_earlier_seek(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -46,14 +46,14 @@ async def test_a_seek_of_long_ago_takes_nothing_from_the_acks_that_a_consumer_br
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
         consumer = await door.subscribe(kind=SubscriptionType.SHARED)
         await consumer.wait_for(10)
-        consumer.consumer.close()  # its connection breaks, and it comes back with what it could not tell
+        consumer.consumer.close()  # its connection breaks, and it comes back with acks that it could not send
         again = await door.subscribe(kind=SubscriptionType.SHARED, credit=0)
         assert again.consumer.generation == consumer.consumer.generation > 0
         await again.ack((0, 7))
         assert await position(door) == 7
 
 
-async def test_a_consumer_that_was_away_during_a_seek_is_told_so(tmp_path):
+async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generation(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -96,7 +96,7 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
         assert await position(door) == 7
 
 
-async def test_a_client_of_an_earlier_release_acks_what_it_holds_after_a_seek(tmp_path):
+async def test_a_client_of_an_earlier_release_acks_what_is_in_flight_to_it_after_a_seek(tmp_path):
     async with open_broker(tmp_path) as broker:
         door = Door(broker)
         await door.create()
@@ -111,7 +111,7 @@ async def test_a_client_of_an_earlier_release_acks_what_it_holds_after_a_seek(tm
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("snapshots", [False, True])
-async def test_a_generation_survives_the_broker_and_is_never_given_twice(tmp_path, crash, snapshots):
+async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path, crash, snapshots):
     given = []
     for start in range(3):
         async with open_broker(tmp_path, crash=crash) as broker:
@@ -132,7 +132,7 @@ async def test_a_generation_survives_the_broker_and_is_never_given_twice(tmp_pat
     assert given == sorted(set(given))
 
 
-async def test_a_generation_that_a_crash_forgot_is_not_given_to_another_seek(tmp_path):
+async def test_a_generation_that_a_crash_lost_is_not_used_by_another_seek(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
         door = Door(broker)
         await door.create()

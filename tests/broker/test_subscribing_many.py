@@ -29,7 +29,9 @@ async def doors(broker, count: int) -> list[Door]:
     return made
 
 
-async def test_a_subscription_whose_commit_takes_long_does_not_hold_up_those_of_other_topics(tmp_path: Path) -> None:
+async def test_a_subscription_whose_commit_takes_long_does_not_delay_subscriptions_of_other_topics(
+    tmp_path: Path,
+) -> None:
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker, asyncio.timeout(60):
         slow, *others = await doors(broker, 20)
@@ -38,7 +40,7 @@ async def test_a_subscription_whose_commit_takes_long_does_not_hold_up_those_of_
         await commit.asked.wait()
         await asyncio.gather(*map(create, others))
         assert not waiting.done()
-        # Whoever asks for the same one waits for it, and a deletion of the topic waits too.
+        # Another caller that asks for the same subscription waits for it, and so does a deletion of the topic.
         attached = asyncio.ensure_future(slow.subscribe("billing", "late"))
         deleting = asyncio.ensure_future(broker.delete_topic(ANONYMOUS, slow.topic))
         for _ in range(50):
@@ -53,7 +55,7 @@ async def test_a_subscription_whose_commit_takes_long_does_not_hold_up_those_of_
         assert names == [["billing"]] * len(others)
 
 
-async def test_ids_are_given_once_however_many_ask_at_once(tmp_path: Path) -> None:
+async def test_ids_are_unique_when_many_subscriptions_are_created_at_once(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
         made = await doors(broker, 50)
         await asyncio.gather(*(create(door, name) for door in made for name in ("a", "b")))
@@ -75,7 +77,7 @@ async def test_the_limit_of_a_topic_holds_when_many_are_created_at_once(tmp_path
         assert len(await broker.subscriptions.names(ANONYMOUS, door.topic)) == 3
 
 
-async def test_a_partition_that_was_new_knows_the_ledgers_it_opened_since(tmp_path: Path) -> None:
+async def test_a_new_partition_knows_the_ledgers_it_opened(tmp_path: Path) -> None:
     async with MemoryStore() as objects:
         async with open_broker(tmp_path, objects=objects, tiering=TIERING) as broker:
             (door,) = await doors(broker, 1)
@@ -89,7 +91,7 @@ async def test_a_partition_that_was_new_knows_the_ledgers_it_opened_since(tmp_pa
 # -- the lock ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_shared_lock_is_held_by_many_or_by_one_in_the_order_of_asking() -> None:
+async def test_a_shared_lock_is_held_by_many_readers_or_one_writer_in_the_order_of_requests() -> None:
     lock, seen = SharedLock(), []
     go_on = asyncio.Event()
 
@@ -114,7 +116,7 @@ async def test_a_shared_lock_is_held_by_many_or_by_one_in_the_order_of_asking() 
     assert seen == ["a", "b", "a ends", "b ends", "alone", "alone ends", "c", "c ends"]
 
 
-async def test_whoever_is_cancelled_while_it_waits_for_a_shared_lock_does_not_keep_it() -> None:
+async def test_a_caller_that_is_cancelled_while_it_waits_for_a_shared_lock_does_not_keep_it() -> None:
     lock = SharedLock()
 
     async def alone() -> None:

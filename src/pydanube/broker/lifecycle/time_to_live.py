@@ -71,8 +71,7 @@ class TimeToLive:
             if max(first, partition.stream.start_offset) < position:
                 continue  # moved back meanwhile: the next round reads what is there first
             if first < end:
-                ranges = _without(first, end, kept)[:RANGES_MAX]
-                subscription.counts.expired += subscription.mark_acked(ranges, None)
+                subscription.expire(_without(first, end, kept)[:RANGES_MAX])
 
     async def _scan(self, end: int, cutoff: int) -> None:
         """Read the batches that have become old enough since the last round."""

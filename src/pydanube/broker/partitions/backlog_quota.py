@@ -81,14 +81,14 @@ class BacklogQuota:
                 self._evict_messages(one, self._messages(one, end) - self._messages_max)
             if self._bytes_max and self._bytes(one, end) > self._bytes_max:
                 kept_from = self._sizes.start_of_last(self._bytes_max, end)
-                one.mark_acked_below(min(kept_from, self._stream.end_offset), "evicted")
+                one.evict_below(kept_from)
 
     def _evict_messages(self, one: LiveSubscription, surplus: int) -> None:
         """Ack the `surplus` oldest messages that are not acked yet, and the acked ones between them."""
         if surplus > 0:
             unsettled = one.backlog_ranges(0, surplus)
             if unsettled:
-                one.mark_acked_below(unsettled[-1][1], "evicted")
+                one.evict_below(unsettled[-1][1])
 
     def _messages(self, one: LiveSubscription, end: int) -> int:
         cursor = one.cursor  # offsets that hold no message count as acked in it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pydanube.core.dispatch.dispatcher import Dispatcher
 from pydanube.core.dispatch.members import Member
@@ -33,13 +32,6 @@ class DeliveryCounters:
         self.delivered_bytes += size_bytes
         self.redelivered += redelivered
         self.meter.mark(now_us, rows, size_bytes)
-
-    def end(self, messages: int, why: Literal["expired", "evicted"]) -> None:
-        """Count messages that the broker marked as acknowledged although no consumer did."""
-        if why == "expired":
-            self.expired += messages
-        else:
-            self.evicted += messages
 
     def ack(self, now_us: int, messages: int) -> None:
         self.acked += messages

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from pydanube.broker.partitions.rate_limits import Rate
 from pydanube.broker.partitions.state_ledger import Done, NoState, StateLedger
@@ -22,7 +22,7 @@ from pydanube.core.dispatch.dispatcher import DUE_AT_ONCE, Dispatcher
 from pydanube.core.dispatch.failures import Exhausted
 from pydanube.core.dispatch.members import Member
 from pydanube.core.dispatch.policy import Assignment
-from pydanube.core.dispatch.ranges import RangeArray, RangeSet, clip, merged, split_first
+from pydanube.core.dispatch.ranges import RangeArray, clip, merged, split_first
 from pydanube.model.errors import DanubeError, Invalid, Refused
 from pydanube.model.failure import REASON_CHARACTERS_MAX, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_REFUSED
@@ -424,16 +424,14 @@ class LiveSubscription:
         self._handle_exhausted(exhausted)
         self.pump()
 
-    def mark_acked_below(
-        self, offset: int, why: Literal["expired", "evicted"], kept: Sequence[tuple[int, int]] = ()
-    ) -> int:
-        """Mark the messages below `offset`, except those in `kept`, as acknowledged although no consumer acknowledged
-        them. Return how many there were."""
-        stay = RangeSet(kept)
+    def expire(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Mark messages as acknowledged because their time to live is over."""
+        self.counts.expired += self.mark_acked(ranges, None)
+
+    def evict_below(self, offset: int) -> None:
+        """Mark the messages below `offset` as acknowledged because of the backlog quota."""
         missing = self.cursor.missing(self.cursor.position, min(offset, self._stream.end_offset))
-        acked = self.mark_acked([one for start, end in missing for one in stay.outside(start, end)], None)
-        self.counts.end(acked, why)
-        return acked
+        self.counts.evicted += self.mark_acked(missing, None)
 
     def set_failure_policy(self, policy: FailurePolicy) -> None:
         former = self.dispatcher.failure_policy
