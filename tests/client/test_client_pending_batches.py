@@ -320,3 +320,28 @@ def test_columns_appear_when_the_first_message_needs_them() -> None:
     assert batch.attributes == [{}, {}, {}, {"x": "y"}]
     assert batch.publish_times.tolist() == [5, 6, 6, 6]
     assert batch.producer_name == "me"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_append_adds_what_add_would_or_nothing(seed: int) -> None:
+    random = Random(seed)
+    messages_max, bytes_max = random.randint(1, 6), random.choice([60, 100, 10_000])
+    quick = PendingBatches(messages_max, bytes_max, "me", Codec.NONE, ignore, lambda *_: None)
+    plain = PendingBatches(messages_max, bytes_max, "me", Codec.NONE, ignore, lambda *_: None)
+    appended = 0
+    for number in range(60):
+        payload, key, time = b"%d" % number, random.choice([None, None, None, "k"]), random.choice([5, 6])
+        plain.add(payload, key, None, time, 20, 0.0)
+        if key is None and quick.append(payload, time, 20):
+            appended += 1
+        else:
+            quick.add(payload, key, None, time, 20, 0.0)
+        assert quick.added == plain.added == number + 1
+    for batches in (quick, plain):
+        batches.renew(1, 1)
+        batches.close_filling()
+    assert appended or messages_max < 4 or bytes_max == 60
+    while theirs := plain.take():
+        ours = quick.take()
+        assert ours is not None and ours.data == theirs.data
+    assert quick.take() is None

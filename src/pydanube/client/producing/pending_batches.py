@@ -43,7 +43,19 @@ class MessageRows:
     All messages were checked before they are added (see `message_intake`).
     """
 
-    __slots__ = ("attributes", "born", "deliver_at", "keys", "lengths", "payloads", "size", "time", "times", "waiters")
+    __slots__ = (
+        "attributes",
+        "born",
+        "deliver_at",
+        "keys",
+        "lengths",
+        "payloads",
+        "plain",
+        "size",
+        "time",
+        "times",
+        "waiters",
+    )
 
     def __init__(self, born: float) -> None:
         self.payloads: list[bytes] = []
@@ -53,6 +65,8 @@ class MessageRows:
         self.attributes: list[Attributes] | None = None
         self.deliver_at: array[int] | None = None
         """Delivery times, 0 for at once; None while every row is 0."""
+        self.plain = True
+        """No row has a key, attributes or a delivery time."""
         self.time = 0
         """The publish time of all rows, while they have the same."""
         self.times: array[int] | None = None
@@ -148,16 +162,19 @@ class MessageRows:
 
     def _key_column(self) -> list[str | None]:
         if self.keys is None:
+            self.plain = False
             self.keys = [None] * len(self.payloads)
         return self.keys
 
     def _attribute_column(self) -> list[Attributes]:
         if self.attributes is None:
+            self.plain = False
             self.attributes = [_NO_ATTRIBUTES] * len(self.payloads)
         return self.attributes
 
     def _deliver_at_column(self) -> array[int]:
         if self.deliver_at is None:
+            self.plain = False
             self.deliver_at = array("q", bytes(8 * len(self.payloads)))
         return self.deliver_at
 
@@ -238,6 +255,25 @@ class PendingBatches:
         self._next_sequence = 0
 
     # -- filling -----------------------------------------------------------------------------------------------------
+
+    def append(self, payload: bytes, time_us: int, size: int) -> bool:
+        """Add one message without key, attributes and delivery time to the batch being filled, if that is all it takes.
+
+        Returns False, and adds nothing, if a batch has to be begun or closed or has other columns: `add` does that.
+        """
+        rows = self.filling
+        if (
+            rows is None
+            or rows.times is None
+            or not rows.plain
+            or rows.size + size >= self._batch_bytes
+            or len(rows.payloads) + 1 >= self._batch_messages
+        ):
+            return False
+        rows.payloads.append(payload)
+        rows.times.append(time_us)
+        rows.size += size
+        return True
 
     def add(
         self, payload: bytes, key: str | None, attributes: Attributes | None, time_us: int, size: int, now: float,

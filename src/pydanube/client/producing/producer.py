@@ -62,6 +62,8 @@ from .receipts import Placed, Receipt, Receipts
 PAUSE_SECONDS: Final = 0.0005
 """A loop over `queue_many` may keep the event loop for so long; what it queued meanwhile is sent together."""
 
+_MESSAGE_SIZE_MAX: Final = MESSAGE_BYTES_MAX + ROW_BYTES
+
 TICKS_PER_TIMEOUT: Final = 30
 TICK_SECONDS_MAX: Final = 1.0
 """How often a producer with unsettled messages looks for those that have timed out. An idle one does not look."""
@@ -164,24 +166,21 @@ class Producer(Openable):
     ) -> None:
         """Queue one message. Raises Full when the queue is full; a failure of the message is raised by `flush`."""
         if (
-            type(payload) is bytes
-            and key is None
+            key is None
             and attributes is None
             and publish_time is None
             and deliver_at is None
             and deliver_after is None
+            and type(payload) is bytes
             and self._takes_turns
             and self._ready
-            and len(payload) <= MESSAGE_BYTES_MAX
+            and (size := len(payload) + ROW_BYTES) <= _MESSAGE_SIZE_MAX
         ):  # the common case, without the calls that the others need
-            size = len(payload) + ROW_BYTES
             if not self._buffer.take_nowait(1, size):
                 raise self._buffer_full()
-            target = self._unkeyed
-            if target is None or target.batches.filling is None:
-                target = self._next_unkeyed()
-            if target.batches.add(payload, None, None, self._clock.now_us(), size, self._clock.monotonic()):
-                target.send_due()
+            unkeyed = self._unkeyed
+            if unkeyed is None or not unkeyed.batches.append(payload, self._clock.now_us(), size):
+                self._add(ANY_PARTITION, payload, None, None, None, 0, size, None)
             return
         payload, size, partition = self._checked(payload, key, attributes)
         deliver_us = self._delivery_time(deliver_at, deliver_after)
