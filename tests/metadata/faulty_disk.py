@@ -1,4 +1,4 @@
-"""The machine's disk with a will of its own: it can fail, or stop the process, at a chosen step."""
+"""The real disk, except that it can fail, or stop the process, at a chosen step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
 
 
 class Killed(BaseException):
-    """The process is gone. Not an Exception: no program handles this."""
+    """The process has ended. This is no Exception, so that no code handles it."""
 
 
 class FaultyDisk(OsDisk):

@@ -1,4 +1,4 @@
-"""A disk that refuses: whoever waited is told, nothing is acked that was not synced, and the log goes on by itself."""
+"""A failing disk: waiting appends fail, nothing is acked that was not synced, and the log recovers by itself."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter, WalSet
 from pydanube.storage.wal.recovery import LogRecovery
 
 PATIENT = WalSettings(file_bytes=8192, cure_ms=60_000, fill_bytes=0)
-"""Never cured while the test looks."""
+"""The disk is not tried again while the test runs."""
 
 
 class Watch:
-    """What the log told its owner."""
+    """Records what the log tells its listeners."""
 
     def __init__(self, log: LogWriter) -> None:
         self.failed: set[int] = set()
@@ -197,7 +197,7 @@ async def test_many_failures_in_a_row_are_one_failure() -> None:
 
 
 async def test_an_append_on_its_way_to_an_abandoned_ledger_fails_even_after_the_cure() -> None:
-    """The loop had not heard of the failure yet: it cannot have known better."""
+    """The append was made before the loop was told about the failure."""
     disk = sim_disk()
     async with opened(disk, settings=WalSettings(cure_ms=1, fill_bytes=0)) as log:
         ledger = Ledger(log, 1)

@@ -1,4 +1,5 @@
-"""A lone small record is written by the event loop while the log's thread rests: sooner done, and nothing else changes.
+"""A single small record is written by the event loop while the log thread is idle: it is done sooner, nothing else
+changes.
 
 Never on the loop: a sync, a rotation, a large record, a second record close to the first, a disk that was slow.
 """
@@ -34,7 +35,7 @@ LAZY_FOR_EVER = WalSettings(lazy_sync_ms=600_000, written_sync_ms=600_000, fill_
 
 
 class WatchedDisk(OsDisk):
-    """Notes who writes and who syncs log files; holds syncs and slows writes down while told to."""
+    """Records which thread writes and which syncs log files; can hold syncs and slow writes down."""
 
     def __init__(self) -> None:
         self.writers: list[str] = []
@@ -78,7 +79,7 @@ THREAD = "danube-log"
 
 
 async def rest(log: LogWriter) -> None:
-    """Until the loop would write the next record: the thread rests, and the last write is long enough ago."""
+    """Wait until the loop would write the next record: the thread is idle, and the last write is long enough ago."""
     await until(lambda: log._guard.loop_owns_engine and log._monotonic() >= log._thread_only_until)
 
 
@@ -159,7 +160,7 @@ async def test_a_burst_is_not_written_record_by_record(tmp_path: Path) -> None:
 
 
 async def test_a_record_done_within_append_may_lead_to_the_next(tmp_path: Path) -> None:
-    """Whoever is told may append again, there and then."""
+    """A `done` callback may append again."""
     async with opened(OsDisk(), tmp_path, SETTINGS) as log:
         await rest(log)
         told: list[int] = []
@@ -279,7 +280,7 @@ async def test_after_a_cure_the_loop_writes_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_power_cut_leaves_a_beginning_of_what_loop_and_thread_wrote(seed: int) -> None:
-    """Everything synced is there, and of the rest no record without those before it, whoever wrote which."""
+    """Everything synced is there, and no later record without all records before it, whichever thread wrote them."""
     print(f"seed {seed}")
     choose = random.Random(seed)
     disk = sim_disk(seed)

@@ -1,4 +1,4 @@
-"""What the tests of the log share: an open log, records to put into it, and waiting for them."""
+"""Helpers for the tests of the log: an open log, records to append, and waiting for them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def append(
 
 
 class Ledger:
-    """A data ledger that counts for itself: entry 0 is its control entry, then batches of one message each."""
+    """A data ledger that counts its entries and offsets: entry 0 is the control entry, then batches of one message."""
 
     def __init__(self, log: LogWriter, ledger_id: int, offset: int = 0) -> None:
         self.log = log
@@ -108,7 +108,7 @@ async def payloads(log: LogWriter, ledger_id: int, offset: int = 0) -> list[byte
 
 
 async def until(condition: Any) -> None:
-    """Let the loop and the log's thread run until this holds."""
+    """Let the loop and the log thread run until `condition` returns True."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what it waits for happens in a thread
             await asyncio.sleep(0.001)

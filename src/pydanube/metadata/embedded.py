@@ -14,7 +14,8 @@ Invariants
     events reach the history in revision order, before the transaction's own caller is answered
     a lease that is not kept alive for its time to live ends, measured by the given clock; after a restart every lease
     gets its full time again, since it could not be kept alive in between
-    when `close` has returned the thread has ended, and the file is closed"""
+    when `close` has returned the thread has ended, and the file is closed
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ events are of metadata keys.
 Invariants
     the history holds the events of every revision in (compacted, revision], and of none before
     it never holds more than the given revisions and bytes: the oldest go first, except that the newest always stays
-    a watcher is woken by every new revision, by a compaction, and by close"""
+    a watcher is woken by every new revision, by a compaction, and by close
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ write the journal is written anew.
 Invariants
     every request gets an answer, whatever happens
     a request that failed is not in what is committed later, unless its own commit failed and yet happened; then it
-    is not tried again"""
+    is not tried again
+"""
 
 from __future__ import annotations
 

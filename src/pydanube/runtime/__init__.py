@@ -3,4 +3,5 @@
 Lives here      one small interface for each of them, the real implementation, and a fake that tests control
 May import      model, the standard library, numpy (buffers to receive into), structlog; what a store needs, when opened
 Flows through   every other package gets these objects passed in, so that a simulation can pass in others
-Never           knowledge of topics, logs or protocols; a decision"""
+Never           knowledge of topics, logs or protocols; a decision
+"""

@@ -6,7 +6,8 @@ Invariants
     the manifest names a file before anything in it is reported durable, and only after the file and its name are synced
     a file in which a write or a sync has failed is never written or synced again: it ends at `durable`, for ever
     generations are never used twice for files that the manifest has named
-    the mark is written after a sync that succeeded, of a file that the manifest names"""
+    the mark is written after a sync that succeeded, of a file that the manifest names
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads batches and control entries from the log. Methods block, and are called in any thread but the loop's.
 
 Every returned record was checked: its header (generation, position, ledger, entry), and its body against its checksums.
-Otherwise Corrupt is raised, with file, position and remedy."""
+Otherwise Corrupt is raised, with file, position and remedy.
+"""
 
 from __future__ import annotations
 

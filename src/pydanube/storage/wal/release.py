@@ -7,7 +7,8 @@ A file is removed when nothing in it is needed, and files are removed strictly f
                     removed before its file
     a state record  is not needed when its ledger was forgotten, or a newer snapshot is synced in a later file
 and where a data ledger is bound to a state ledger, that one must have a synced snapshot in a later file too: it holds
-what the file's batches changed in the partition's state (producers, cursors)."""
+what the file's batches changed in the partition's state (producers, cursors).
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A record counts when its header is whole, of this file's generation and at the p
 The first record that does not count is the end of the log (a torn tail), unless its position is known to have been
 synced: by the next file, by an index written at a clean end, by the durable mark, or by a later record of this file.
 Then it is damage. If its header is whole, only that ledger is damaged, and reading continues behind the record;
-otherwise its ledger is unknown, and the start is refused."""
+otherwise its ledger is unknown, and the start is refused.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ threads read it, which is safe because rows are only added at the end, or cut of
 
 Invariants
     the files are without a gap in generation and in position: each begins where the one before it ends
-    a ledger's spans are in log order and without a gap in entries"""
+    a ledger's spans are in log order and without a gap in entries
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ Invariants
     below SYNC, a sync is requested within the time of the level, by timers of the loop
     an append whose `done` got an error abandons its ledger: listeners are told its id first, the ledger ends before
     the first append that failed (see `ledger`), it is sealed there once the disk works again, and later appends go to
-    a new ledger"""
+    a new ledger
+"""
 
 from __future__ import annotations
 
