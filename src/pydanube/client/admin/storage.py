@@ -60,7 +60,7 @@ class StoredHistory(NamedTuple):
 
 
 class StorageAdmin(Openable):
-    """The calls of a client that administrate object storage."""
+    """The calls of a client that administer object storage."""
 
     _brokers: Brokers
 
