@@ -1,4 +1,4 @@
-"""`danube bench` in small: every mode with real processes, and a fault that it must not overlook."""
+"""`danube bench` with little load: every mode with real processes, and a fault that it must detect."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def answer(done) -> object:
 
 @pytest.fixture
 def dead(danube, served, topic):
-    """Makes so many messages of the topic die; the name of their dead letter topic."""
+    """Return a function that lets `count` messages be dead-lettered and returns the dead letter topic."""
 
     def die(count: int) -> str:
         letters = f"{topic[:100]}-dlq"

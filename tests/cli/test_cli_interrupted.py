@@ -1,4 +1,4 @@
-"""Ctrl-C: commands that go on until they are told end in order; whoever presses it again does not wait for that."""
+"""Ctrl-C: commands that run until they are stopped end in order; a second Ctrl-C ends them at once."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def start(served) -> Iterator[Start]:
         process.communicate(timeout=120)
 
 
-def told_twice(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What it still says when the second signal comes before it could do anything about the first."""
+def interrupt_twice(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Send two signals in a row, and return the output."""
     process.send_signal(signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
     process.send_signal(signal.SIGINT)
@@ -64,14 +64,14 @@ def test_a_second_signal_interrupts_consume(danube, start, topic):
     danube("produce", topic, "-m", "hello")
     process = start("consume", topic, "-s", "work", "--from", "earliest")
     assert process.stdout.readline() == "hello\n"
-    assert told_twice(process) == ("", "danube: interrupted\n")
+    assert interrupt_twice(process) == ("", "danube: interrupted\n")
     assert process.returncode == 130
 
 
 def test_a_second_signal_interrupts_top(start):
     process = start("top", "--json", "--interval", "1h")
     assert json.loads(process.stdout.readline())["topics"] is not None
-    assert told_twice(process) == ("", "danube: interrupted\n")
+    assert interrupt_twice(process) == ("", "danube: interrupted\n")
     assert process.returncode == 130
 
 
@@ -84,7 +84,7 @@ def test_a_second_signal_interrupts_a_redrive_which_says_how_far_it_got(danube, 
         deadline = time.monotonic() + 120
         while len(client.dead_letters(dead).first(20)) > 18:  # with the second one gone, the first was told of
             assert time.monotonic() < deadline
-    output, errors = told_twice(process)
+    output, errors = interrupt_twice(process)
     assert process.returncode == 130, errors
     told = json.loads(output)
     assert told["interrupted"]

@@ -1,4 +1,4 @@
-"""A command gives up soon on a broker that is not there, and has patience with one that is busy."""
+"""A command fails soon if the broker is unreachable, and waits longer for a busy one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydanube.model.errors import Unavailable
 
 
 async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greets and pongs at once; answers a request after more time than an unreachable broker is given."""
+    """Answer the handshake and pings at once, and a request later than REACH_SECONDS."""
     loop = asyncio.get_running_loop()
     try:
         await reader.readexactly(len(frames.PREAMBLE))

@@ -1,4 +1,4 @@
-"""Standard streams that nobody listens to, or that are closed: the work is done, or says why not, and nothing hangs."""
+"""Standard streams without a reader, or closed: the command works or says why not, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unread() -> Iterator[int]:
 
 
 def unheard(served, unread: int, *arguments: str, stdout: int | None = None) -> int:
-    """The exit code of a command whose stderr, and stdout unless told otherwise, nobody reads."""
+    """Return the exit code of a command whose stderr, and stdout by default, has no reader."""
     return subprocess.run(
         [*DANUBE, *arguments],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""`danube consume` without a subscription ends when it is told to, however many partitions there are."""
+"""`danube consume` without a subscription stops on a signal, however many partitions there are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANY = 1_100
 
 
 class StubbornReader:
-    """Never opens, or never receives, and takes its time to be cancelled."""
+    """A reader that never opens or never receives, and is slow to cancel."""
 
     def __init__(self, opens: bool, ended: asyncio.Event) -> None:
         self._opens, self._ended = opens, ended

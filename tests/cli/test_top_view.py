@@ -1,4 +1,4 @@
-"""What `danube top` shows, at the widths people have."""
+"""The view of `danube top` at common terminal widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each test of Spark gets a session of its own in the one Spark there is, and a broker of its own."""
+"""Each Spark test gets a new session in the one Spark of this process, and a new broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def spark(the_spark: SparkSession) -> Iterator[SparkSession]:
-    """A session without queries, views or settings of the test before; its streams end with the test."""
+    """Return a session without queries, views or settings of earlier tests; its streams end with the test."""
     own = the_spark.newSession()
     own.createDataFrame([], "nothing int")  # makes it the active one, in which Spark looks for what is registered
     yield own

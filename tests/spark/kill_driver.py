@@ -44,7 +44,7 @@ ALSO_THIS_PROCESS = (HALF_STAGED, TASKS_DONE, SINK_COMMITTED)
 
 
 def stumble(step: str) -> None:
-    """The end of the driver, if this is where it is to be. Of several tasks that get here one is the first."""
+    """Kill the driver if this is the chosen step. Of several tasks that get here, the first one does it."""
     if os.environ.get("KILL_AT") != step:
         return
     try:

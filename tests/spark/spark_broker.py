@@ -1,4 +1,4 @@
-"""A broker beside Spark's tests."""
+"""A broker for the Spark tests."""
 
 from __future__ import annotations
 

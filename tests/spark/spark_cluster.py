@@ -25,7 +25,7 @@ CONNECT = re.compile(r"Spark Connect server started at: \S*?:(\d+)")
 
 @contextmanager
 def standalone(directory: Path, workers: int = 1) -> Iterator[str]:
-    """The URL of a master with `workers` workers of two cores each."""
+    """Start a master with `workers` workers of two cores each; yield its URL."""
     with ExitStack() as processes:
         start = "org.apache.spark.deploy.master.Master", "--host", HERE, "--port", "0", "--webui-port", "0"
         url = processes.enter_context(_spark(directory / "master.log", MASTER, "spark-class", *start))
@@ -40,7 +40,7 @@ def standalone(directory: Path, workers: int = 1) -> Iterator[str]:
 
 @contextmanager
 def connect_server(directory: Path) -> Iterator[str]:
-    """The ``sc://`` address of a Spark Connect server that computes in its own process."""
+    """Start a Spark Connect server that computes in its own process; yield its ``sc://`` address."""
     server = "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"
     settings = {
         "spark.connect.grpc.binding.address": HERE,
@@ -55,7 +55,7 @@ def connect_server(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _spark(log: Path, ready: re.Pattern[str], script: str, *arguments: str) -> Iterator[str]:
-    """A program of Spark in a process group of its own; what `ready` found in its log."""
+    """Start a Spark program in its own process group; yield what `ready` matches in its log."""
     home = Path(pyspark.__file__).parent
     environment = {
         **{name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
@@ -79,7 +79,7 @@ def _spark(log: Path, ready: re.Pattern[str], script: str, *arguments: str) -> I
 
 
 def _awaited(log: Path, ready: re.Pattern[str], process: subprocess.Popen[bytes]) -> str:
-    """The first group of what was found, or all of it."""
+    """Wait for a match in the log; return its first group, or the whole match."""
     deadline = monotonic() + START_SECONDS_MAX
     while (found := ready.search(log.read_text())) is None:
         assert process.poll() is None and monotonic() < deadline, log.read_text()[-4000:]
@@ -91,7 +91,7 @@ def _awaited(log: Path, ready: re.Pattern[str], process: subprocess.Popen[bytes]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and whatever it started: executors, Python workers."""
+    """Kill the process and everything it started: executors, Python workers."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(120)

@@ -1,4 +1,4 @@
-"""What the kill tests share: a topic that is filled, a Spark driver that dies, and what must hold afterwards."""
+"""Shared by the kill tests: a topic that is being filled, a Spark driver that dies, and the checks afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEP_SECONDS_MAX = 400
 
 
 def chosen_seed() -> int:
-    """Another one each time, or the one to repeat: DANUBE_SEED=1234 make test-spark."""
+    """Return a new seed, or the one in DANUBE_SEED: DANUBE_SEED=1234 make test-spark."""
     seed = int(os.environ.get("DANUBE_SEED") or random.randrange(2**32))
     print(f"seed {seed} (repeat with DANUBE_SEED={seed})")
     return seed
@@ -42,7 +42,7 @@ def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str
 
 
 class Driver:
-    """One life of the stream, in processes of its own."""
+    """One run of the stream, in separate processes."""
 
     def __init__(self, broker: BrokerProcess, directory: Path, master: str, kill_at: str) -> None:
         self._directory = directory
@@ -69,37 +69,37 @@ class Driver:
 
     @property
     def committed(self) -> int:
-        """Micro-batches of all lives that Spark has finished. It keeps the files of the last hundred."""
+        """Return the number of finished micro-batches over all runs. Spark keeps the files of the last hundred."""
         commits = self._directory / "checkpoint" / "commits"
         if not commits.is_dir():
             return 0
         return 1 + max((int(path.name) for path in commits.iterdir() if path.name.isdecimal()), default=-1)
 
     def until_committed(self, more: int = 1) -> None:
-        """So many micro-batches are finished since its start, or since the last time; or its life is over."""
+        """Wait until `more` micro-batches are finished since the start or the last call, or the run is over."""
         goal = self._committed_before + more
         until(lambda: not self.alive or self.committed >= goal, f"{goal} micro-batches", self.log)
         self._committed_before = self.committed
 
     def arm(self) -> None:
-        """From now on it dies when it gets to the step it was started with."""
+        """From now on, let the driver die at the step it was started with."""
         self._armed.touch()
 
     def until_dead(self) -> None:
         until(lambda: not self.alive, "the driver's death", self.log)
 
     def kill(self) -> None:
-        """The driver and its JVM, at once. Python workers notice a moment later."""
+        """Kill the driver and its JVM. Python workers notice a moment later."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def workers(self) -> list[int]:
-        """Python processes of this Spark: those of tasks, of the source, of commits."""
+        """Return the Python processes of this Spark: of tasks, of the source, of commits."""
         return [pid for pid in self._marked() if b"pyspark.daemon" in _read(pid, "cmdline")]
 
     def end(self) -> None:
-        """Nothing of it is left."""
+        """Kill everything that is left of this run."""
         self.kill()
         for pid in self._marked():
             with suppress(ProcessLookupError):
@@ -114,7 +114,7 @@ class Driver:
 
 
 def executors(directory: Path) -> list[int]:
-    """JVMs that run tasks for a cluster whose workers have their places in this directory."""
+    """Return the JVMs that run tasks for a cluster whose workers use this directory."""
     found = [pid for pid in _processes() if b"CoarseGrainedExecutorBackend" in _read(pid, "cmdline")]
     return [pid for pid in found if _place(pid).is_relative_to(directory)]
 
@@ -138,7 +138,7 @@ def _read(pid: int, what: str) -> bytes:
 
 
 class Scene:
-    """A source that is filled, a sink, and the stream between them in its current life."""
+    """A source that is being filled, a sink, and the current run of the stream between them."""
 
     def __init__(self, broker: BrokerProcess, directory: Path) -> None:
         self.broker = broker
@@ -157,7 +157,7 @@ class Scene:
     # -- the source ---------------------------------------------------------------------------------------------------
 
     def publish(self, count: int) -> None:
-        """Numbers, each once."""
+        """Publish numbers, each once."""
         with self._client() as client, client.producer(SOURCE) as producer:
             self._send(producer, count)
 
@@ -169,7 +169,7 @@ class Scene:
 
     @contextmanager
     def filled(self, chance: random.Random) -> Iterator[None]:
-        """Some rows now and some then, for as long as the block takes."""
+        """Publish some rows from time to time until the block ends."""
         thread = threading.Thread(target=self._fill, args=(random.Random(chance.random()),))
         thread.start()
         try:
@@ -197,7 +197,7 @@ class Scene:
     # -- what must hold -----------------------------------------------------------------------------------------------
 
     def check(self, driver: Driver) -> None:
-        """The stream catches up; then every row is in the sink once, and the rows of each key in their order."""
+        """Let the stream catch up; check that every row is in the sink once, and the rows of each key in order."""
         until(lambda: not driver.alive or self._written() >= self._published, "the stream catches up", driver.log)
         assert driver.alive, driver.log()
         driver.end()
@@ -223,7 +223,7 @@ Found = tuple[int, str | None, tuple[tuple[str, str], ...]]
 
 
 def _rows(client: pydanube.BlockingClient, topic: str) -> list[Found]:
-    """Of all partitions, each in its order."""
+    """Return the rows of all partitions, each in order."""
     found: list[Found] = []
     for partition in client.partitions(topic):
         with client.reader(topic, partition=partition.index, start="earliest", end="latest") as reader:

@@ -17,7 +17,7 @@ from pydanube.spark import session
 
 
 def carry(spark: SparkSession, servers: str, source: str, target: str, checkpoint: str) -> None:
-    """What is in `source` and was not carried yet."""
+    """Copy what is in `source` and was not copied yet."""
     stream = (
         spark.readStream.format("danube")
         .option("servers", servers)

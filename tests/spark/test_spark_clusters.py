@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark_kill, pytest.mark.timeout(SECONDS_MAX * 2)]
 
 @pytest.fixture
 def words(client: pydanube.BlockingClient) -> Counter[bytes]:
-    """What is in the source topic: three partitions, keys, some messages twice."""
+    """Return the messages of the source topic: three partitions, keys, some payloads twice."""
     client.create_topic(SOURCE, partitions=3)
     payloads = [f"word {number % 4_000}".encode() for number in range(MESSAGES)]
     with client.producer(SOURCE) as producer:
@@ -50,7 +50,7 @@ def test_spark_connect_reads_and_writes_exactly_once(
 
 
 def submit(master: str, broker: Broker, directory: Path) -> dict[str, dict[str, list[int]]]:
-    """What the job printed. It starts from an environment in which no other Spark has left anything."""
+    """Submit the job in a clean environment, and return what it printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     finished = subprocess.run(
         [sys.executable, str(PROGRAM), master, broker.servers, SOURCE, TARGET, str(directory / "checkpoint")],

@@ -1,4 +1,4 @@
-"""Connections that a worker keeps: shared, closed when nobody needs them, and never a parent's."""
+"""Connections of a worker: shared, closed when idle, and never inherited from a parent process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History through Spark itself: tasks in workers of their own read the object store, and the broker where they must."""
+"""Direct reads through Spark: tasks in real workers read the object store, and the broker if necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks read: each offset of a range once, from the store, from the broker, and across the seam."""
+"""What tasks read: each offset of a range once, from the store, from the broker, and across both."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOPIC = "/default/orders"
 
 @pytest.fixture(autouse=True)
 def nothing_is_known_before() -> Iterator[None]:
-    """As in a worker that was just started."""
+    """Reset the state of the process to that of a new worker."""
     direct._avoided.clear()
     yield
     connections.close_all()
@@ -49,7 +49,7 @@ def options(servers: str, **chosen: str) -> ReadOptions:
 
 
 def publish(client: pydanube.BlockingClient, first: int, end: int, batch: int = 100, topic: str = TOPIC) -> None:
-    """Messages that say which one they are, in batches of this size."""
+    """Publish messages that contain their number, in batches of this size."""
     with client.producer(topic, batch_messages=batch) as producer:
         for start in range(first, end, batch):
             numbers = range(start, min(end, start + batch))
@@ -57,7 +57,7 @@ def publish(client: pydanube.BlockingClient, first: int, end: int, batch: int = 
 
 
 def publish_payloads(client: pydanube.BlockingClient, payloads: list[bytes]) -> None:
-    """A batch for each."""
+    """Publish each payload as a batch."""
     with client.producer(TOPIC, batch_messages=1) as producer:
         producer.send_many(payloads)
 
@@ -65,7 +65,7 @@ def publish_payloads(client: pydanube.BlockingClient, payloads: list[bytes]) -> 
 def planned(
     client: pydanube.BlockingClient, chosen: ReadOptions, start: int = 0, end: int | None = None
 ) -> OffsetRange:
-    """A range as the driver plans it."""
+    """Return a range as the driver plans it."""
     topic = client.describe_topic(TOPIC)
     last = topic.partitions[0].end_offset if end is None else end
     (found,) = direct.locate_segments([OffsetRange(TOPIC, topic.topic_id, 0, start, last)], chosen, client)
@@ -73,7 +73,7 @@ def planned(
 
 
 def numbers(wanted: OffsetRange, chosen: ReadOptions) -> list[int]:
-    """What was read: offsets and payloads say the same."""
+    """Read a range and return its offsets, after checking that payloads and offsets agree."""
     rows = [row for batch in fetching.read_ranges([wanted], chosen) for row in batch.to_pylist()]
     assert [int(row["payload"]) for row in rows] == [row["offset"] for row in rows]
     return [row["offset"] for row in rows]
@@ -211,7 +211,7 @@ def test_a_store_without_the_objects_is_given_up(
 def test_a_damaged_object_is_an_error_or_the_brokers_business(
     history: pydanube.BlockingClient, broker: Broker, tmp_path: Path
 ) -> None:
-    """The copy that the task sees is damaged, and the broker's own is not."""
+    """The copy that the task reads is damaged, the broker's copy is not."""
     copy = tmp_path / "copy"
     shutil.copytree(broker.directory / "objects", copy)
     for path in copy.rglob("*.seg"):

@@ -1,4 +1,4 @@
-"""A Java for Spark: the user's own where it will do, the one from PyPI otherwise, a clear word when there is none."""
+"""The Java for Spark: the user's if it is usable, else the one from PyPI, else a clear error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pretend(place: Path, version: str, *, modules: bool = True) -> Path:
-    """A java that says it is `version`; without modules it refuses the one that Spark names."""
+    """Write a fake java that reports `version`; without modules it refuses the module that Spark requests."""
     place.parent.mkdir(parents=True, exist_ok=True)
     refusal = "" if modules else 'case "$1" in --add-modules=*) echo no such module; exit 1;; esac\n'
     place.write_text(f"#!/bin/sh\n{refusal}echo 'openjdk version \"{version}\"' >&2\n")

@@ -1,4 +1,4 @@
-"""Options of the data source: what they mean, and that nothing misspelt is passed over."""
+"""Options of the data source: their meaning, and errors for misspelt ones."""
 
 from __future__ import annotations
 

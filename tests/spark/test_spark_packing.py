@@ -1,4 +1,4 @@
-"""Rows of Arrow go into batches of the partitions they belong to: each once, whole, and in order."""
+"""Arrow rows are packed into batches of their partitions: each once, complete, and in order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def message(row: Row) -> Message:
 
 
 def unpacked(packed: Iterator[Any]) -> dict[tuple[str, int], list[Message]]:
-    """What every partition gets, from batches that a broker would take."""
+    """Decode the batches, as a broker would, and return the messages by partition."""
     found = defaultdict(list)
     for topic, partition, data in packed:
         batch = Batch.open(data)
@@ -166,7 +166,7 @@ def test_text_is_a_payload_and_large_columns_are_as_good_as_small_ones() -> None
 
 
 def test_bytes_behind_a_null_are_left_out() -> None:
-    """Arrow allows anything to lie where a row is null."""
+    """Arrow allows any bytes in a null row."""
     keys = pa.Array.from_buffers(
         pa.string(), 3, [pa.py_buffer(b"\x05"), pa.array([0, 1, 3, 4], pa.int32()).buffers()[1], pa.py_buffer(b"axxb")]
     )

@@ -1,4 +1,4 @@
-"""Filters: what they rule out, and which of them Spark need not look at again."""
+"""Filter pushdown: what filters rule out, and which of them Spark need not evaluate again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def one(filter_: Filter) -> tuple[PushedFilters, bool]:
-    """What it leaves, and whether Spark has to look at it again."""
+    """Push one filter; return the result, and whether it is evaluated completely."""
     found, left = push_filters([filter_], PushedFilters())
     assert left in ([], [filter_])
     return found, bool(left)
@@ -98,7 +98,7 @@ LAST = datetime.max.replace(tzinfo=UTC)
 
 
 def offsets_left(broker: Broker, *filters: Filter, **options: str) -> int:
-    """How many offsets a batch plans to read."""
+    """Return how many offsets a batch plans to read."""
     given = {"servers": broker.servers, "topic": "/default/orders", "timeout": "10", **options}
     reader = DanubePushingReader(ReadOptions.parse(given))
     list(reader.pushFilters(list(filters)))

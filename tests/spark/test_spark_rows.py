@@ -1,4 +1,4 @@
-"""Rows of stored batches as Spark gets them: every value, and no more copying than there has to be."""
+"""Rows of stored batches as Spark gets them: every value, without unnecessary copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ APPENDED = 1_700_000_000_000_000
 
 
 def stored(base_offset: int, payloads: list[bytes], appended: int = APPENDED, **columns: object) -> Batch:
-    """A batch as the log has it."""
+    """Return a batch as the log stores it."""
     columns.setdefault("publish_times", 1_600_000_000_000_000)
     batch = Batch.open(encode(payloads, **columns))  # type: ignore[arg-type]
     batch.stamp(base_offset, appended, 1)
@@ -40,7 +40,7 @@ def moment(micros: int) -> datetime:
 
 
 def expected(pieces: list[RowSlice]) -> list[dict[str, object]]:
-    """Row by row, from what the batch says of itself."""
+    """Return the expected rows, computed one by one from the batch."""
     return [
         {
             "topic": TOPIC,

@@ -1,4 +1,4 @@
-"""Sessions: settings that the data source likes, a Python that has the package, errors that name the setting."""
+"""Sessions: settings for the data source, a Python with the package, errors that name the setting."""
 
 from __future__ import annotations
 

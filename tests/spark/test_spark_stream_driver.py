@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> N
 
 
 class Query:
-    """Asks a reader what Spark asks it, in Spark's order. What it wrote down survives it, as a checkpoint does."""
+    """Calls a reader as Spark does, in the same order. Its log survives it, as a checkpoint does."""
 
     def __init__(self, url: str, log: list[str] | None = None, **options: str) -> None:
         self.options = {"servers": url, "topic": TOPIC, **options}
@@ -44,7 +44,7 @@ class Query:
         return self.log[-1] if self.log else json.dumps(self.reader.initialOffset())
 
     def trigger(self) -> list[DanubePartition]:
-        """One micro-batch, if there is anything new: what its tasks would read."""
+        """Run one micro-batch if there is anything new; return its tasks."""
         start = self._start
         end = json.dumps(self.reader.latestOffset(json.loads(start), self.reader.getDefaultReadLimit()))
         if end == start:
@@ -55,7 +55,7 @@ class Query:
         return self.planned(start, end)
 
     def replay(self) -> list[DanubePartition]:
-        """The last batch again, as after a crash in the middle of it."""
+        """Plan the last batch again, as after a crash in the middle of it."""
         start = self.log[-2] if len(self.log) > 1 else json.dumps(self.reader.initialOffset())
         return self.planned(start, self.log[-1])
 
@@ -65,7 +65,7 @@ class Query:
         return list(found)  # type: ignore[arg-type]
 
     def wait_for(self, count: int) -> list[DanubePartition]:
-        """Micro-batches until something new came."""
+        """Run micro-batches until `count` messages were planned."""
         found: list[DanubePartition] = []
         until(
             lambda: bool(found.extend(self.trigger()) or sum(one.size for one in found) >= count), f"{count} messages"
@@ -73,7 +73,7 @@ class Query:
         return found
 
     def again(self) -> Query:
-        """A new run of the same query, from its checkpoint."""
+        """Return a new run of the same query, from its checkpoint."""
         return Query(self.options["servers"], self.log, **{k: v for k, v in self.options.items() if k != "servers"})
 
     def settle(self) -> None:
@@ -177,7 +177,7 @@ def test_limits_of_a_trigger(broker: Broker, client: BlockingClient) -> None:
 
 
 def test_a_stream_goes_on_over_the_gap_of_a_restore(tmp_path: Path) -> None:
-    """60 million offsets at least are left unused. They are no messages, no batches, and no loss."""
+    """At least 60 million offsets are unused. They are not messages, batches or losses."""
     options = {"startingOffsets": "earliest", "subscription": "spark"}
     with broker_thread(tmp_path / "lost") as url, connect_blocking(url) as client:
         client.create_topic(TOPIC, partitions=3)

@@ -190,7 +190,7 @@ def files(spark: SparkSession, tmp_path: Path) -> Files:
 
 
 class Files:
-    """A stream of numbers that come in files, so that a test decides what a micro-batch holds."""
+    """A stream of numbers from files, so that a test decides the content of each micro-batch."""
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:
         self._spark = spark
