@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .subscription import SubscriptionContext
 
 
-class DeadLetters(Protocol):
+class DeadLetterPublisher(Protocol):
     """Where exhausted messages go."""
 
     async def publish(
@@ -65,7 +65,7 @@ class DeadLetterTopics:
     async def publish(
         self, context: SubscriptionContext, subscription: str, message: Exhausted, policy: FailurePolicy
     ) -> None:
-        """See `DeadLetters.publish`. If cancelled, the copy may or may not be stored."""
+        """See `DeadLetterPublisher.publish`. If cancelled, the copy may or may not be stored."""
         views = await context.stream.read(message.offset, 0)
         batch = Batch.trust(views[0]) if views else None
         if batch is None or not batch.base_offset <= message.offset < batch.end_offset:

@@ -37,7 +37,7 @@ from pydanube.storage.stream import PartitionStream
 from .ack_batching import AckBatch, acked_change, too_many_gaps
 from .consumer import Consumer, Sink
 from .counters import DeliveryCounters, consumer_statistics, subscription_statistics
-from .dead_letters import DeadLetters
+from .dead_letters import DeadLetterPublisher
 from .delivery_batches import join_batches, rows_allowed, views_to_send, whole_batches
 from .scheduling import Timer, WorkBudget
 
@@ -64,7 +64,7 @@ class SubscriptionContext(NamedTuple):
     tasks: Tasks
     clock: Clock
     epoch: Callable[[], int]
-    dead_letters: DeadLetters
+    dead_letters: DeadLetterPublisher
 
 
 class AttachedConsumer(NamedTuple):
