@@ -6,7 +6,8 @@ with pydanube.connect_blocking("danube://127.0.0.1:6655") as client: ...
 async with pydanube.testing.broker() as url: ...
 ```
 
-This is the public door: what is named here stays. Importing it is cheap; what a name needs is imported when it is used.
+The names exported here are the public API and stay. Importing this package is cheap: the modules behind a name are
+imported when the name is used first.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What was not imported yet: the client, and the broker for tests."""
+    """Import the client, or the broker for tests, when one of its names is used first."""
     if name == "testing":
         return import_module(".testing", __name__)
     if name in __all__:

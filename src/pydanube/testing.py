@@ -1,7 +1,7 @@
-"""A real broker inside a test: the same code as `danube serve`, on a free port and a directory of its own.
+"""A real broker inside a test: the same code as `danube serve`, on a free port and with its own directory.
 
 async with pydanube.testing.broker() as url: ...        # on the running loop
-with pydanube.testing.broker_thread() as url: ...       # on a loop of its own, for blocking code
+with pydanube.testing.broker_thread() as url: ...       # on its own thread and loop, for blocking code
 def test_something(danube_url): ...                     # the same, as a pytest fixture
 """
 
@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def broker(data_dir: Path | str | None = None, **overrides: object) -> AsyncIterator[str]:
-    """Its URL. `overrides` are settings such as ``cache_tail_bytes="1MiB"``; without `data_dir` nothing is kept."""
+    """Run a broker on the running loop and yield its URL.
+
+    data_dir    kept after the test; None: a temporary directory
+    overrides   settings, such as ``cache_tail_bytes="1MiB"`` for ``cache.tail_bytes``
+    """
     async with _server(data_dir, overrides) as server:
         yield server.url
 
 
 @contextmanager
 def broker_thread(data_dir: Path | str | None = None, **overrides: object) -> Iterator[str]:
-    """Its URL. The broker runs on a thread and a loop of its own, which are gone after the block."""
+    """Run a broker on its own thread and loop, which end with the block, and yield its URL. Arguments as `broker`."""
     started: list[str | BaseException] = []
     ready = threading.Event()
     stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -73,10 +77,10 @@ async def _server(data_dir: Path | str | None, overrides: dict[str, object]) -> 
     from .settings import Settings
 
     with TemporaryDirectory(prefix="danube-test-") as temporary:
-        chosen = {"server.data_dir": str(data_dir or temporary), "server.port": 0, **_dotted(overrides)}
+        chosen = {"server.data_dir": str(data_dir or temporary), "server.port": 0, **_by_setting_name(overrides)}
         try:
             settings = Settings.load(None, {}, chosen)
-        except Invalid as problem:  # to the settings, any program's choice comes from its command line
+        except Invalid as problem:  # Settings names overrides after the command line
             raise Invalid(problem.message.replace("command line:", "argument of the test broker:")) from None
         server = await Server.start(settings)
         try:
@@ -85,19 +89,19 @@ async def _server(data_dir: Path | str | None, overrides: dict[str, object]) -> 
             await server.close()
 
 
-def _dotted(overrides: dict[str, object]) -> dict[str, object]:
-    """``cache_tail_bytes`` is the setting ``cache.tail_bytes``."""
+def _by_setting_name(overrides: dict[str, object]) -> dict[str, object]:
+    """Return the overrides by setting name: ``cache_tail_bytes`` becomes ``cache.tail_bytes``."""
     return {key.replace("_", ".", 1): value for key, value in overrides.items()}
 
 
 try:
     import pytest
-except ModuleNotFoundError:  # a broker for tests does not need pytest
+except ModuleNotFoundError:  # the context managers work without pytest
     pass
 else:
 
     @pytest.fixture
     def danube_url() -> Iterator[str]:
-        """The URL of a broker that lives as long as the test."""
+        """The URL of a broker that runs as long as the test."""
         with broker_thread() as url:
             yield url

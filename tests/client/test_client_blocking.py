@@ -174,7 +174,7 @@ for number in range(1_000):
 
 
 def in_a_thread(work: Callable[[], object]) -> Future[object]:
-    """Run it in one of its own, which nobody waits for: it may hang where something is broken."""
+    """Run the call in a daemon thread: it may hang if something is broken."""
     outcome: Future[object] = Future()
 
     def run() -> None:
@@ -188,13 +188,13 @@ def in_a_thread(work: Callable[[], object]) -> Future[object]:
 
 
 class Asleep(SystemClock):
-    """Whoever sleeps by it does so until somebody ends it, and it tells that somebody does."""
+    """Every sleep lasts until it is cancelled; `task_sleeps` is set once a task sleeps."""
 
     def __init__(self) -> None:
-        self.somebody_sleeps = threading.Event()
+        self.task_sleeps = threading.Event()
 
     async def sleep(self, seconds: float) -> None:
-        self.somebody_sleeps.set()
+        self.task_sleeps.set()
         await asyncio.Event().wait()
 
 
@@ -203,7 +203,7 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_client() -> None:
     with testing.broker_thread() as url:
         client = BlockingClient(Client(url, clock=clock), LoopThread()).open()
     calling = in_a_thread(client.list_topics)
-    assert clock.somebody_sleeps.wait(10), "before it tries again: the broker is gone"
+    assert clock.task_sleeps.wait(10), "before it tries again: the broker is gone"
     client.close()
     with pytest.raises(Refused, match="closed meanwhile"):
         calling.result(10)
@@ -257,7 +257,7 @@ def test_it_may_be_used_where_a_loop_is_running(url: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_is_told_to_connect_for_itself(url: str, client: BlockingClient) -> None:
+def test_a_forked_child_is_refused_and_has_to_connect_again(url: str, client: BlockingClient) -> None:
     with client.producer(TOPIC) as producer:
         producer.send(b"parent")
         uses = [lambda: producer.send(b"x"), lambda: producer.send_nowait(b"x"), producer.close, client.close]
@@ -328,8 +328,8 @@ def test_closing_tells_that_a_producer_was_fenced() -> None:
                 former.close()
 
 
-def test_a_signal_handler_may_use_the_client_in_the_midst_of_another_call() -> None:
+def test_a_signal_handler_may_use_the_client_during_another_call() -> None:
     with testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
-        with client._thread._asking:  # where the signal came
+        with client._thread._lock:  # where the signal came
             client.create_topic(TOPIC)
         assert client.list_topics() == [TOPIC]

@@ -1,4 +1,4 @@
-"""Closing, while others close the same thing or what it needs, and where whoever closes does not wait for its end."""
+"""Closing while another task closes the same object or its client, and closing that is cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_client_that_is_closed_waits_for_what_others_are_closing(url: st
     assert (await client.describe_subscription(TOPIC, "billing")).partitions[0].position == 100
 
 
-async def test_whoever_closes_what_another_is_closing_waits_for_its_end(wire: Wire) -> None:
+async def test_a_second_close_waits_for_the_end_of_the_first(wire: Wire) -> None:
     async with pydanube.connect(wire.url) as client:
         producer = await client.producer(TOPIC)
         wire.answers_flow = False
@@ -56,7 +56,7 @@ async def test_a_send_ends_although_the_close_is_cancelled_in_the_midst_of_its_e
         closing = asyncio.create_task(producer.close())
         await asyncio.sleep(0)  # it waits for the answer to the message
         closing.cancel()
-        await until(lambda: is_asked(client, requests.Done))  # and now for the one to its farewell
+        await until(lambda: is_asked(client, requests.Done))  # now it waits for the answer to CloseProducer
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing

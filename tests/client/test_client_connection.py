@@ -24,7 +24,7 @@ from pydanube.runtime.clock import SystemClock
 
 @asynccontextmanager
 async def broker_that(answers: Callable[[Frame], bytes]) -> AsyncIterator[str]:
-    """The address of one who greets, pongs, and answers anything else like this."""
+    """The address of a broker that greets, answers pings, and answers everything else with `answers`."""
     welcome = requests.encode(requests.Welcome(version=1, broker="odd"))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -104,7 +104,7 @@ async def test_a_request_whose_answer_cannot_be_read_fails_with_the_connection()
         assert isinstance(await heard, Unavailable)
 
 
-async def test_no_call_waits_longer_for_an_answer_than_the_client_was_told_to() -> None:
+async def test_no_call_waits_longer_for_an_answer_than_the_timeout_of_the_client() -> None:
     async with broker_that(silence) as address, asyncio.timeout(60):
         client = await pydanube.connect(f"danube://{address}", timeout=0.2)
         with pytest.raises(Unavailable, match=r"gave up after 0\.2 s: no answer"):
@@ -264,8 +264,8 @@ async def test_fetches_that_wait_for_their_turn_hear_that_the_connection_ended()
         assert {type(outcome) for outcome in outcomes} == {Unavailable}
 
 
-async def test_whoever_is_cancelled_while_the_client_is_closed_under_him_hears_it() -> None:
-    """In whichever turn of the loop: it is not taken for an end of the client, after which he might try again."""
+async def test_a_caller_that_is_cancelled_while_the_client_is_closed_gets_the_cancellation() -> None:
+    """In every turn of the event loop: the cancellation is not mistaken for the closing of the client."""
 
     accepted = asyncio.Event()
 
@@ -278,7 +278,7 @@ async def test_whoever_is_cancelled_while_the_client_is_closed_under_him_hears_i
         address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
         for turns in range(8):
             brokers = pydanube.connect(f"danube://{address}")._brokers
-            asking = asyncio.create_task(brokers.at(address))
+            asking = asyncio.create_task(brokers.connect_to(address))
             await accepted.wait()
             accepted.clear()
             closing = asyncio.create_task(brokers.close())
@@ -288,5 +288,5 @@ async def test_whoever_is_cancelled_while_the_client_is_closed_under_him_hears_i
                 await asyncio.wait([asking], timeout=60)
                 assert asking.cancelled(), f"{turns} turns after the closing began"
             else:
-                assert isinstance(asking.exception(), Unavailable)  # it heard of the closing before
+                assert isinstance(asking.exception(), Unavailable)  # the closing came first
             await closing

@@ -1,4 +1,4 @@
-"""A producer is one producer to its topic, whatever happened to it on the way; one that is gone is none."""
+"""A producer counts once at its topic, whatever failures it went through, and not at all once it is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's small decisions: addresses, partitions, backoff, room, receipts, what is handed over in bulk."""
+"""The small parts of the client: addresses, partitions, backoff, the producer's buffer, receipts, bulk sends."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_backoff_grows_stays_bounded_and_is_never_nothing() -> None:
     assert backoff.next() <= 0.1
 
 
-class TestRoom:
+class TestProducerBuffer:
     async def test_is_given_in_the_order_of_asking(self) -> None:
         room = ProducerBuffer(10, 1_000)
         assert room.take_nowait(10, 10)

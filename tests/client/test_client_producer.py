@@ -338,7 +338,7 @@ async def test_closing_the_client_closes_what_is_still_open(url: str) -> None:
 
 
 async def test_refusals_on_many_partitions_at_once_lose_and_double_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """Every refusal changes the identity of all lanes, while other messages are on their way and more are added."""
+    """Every refusal changes the identity of the producer, while other messages are in flight and more are added."""
     random = Random(3)
     async with (
         pydanube.testing.broker(tmp_path, limits_message_bytes_max="1KiB") as url,

@@ -142,7 +142,7 @@ async def test_more_partitions_under_a_pattern_are_noticed_too(client: Client) -
         assert (await consumer.receive(timeout=60)).partition == 1
 
 
-async def test_an_exclusive_producer_fences_the_others_and_they_are_told(client: Client) -> None:
+async def test_an_exclusive_producer_fences_the_others_and_they_get_stale_epoch(client: Client) -> None:
     await client.create_topic(TOPIC)
     async with client.producer(TOPIC) as shared:
         await shared.send(b"0")

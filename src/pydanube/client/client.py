@@ -6,7 +6,7 @@ async with pydanube.connect("danube://127.0.0.1:6655") as client:
         receipt = await producer.send(b"one")
 ```
 
-All that is made from one client shares its connections, one per broker. Closing the client closes what is still open.
+Everything made from one client shares its connections, one per broker. Closing the client closes what is still open.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Client(Admin, StagedWrites):
 
     @property
     def cluster(self) -> str:
-        """The identity of the cluster, once this is open. A broker that begins with no data makes a new one."""
+        """The identity of the cluster, once the client is open. A broker that starts without data makes a new one."""
         return self._brokers.cluster
 
-    # -- what is made here -------------------------------------------------------------------------------------------
+    # -- producers, consumers, readers ---------------------------------------------------------------------------------
 
     def producer(
         self,
@@ -83,22 +83,23 @@ class Client(Admin, StagedWrites):
         refresh_seconds: float = 5.0,
         create_topic: bool = True,
     ) -> Producer:
-        """A producer for one topic, to be opened with `async with`.
+        """Return a producer for one topic, to be opened with `async with`.
 
-        name                a name resumes an identity: whoever holds it already is fenced off with StaleEpoch
-        access              "exclusive": has the topic to itself. Whoever published to it before is fenced (StaleEpoch
-                            from send and flush, for good), and shared producers are refused while it is open
-        partition_by        "key": messages of one key go to one partition, those without take turns (by batch);
-                            "round-robin": all take turns; a number: that partition only; or a function
-                            (key, payload, partitions) -> number. More partitions mean other partitions for some keys:
-                            the order of a key does not hold across that moment
-        compression         "lz4", "zstd", or none
+        name                resumes the identity of that name: a producer that holds it already is fenced (StaleEpoch)
+        access              "exclusive": no other producer may publish to the topic. Producers that published to it
+                            before are fenced (StaleEpoch from send and flush, for good), and shared producers are
+                            refused while it is open
+        partition_by        "key": messages of one key go to one partition, those without a key round robin (by batch);
+                            "round-robin": all messages round robin; a number: that partition only; or a function
+                            (key, payload, partitions) -> number. When partitions are added, some keys move to other
+                            partitions, and the order of such a key does not hold across that moment
+        compression         "lz4", "zstd", or None
         batch_bytes, batch_messages     a batch is closed when it reaches either
-        linger_ms           the longest a message waits for company while earlier batches are on their way
+        linger_ms           the longest a message waits for its batch to fill while earlier batches are in flight
         in_flight_batches   batches per partition that may be unanswered
         queue_messages, queue_bytes     what may wait or be unanswered; send waits for room, send_nowait raises Full
-        timeout             seconds until an unanswered message fails with Unavailable (the client's, by default)
-        refresh_seconds     how often it looks whether the topic has more partitions by now
+        timeout             seconds until an unanswered message fails with Unavailable (default: the client's)
+        refresh_seconds     how often it checks whether the topic has more partitions
         create_topic        whether a topic that does not exist is created
         """
         settings = ProducerSettings(
@@ -134,24 +135,26 @@ class Client(Admin, StagedWrites):
         refresh_seconds: float = 5.0,
         create_topic: bool = False,
     ) -> Consumer:
-        """A consumer of a topic, of several, or of all that match a pattern such as ``/default/orders-*``.
+        """Return a consumer of one topic, of several, or of all that match a pattern such as ``/default/orders-*``.
 
-        subscription        created where it does not exist, and durable once the consumer is open
-        type                "exclusive": one consumer, in order. "failover": one at a time, in order, others stand by.
-                            "shared": messages are dealt out to all. "key-shared": a key's messages go to one of them,
-                            in order. None: that of the subscription, and exclusive for a new one
-        start               where a new subscription starts; an existing one goes on where it was, see `seek`
-        name                of this consumer; the same name takes over from an older holder
-        priority            of failover consumers the lowest (0 and up) is active; the others, by priority, then name,
-                            stand by
+        subscription        created if it does not exist, and durable once the consumer is open
+        type                "exclusive": one consumer, in order. "failover": one active consumer, in order, others stand
+                            by. "shared": each message goes to one of the consumers. "key-shared": the messages of a key
+                            go to one of the consumers, in order. None: the type of the subscription, or exclusive for a
+                            new one
+        start               where a new subscription starts; an existing one continues at its cursor, see `seek`
+        name                of this consumer; it takes over from a connected consumer of the same name
+        priority            of failover consumers the one with the lowest number (0 and up) is active; the others stand
+                            by, ordered by priority, then name
         key_filters         of a key-shared consumer: globs such as "user-*"; it gets the keys that match any of them
-        failure_policy      of a new subscription: when a nacked message comes again, how often, and what then
-        ack_timeout         seconds; a message that was taken and not settled in time is given back. None: what the
-                            subscription's failure policy says, by default never
+        failure_policy      of a new subscription: when and how often a nacked message is redelivered, and what
+                            happens to it then
+        ack_timeout         seconds after which a received message that was neither acked nor nacked is redelivered.
+                            None: as the failure policy of the subscription says, by default never
         prefetch_messages, prefetch_bytes   what the broker may send ahead, over all partitions
-        ack_linger_ms       how long acks are gathered before they are sent
-        refresh_seconds     how often it looks for new partitions, and a pattern for new topics; those are read from
-                            their beginning
+        ack_linger_ms       how long acks are collected before they are sent
+        refresh_seconds     how often it looks for new partitions, and for new topics that match the pattern; those are
+                            read from their beginning
         create_topic        whether named topics that do not exist are created
         """
         settings = ConsumerSettings(
@@ -183,32 +186,32 @@ class Client(Admin, StagedWrites):
         end: AnyPosition | None = None,
         fetch_bytes: int = FETCH_BYTES,
     ) -> Reader:
-        """A reader of one partition, without a subscription.
+        """Return a reader of one partition, without a subscription.
 
         start               where to begin
-        end                 where iterating ends: before that offset or time; "latest": where the partition ends when
-                            the reader is opened; None: never, it waits for new messages
+        end                 iterating stops before this offset or time; "latest": at the end that the partition has
+                            when the reader is opened; None: never, it waits for new messages
         """
         return self._keep(Reader(self._brokers, topic, partition, start, end, fetch_bytes))
 
     def fetches(self, span: RangeFetch, *, fetch_bytes: int = RANGE_FETCH_BYTES) -> AsyncGenerator[FetchAnswer, None]:
-        """A range of offsets as the broker's answers, not verified; see `client.fetches`."""
+        """Yield the broker's answers for a range of offsets, not verified; see `client.history.range_fetch`."""
         check_count("partition", span.partition, 0, 1 << 31)
         check_count("fetch_bytes", fetch_bytes, 1, BATCH_BYTES_MAX)
         return fetches(self._brokers, span._replace(topic=str(TopicName.parse(span.topic))), fetch_bytes)
 
     def stager(self, query: str, *, run: str, batch_id: int, task: int = 0, attempt: int = 0) -> Stager:
-        """Stores encoded batches where nobody sees them, until `commit_stages` publishes all of them, once.
+        """Return a stager, which stores encoded batches invisibly until `commit_stages` publishes all of them, once.
 
-        query               what the batch ids belong to, for as long as it lives
-        run                 one life of the query; a later one fences those before it, with StaleEpoch
-        batch_id            counted by the query, 0 and up; what was committed is not committed again
-        task, attempt       who stages a share of the batch; only to be recognised by
+        query               the name of the query that counts the batch ids; the same after a restart
+        run                 one run of the query; a later run fences the earlier ones with StaleEpoch
+        batch_id            counted by the query, 0 and up; a committed batch id is not committed again
+        task, attempt       which task and attempt stages this share of the batch; they only identify it
         """
         return self._keep(Stager(self._brokers, StageOrigin(query, run, batch_id, task, attempt)))
 
     def dead_letters(self, topic: str) -> DeadLetters:
-        """The letters of a dead letter topic: to look at them, and to send them back where they came from."""
+        """Return the messages of a dead letter topic, to look at them or to send them back to their topic."""
         return DeadLetters(self, topic)
 
     def _keep(self, made: OpenableT) -> OpenableT:
@@ -220,7 +223,7 @@ class Client(Admin, StagedWrites):
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        await self._brokers.retrying(self._brokers.anyone)
+        await self._brokers.retrying(self._brokers.connect_any)
 
     async def _finish(self) -> None:
         results = await asyncio.gather(*(made.close() for made in list(self._made)), return_exceptions=True)
@@ -233,8 +236,8 @@ class Client(Admin, StagedWrites):
 
 
 def connect(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> Client:
-    """A client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
+    """Return a client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
 
-    `timeout` is how long it keeps trying what may succeed later, in seconds, before it raises Unavailable.
+    `timeout` is how many seconds a request that may succeed later is tried again before it raises Unavailable.
     """
     return Client(url, timeout=timeout)

@@ -1,7 +1,7 @@
-"""Everything the client hands out is opened and closed the same way.
+"""The opening and closing that clients, producers, consumers, readers and stagers have in common.
 
 ```python
-async with client.producer(topic) as producer: ...      # closed when the block is left, whatever happens in it
+async with client.producer(topic) as producer: ...      # closed when the block is left, also by an exception
 
 producer = await client.producer(topic)                 # or by hand
 try: ...
@@ -19,11 +19,11 @@ from typing import Any, Final, Self
 from pydanube.model.errors import DanubeError, Refused
 
 CANCELLED_SECONDS: Final = 5.0
-"""Who cancels wants to go: finishing what is under way gets this long, then it is dropped."""
+"""When the block is left by cancellation, unfinished work gets this long to complete, then it is dropped."""
 
 
 class Openable:
-    """Opened once, closed once; whoever closes it again waits for its end."""
+    """Opened once and closed once. Closing it again waits until the first close has ended."""
 
     _what = "client"
 
@@ -33,7 +33,7 @@ class Openable:
         self._ended = asyncio.Event()
 
     async def open(self) -> Self:
-        """Begin. Raises what the broker refuses it with; cancelled or failed, it is closed again."""
+        """Open it and return it. Raises the error with which the broker refuses; cancelled or failed, it is closed."""
         if self._opened:
             raise Refused(f"this {self._what} was opened before: make a new one")
         if self._closed:
@@ -43,20 +43,22 @@ class Openable:
             await self._begin()
             self._check_open()
         except BaseException as error:
-            await self._gave_up(error)
+            await self._abandon_open(error)
             raise
         return self
 
-    async def _gave_up(self, error: BaseException) -> None:
-        """Raises what is to be said instead."""
+    async def _abandon_open(self, error: BaseException) -> None:
+        """Release everything after `open` failed; raises Refused if `close` was called meanwhile."""
         was_closed, self._closed = self._closed, True
-        await self._released()
-        if was_closed and isinstance(error, DanubeError):  # whatever it says comes of that
+        await self._release()
+        if was_closed and isinstance(error, DanubeError):  # the error is a consequence of closing
             raise Refused(f"this {self._what} was closed while it was being opened") from error
 
     async def close(self) -> None:
-        """End in good order. Cancelled, what was not finished is dropped and nothing is left behind. Whoever closes it
-        again waits until it has ended."""
+        """Complete what is under way and release everything. Closing it again waits until the first close has ended.
+
+        Cancelled, unfinished work is dropped and nothing is left behind.
+        """
         if self._closed:
             await self._ended.wait()
             return
@@ -65,14 +67,14 @@ class Openable:
             if self._opened:
                 await self._finish()
         finally:
-            await self._released()
+            await self._release()
 
     @property
     def _has_ended(self) -> bool:
-        """It is closed, and nothing of it runs any more."""
+        """Whether it is closed and none of its tasks runs any more."""
         return self._ended.is_set()
 
-    async def _released(self) -> None:
+    async def _release(self) -> None:
         try:
             if self._opened:
                 await self._end()
@@ -80,13 +82,13 @@ class Openable:
             self._ended.set()
 
     async def _begin(self) -> None:
-        """Acquire."""
+        """Acquire what it needs."""
 
     async def _finish(self) -> None:
         """Complete what is under way; may raise."""
 
     async def _end(self) -> None:
-        """Release everything; does not wait for the network any longer than a moment."""
+        """Release everything, without waiting for the network for more than a moment."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -104,7 +106,7 @@ class Openable:
             async with asyncio.timeout(CANCELLED_SECONDS if isinstance(error, asyncio.CancelledError) else None):
                 await self.close()
         except Exception:
-            if error is None:  # what went wrong inside the block is the more interesting news
+            if error is None:  # an exception from inside the block matters more
                 raise
 
     def __await__(self) -> Generator[Any, None, Self]:

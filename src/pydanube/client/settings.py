@@ -1,4 +1,4 @@
-"""What a user may choose, checked once. Tastes live here; promises live in `model.limits`."""
+"""The settings of producers and consumers, checked when they are made. Hard limits are in `model.limits`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pydanube.model.limits import (
 )
 
 BATCH_BYTES_HIGHEST: Final = BATCH_BYTES_MAX // 2
-"""Sizes are estimated while a batch is filled; half of the hard limit leaves room for any error."""
+"""The highest setting of `batch_bytes`: half of the hard limit, because sizes are estimated while a batch is filled."""
 
 
 def is_utf8(value: object) -> bool:
-    """Whether it is text that can be sent: a lone surrogate, as in names of files that are none, cannot."""
+    """Return whether the value is a str that can be encoded as UTF-8, that is, without lone surrogates."""
     if not isinstance(value, str):
         return False
     try:
@@ -50,16 +50,16 @@ class ProducerSettings:
     batch_bytes: int = 256 * KIB
     batch_messages: int = 10_000
     linger_ms: float = 5.0
-    """The longest a message waits for company while earlier batches are on their way; alone it never waits."""
+    """The longest a message waits for its batch to fill while earlier batches are in flight; else it does not wait."""
     in_flight_batches: int = 64
     queue_messages: int = 100_000
     queue_bytes: int = 64 * MIB
     timeout: float = 30.0
     refresh_seconds: float = 5.0
-    """How often a producer looks whether its topic has more partitions."""
+    """How often a producer checks whether its topic has more partitions."""
     access: Literal["shared", "exclusive"] = "shared"
     schema: tuple[int, int] = (0, 0)
-    """Id and version, on every batch."""
+    """Schema id and version, which are written to every batch."""
 
     def __post_init__(self) -> None:
         if self.access not in ("shared", "exclusive"):
@@ -78,13 +78,13 @@ class ProducerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """How far a consumer reads ahead, and how it gathers acks."""
+    """How much a consumer prefetches, and how it batches acks."""
 
     prefetch_messages: int = 10_000
     prefetch_bytes: int = 16 * MIB
     ack_linger_ms: float = 5.0
     refresh_seconds: float = 5.0
-    """How often it looks for new partitions, and a pattern for new topics."""
+    """How often a consumer looks for new partitions, and for new topics that match its pattern."""
     timeout: float = 30.0
 
     def __post_init__(self) -> None:

@@ -1,1 +1,1 @@
-"""The client without await: thin wrappers over the async objects, on an event loop in a background thread."""
+"""The blocking client: thin wrappers over the async objects, on an event loop in a background thread."""

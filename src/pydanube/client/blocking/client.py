@@ -1,4 +1,4 @@
-"""The client without await: the same objects, on an event loop of their own in one background thread.
+"""The blocking client: wraps the async objects, which run on an event loop in one background thread.
 
 ```python
 with pydanube.connect_blocking("danube://127.0.0.1:6655") as client:
@@ -6,13 +6,13 @@ with pydanube.connect_blocking("danube://127.0.0.1:6655") as client:
         receipt = producer.send(b"one")
 ```
 
-Every method is the async one, run on that loop while the caller waits; nothing is implemented twice. What happens once
-per message does not cross threads once per message: iterating takes whole batches over, acks and queued sends are
-handed over in bulk. May be used from several threads, but one consumer or reader from one at a time.
+Every method runs the async one on that loop while the caller waits; nothing is implemented twice. Work per message does
+not switch threads per message: iterating fetches whole batches from the loop, and acks and queued sends are passed to
+it in bulk. A client may be used from several threads, but one consumer or reader from one thread at a time.
 
 Invariants
-    the thread and its loop are gone when the client is closed
-    what was handed over is on the loop before anything that waits (flush, close) is run there
+    the thread and its loop have ended when the client is closed
+    collected sends and acks are passed to the loop before any waiting call (flush, close) runs there
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = get_logger(__name__)
 
 P = ParamSpec("P")
 OpenableT = TypeVar("OpenableT", bound=Openable)
-FormT = TypeVar("FormT")
+BlockingT = TypeVar("BlockingT")
 
 
 class BlockingProducer(Blocking[Producer]):
@@ -53,7 +53,7 @@ class BlockingProducer(Blocking[Producer]):
         super().__init__(inner, thread)
         self._queued: deque[tuple[bytes, str | None, Attributes | None, datetime | None, int]] = deque()
         self._queued_bytes = 0
-        self._planned = False
+        self._send_planned = False
 
     send = blocking(Producer.send)
     send_many = blocking(Producer.send_many)
@@ -83,22 +83,22 @@ class BlockingProducer(Blocking[Producer]):
         deliver_at: datetime | None = None,
         deliver_after: float | timedelta | None = None,
     ) -> None:
-        """Queue one message. Raises Full when the queue is; what becomes of the message is told by `flush`."""
+        """Queue one message. Raises Full when the queue is full; a failure of the message is raised by `flush`."""
         payload = checked_payload(payload)
         deliver_us = self._inner._delivery_time(deliver_at, deliver_after)
         size = len(payload)
-        if not self._planned:
-            self._thread.running_loop()  # refused before it is queued: nobody would take it from there
+        if not self._send_planned:
+            self._thread.running_loop()  # raises Refused before the message is queued, where it would stay
         if not self._has_room(size):
             raise Full("the producer's queue is full: wait with flush(), use send(), or raise its limits")
         self._queued.append((payload, key, attributes, publish_time, deliver_us))
         self._queued_bytes += size
-        if not self._planned:
-            self._planned = True
+        if not self._send_planned:
+            self._send_planned = True
             self._thread.soon(self._send_queued)
 
     def _has_room(self, size: int) -> bool:
-        """Both queues count; the other one is read from this thread, which is good enough for a limit."""
+        """Return whether both queues together are within the limits; the inner one is read without a lock."""
         held, settings = self._inner._buffer, self._inner._settings
         return (
             held.messages + len(self._queued) < settings.queue_messages
@@ -110,7 +110,7 @@ class BlockingProducer(Blocking[Producer]):
             self._thread.soon(self._send_queued)
 
     def _send_queued(self) -> None:
-        self._planned = False
+        self._send_planned = False
         while self._queued:
             payload, key, attributes, publish_time, deliver_us = self._queued.popleft()
             self._queued_bytes = max(0, self._queued_bytes - len(payload))
@@ -141,7 +141,7 @@ class BlockingDeadLetters:
         return self._thread.iterate(self._inner.listed(redriven=redriven))
 
     def _hand_over(self) -> None:
-        """Nothing is collected here."""
+        """Do nothing: there is nothing to pass on."""
 
 
 class BlockingStager(Blocking[Stager]):
@@ -152,23 +152,23 @@ class BlockingStager(Blocking[Stager]):
     finish = blocking(Stager.finish)
 
 
-def _making(
-    method: Callable[Concatenate[Client, P], OpenableT], form: Callable[[OpenableT, LoopThread], FormT]
-) -> Callable[Concatenate[BlockingClient, P], FormT]:
-    """A method of the client that makes something, as one that makes the blocking form of it."""
+def _blocking_factory(
+    method: Callable[Concatenate[Client, P], OpenableT], wrap: Callable[[OpenableT, LoopThread], BlockingT]
+) -> Callable[Concatenate[BlockingClient, P], BlockingT]:
+    """Turn a method of `Client` that makes an object into one that makes its blocking form."""
 
     @wraps(method)
-    def make(self: BlockingClient, /, *args: P.args, **kwargs: P.kwargs) -> FormT:
+    def make(self: BlockingClient, /, *args: P.args, **kwargs: P.kwargs) -> BlockingT:
         async def on_the_loop() -> OpenableT:
             return method(self._inner, *args, **kwargs)
 
-        return form(self._thread.call(on_the_loop()), self._thread)
+        return wrap(self._thread.call(on_the_loop()), self._thread)
 
     return make
 
 
 class BlockingClient(Blocking[Client]):
-    """See `Client`. Its thread lives from `open` to `close`; one that is still open when the program ends is closed."""
+    """See `Client`. Its thread runs from `open` to `close`. A client that is open when the program ends is closed."""
 
     def open(self) -> Self:
         self._thread.start()
@@ -188,7 +188,7 @@ class BlockingClient(Blocking[Client]):
             atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        """What was queued is published, or its loss is told. A forked child leaves that to the parent."""
+        """Close the client, which publishes queued messages, and log a failure. In a forked child it does nothing."""
         if not self._thread.elsewhere:
             try:
                 self.close()
@@ -200,10 +200,10 @@ class BlockingClient(Blocking[Client]):
         """See `Client.cluster`."""
         return self._inner.cluster
 
-    producer = _making(Client.producer, BlockingProducer)
-    consumer = _making(Client.consumer, BlockingConsumer)
-    reader = _making(Client.reader, BlockingReader)
-    stager = _making(Client.stager, BlockingStager)
+    producer = _blocking_factory(Client.producer, BlockingProducer)
+    consumer = _blocking_factory(Client.consumer, BlockingConsumer)
+    reader = _blocking_factory(Client.reader, BlockingReader)
+    stager = _blocking_factory(Client.stager, BlockingStager)
 
     def dead_letters(self, topic: str) -> BlockingDeadLetters:
         """See `Client.dead_letters`."""
@@ -251,5 +251,5 @@ class BlockingClient(Blocking[Client]):
 
 
 def connect_blocking(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> BlockingClient:
-    """As `connect`, without await: to be opened with `with`."""
+    """Return a blocking client, to be opened with `with`. Arguments as `connect`."""
     return BlockingClient(Client(url, timeout=timeout), LoopThread())

@@ -1,4 +1,4 @@
-"""An event loop in a background thread, and what runs an object's methods there for programs without a loop."""
+"""An event loop in a background thread, and the wrappers that run the methods of async objects on it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ _END: Final = object()
 
 
 class LoopThread:
-    """An event loop in a thread of its own, from `start` to `stop`.
+    """An event loop that runs in its own thread from `start` to `stop`.
 
-    A forked child inherits the loop and its sockets, but not the thread. They stay the parent's: the child is refused.
+    A forked child inherits the loop and its sockets, but not the thread. They belong to the parent: calls in the child
+    raise Refused.
     """
 
     def __init__(self) -> None:
         self._process = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._asking = threading.RLock()
-        """What is asked for before the loop is stopped runs there before it stops. Signal handlers, and whatever the
-        garbage collector ends, may ask for something in the midst of it."""
+        self._lock = threading.RLock()
+        """Held while work is passed to the loop or the loop is stopped, so that work passed earlier runs before it
+        stops. Reentrant, because signal handlers and finalizers may call in between."""
 
     def start(self) -> None:
         self._process = os.getpid()
@@ -43,10 +44,10 @@ class LoopThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Whatever runs there is cancelled. The thread is gone on return."""
+        """Cancel every task on the loop and end the thread, which has ended on return."""
         if self.elsewhere:
             return
-        with self._asking:
+        with self._lock:
             loop, thread = self._loop, self._thread
             if loop is None or thread is None:
                 return
@@ -55,45 +56,45 @@ class LoopThread:
         thread.join()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait. An interrupted wait (Ctrl-C) cancels it."""
+        """Run the coroutine on the loop, wait and return its result. An interrupted wait (Ctrl-C) cancels it."""
         try:
-            self.running_loop()  # a forked child must not wait for a lock that nobody there gives back
-            with self._asking:
+            self.running_loop()  # a forked child must not wait for a lock that is never released there
+            with self._lock:
                 loop = self.running_loop()
                 if threading.current_thread() is self._thread:
                     raise Refused("the thread that does this client's work cannot wait for it: call from another one")
                 future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
         except (Refused, RuntimeError) as error:
             coroutine.close()
-            raise _closed_meanwhile(error) from None
+            raise _closed_error(error) from None
         try:
             return future.result()
         except CancelledError as error:
             if self._loop is loop:
                 raise
-            raise _closed_meanwhile(error) from None
+            raise _closed_error(error) from None
         except BaseException:
             future.cancel()
             raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """What it yields there, one by one. Left early, it is closed."""
+        """Run the generator on the loop and yield its items. It is closed when the caller stops early."""
         try:
             while (item := self.call(_next(items))) is not _END:
                 yield cast(T, item)
         finally:
-            with suppress(Refused):  # closed with its client
-                self.call(_closed(items))
+            with suppress(Refused):  # the client was closed, and the generator with it
+                self.call(_close_generator(items))
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Run it there, after whatever was asked for before."""
+        """Run the callback on the loop, after everything that was passed to it before."""
         self.running_loop()
-        with self._asking:
+        with self._lock:
             loop = self.running_loop()
             try:
                 loop.call_soon_threadsafe(callback)
             except RuntimeError as error:
-                raise _closed_meanwhile(error) from None
+                raise _closed_error(error) from None
 
     @property
     def is_running(self) -> bool:
@@ -101,11 +102,11 @@ class LoopThread:
 
     @property
     def elsewhere(self) -> bool:
-        """It runs in the process that this one was forked from."""
+        """Whether the thread runs in the process that this one was forked from."""
         return self._process not in (0, os.getpid())
 
     def running_loop(self) -> asyncio.AbstractEventLoop:
-        """Where things are run; raises Refused where nothing can be."""
+        """Return the loop; raises Refused if it does not run in this process."""
         loop = self._loop
         if loop is None:
             raise Refused("this client is not open: use it inside its `with` block")
@@ -114,8 +115,8 @@ class LoopThread:
         return loop
 
 
-def _closed_meanwhile(error: Exception) -> Refused:
-    """What is to be said where the loop went away: by another thread, or by a signal handler in the midst of this."""
+def _closed_error(error: Exception) -> Refused:
+    """Return the error for a loop that another thread or a signal handler stopped during a call."""
     return error if isinstance(error, Refused) else Refused("this client was closed meanwhile")
 
 
@@ -123,21 +124,21 @@ async def _next(items: AsyncGenerator[T, None]) -> T | object:
     return await anext(items, _END)
 
 
-async def _closed(items: AsyncGenerator[T, None]) -> None:
+async def _close_generator(items: AsyncGenerator[T, None]) -> None:
     await items.aclose()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Until it is stopped. The loop ends where it ran: the caller's thread may be running a loop of its own."""
+    """Run the loop until it is stopped, and close it here: the caller's thread may run another loop."""
     try:
         loop.run_forever()
-        loop.run_until_complete(_cancelled(asyncio.all_tasks(loop)))
+        loop.run_until_complete(_cancel_all(asyncio.all_tasks(loop)))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
 
 
-async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+async def _cancel_all(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,7 +147,7 @@ async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The async method as one that waits."""
+    """Turn an async method into one that runs on the loop thread and waits for the result."""
 
     @wraps(method)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -157,28 +158,28 @@ def blocking(
 
 
 class Blocking(Generic[OpenableT]):
-    """What all of them have in common: opened and closed by `with`, or by `open` and `close`."""
+    """The base of all blocking wrappers: opened and closed by `with`, or by `open` and `close`."""
 
     def __init__(self, inner: OpenableT, thread: LoopThread) -> None:
         self._inner = inner
         self._thread = thread
 
     def _hand_over(self) -> None:
-        """Bring to the loop what was collected for it."""
+        """Pass collected sends or acks to the loop."""
 
     def open(self) -> Self:
         self._thread.call(self._inner.open())
         return self
 
     def close(self) -> None:
-        """End in good order; see the async form."""
+        """Complete what is under way and release everything; see the async `close`."""
         if self._inner._has_ended or not self._inner._opened:
             return
         try:
             self._hand_over()
             self._thread.call(self._inner.close())
         except Refused as error:
-            if type(error) is not Refused or self._thread.is_running:  # or another thread has just closed it
+            if type(error) is not Refused or self._thread.is_running:  # otherwise another thread has just closed it
                 raise
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Consumers and readers without await. Batches are taken over whole; neither messages nor acks cross one by one."""
+"""Blocking consumers and readers. Whole batches are fetched from the loop thread, and acks are passed to it in bulk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_MESSAGES: Final[Iterator[Message]] = iter(())
 
 
 class BlockingStream(Blocking[StreamT]):
-    """What consumers and readers share: messages one by one, or batches. Iterate it, or call receive."""
+    """The base of blocking consumers and readers: iterate over messages, or call `receive` or `receive_batch`."""
 
     def __init__(self, inner: StreamT, thread: LoopThread) -> None:
         super().__init__(inner, thread)
@@ -46,7 +46,7 @@ class BlockingStream(Blocking[StreamT]):
         while message is None:
             batch = self._thread.call(self._inner._next_portion())
             if batch is None:
-                self._forget_batch()
+                self._drop_batch()
                 raise StopIteration
             message = self._begin(batch)
         self._given += 1
@@ -65,13 +65,13 @@ class BlockingStream(Blocking[StreamT]):
         """See `Stream.receive_batch`."""
         check_timeout(timeout)
         batch, given = self._batch, self._given
-        self._forget_batch()
+        self._drop_batch()
         if batch is not None and given < len(batch):
             return batch.part(given, len(batch))
         return self._thread.call(self._inner.receive_batch(timeout))
 
     def batches(self) -> Iterator[ReceivedBatch]:
-        """`for batch in ...`: as receive_batch, until the end."""
+        """Yield batches as `receive_batch` returns them, until the end."""
         while True:
             if self._batch is not None and self._given < len(self._batch):
                 yield self.receive_batch()
@@ -86,7 +86,7 @@ class BlockingStream(Blocking[StreamT]):
         self._messages = iter(batch)
         return next(self._messages)
 
-    def _forget_batch(self) -> None:
+    def _drop_batch(self) -> None:
         self._batch, self._given = None, 0
         self._messages = _NO_MESSAGES
 
@@ -97,7 +97,7 @@ class BlockingConsumer(BlockingStream[Consumer]):
     def __init__(self, inner: Consumer, thread: LoopThread) -> None:
         super().__init__(inner, thread)
         self._settled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._planned = False
+        self._record_planned = False
 
     flush = blocking(Consumer.flush)
 
@@ -138,14 +138,14 @@ class BlockingConsumer(BlockingStream[Consumer]):
         """See `Consumer.seek`."""
         self._hand_over()
         self._thread.call(self._inner.seek(position))
-        self._forget_batch()
+        self._drop_batch()
 
     def _settle(self, record: Callable[..., None], *settled: object) -> None:
-        if not self._planned:
+        if not self._record_planned:
             self._thread.running_loop()  # as in `send_nowait`
         self._settled.append((record, settled))
-        if not self._planned:
-            self._planned = True
+        if not self._record_planned:
+            self._record_planned = True
             self._thread.soon(self._record_settled)
 
     def _hand_over(self) -> None:
@@ -153,15 +153,15 @@ class BlockingConsumer(BlockingStream[Consumer]):
             self._thread.soon(self._record_settled)
 
     def _record_settled(self) -> None:
-        self._planned = False
+        self._record_planned = False
         while self._settled:
             record, settled = self._settled.popleft()
-            with suppress(DanubeError):  # it was closed meanwhile, or failed: flush and receive say so
+            with suppress(DanubeError):  # the consumer was closed or failed: `flush` and `receive` raise that
                 record(*settled)
 
 
 class BlockingReader(BlockingStream[Reader]):
-    """See `Reader`. Opened by `with`, by `open`, or by the first message asked of it."""
+    """See `Reader`. Opened by `with`, by `open`, or by the first receive."""
 
     @property
     def topic(self) -> str:

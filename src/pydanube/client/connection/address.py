@@ -1,6 +1,6 @@
 """Where brokers listen: ``danube://host:port,host:port``, or the same without the scheme.
 
-Any of the brokers listed will do to find all others; several are listed so that one may be down.
+Every broker of the list can tell where the others are; several are listed in case one is down.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _EXAMPLE: Final = "write it as danube://host:port, for example danube://127.0.0.
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerAddress:
-    """Host and port of one broker's native door."""
+    """Host and port of the native listener of one broker."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``."""
+        """Parse ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``."""
         host, port_text = _split(text)
         if not host or any(character in host for character in " /?#@,"):
             raise Invalid(f"broker address {text!r} has no usable host: {_EXAMPLE}")
@@ -39,7 +39,7 @@ class BrokerAddress:
 
 
 def parse_addresses(url: str) -> list[BrokerAddress]:
-    """Every broker a URL lists, in its order and each once."""
+    """Return the brokers that a URL lists, in its order and without duplicates."""
     if not isinstance(url, str):
         raise Invalid(f"broker URL {url!r} is not text: {_EXAMPLE}")
     scheme, separator, rest = url.strip().partition("://")

@@ -1,7 +1,7 @@
-"""How long to wait before trying again: longer each time, never the same for everybody.
+"""How long to wait before trying again: longer each time, with a random part.
 
-The wait is drawn between half of the step and the whole of it, so that a thousand clients of a restarted broker do not
-come back in one moment, and none of them comes back at once.
+The wait is a random number between half of the step and the whole step, so that a thousand clients of a restarted
+broker do not come back at the same moment, and none of them comes back at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GROWTH: Final = 2.0
 
 
 class RetryBackoff:
-    """The waits of one who keeps trying."""
+    """The waits between the attempts of one caller."""
 
     def __init__(self, random: Random, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> None:
         assert 0 < first <= longest
@@ -26,16 +26,16 @@ class RetryBackoff:
 
     @classmethod
     def within(cls, timeout: float, random: Random) -> Self:
-        """Waits that leave several tries within `timeout` seconds, however long it has been failing before."""
+        """Return a backoff whose longest wait allows several attempts within `timeout` seconds."""
         longest = min(LONGEST_SECONDS, timeout / 5)
         return cls(random, min(FIRST_SECONDS, longest), longest)
 
     def next(self) -> float:
-        """Seconds to wait now."""
+        """Return the seconds to wait before the next attempt."""
         step = self._step
         self._step = min(step * GROWTH, self._longest)
         return step * (0.5 + self._random.random() / 2)
 
     def reset(self) -> None:
-        """It worked: the next failure starts from the beginning."""
+        """Start again with the shortest wait, after a success."""
         self._step = self._first

@@ -1,6 +1,6 @@
 """One connection to one broker, shared by every producer, consumer and reader that needs that broker.
 
-Requests are pipelined: each takes a correlation number and its answer finds the way back by it, in any order.
+Requests are pipelined: each has a correlation number, by which its answer is recognised; answers come in any order.
 
 ```
  client                                broker
@@ -10,14 +10,14 @@ Requests are pipelined: each takes a correlation number and its answer finds the
  PUBLISH #8 (batch)         ---->
                             <----      PUBLISHED #8
                             <----      RESPONSE #7  / ERROR #7
-                            <----      DELIVER (handle)    pushed, within the credit that was given
+                            <----      DELIVER (handle)    pushed, within the credit the client gave
 ```
 
 Invariants
     every request ends exactly once: with its answer, the broker's error, or Unavailable when the connection ends
-    at most FETCHES_MAX fetches are unanswered, also counting those whose answer nobody waits for any more
-    the bytes of unanswered PUBLISH and STAGE frames stay within the broker's window, except for a single one larger
-    a handle's listener is registered before any frame for it can be looked at
+    at most FETCHES_MAX fetches are unanswered, including those whose caller was cancelled
+    the bytes of unanswered PUBLISH and STAGE frames stay within the broker's window, except for a single larger frame
+    the listener of a handle is registered before any frame for the handle is read
 """
 
 from __future__ import annotations
@@ -39,31 +39,33 @@ from pydanube.runtime.clock import Clock
 from pydanube.version import __version__
 
 from .address import BrokerAddress
-from .keepalive import KeepAlive
 from .pending_answers import (
     AckAnswer,
     Answer,
     Answerable,
     DeliveryListener,
     FetchAnswer,
+    IgnoredAnswer,
     PublishListener,
-    Unheard,
     WindowAnswer,
     fail,
 )
-from .publish_window import PublishWindow
 
 HANDSHAKE_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 30.0
-"""A broker that answers nothing for so long is as good as gone for the one who asked."""
+"""How long a request waits for its answer before it raises Unavailable."""
 
 FETCHES_MAX: Final = 512
-"""Unanswered fetches of one connection; more wait their turn. A broker refuses some number of them, 1,024 by default,
-and half of that leaves room for brokers that were set lower."""
+"""Unanswered fetches of one connection; further ones wait in a queue. A broker refuses more than a configured number,
+1,024 by default; half of that leaves room for brokers with a lower setting."""
 
 CROWDED_FETCHES: Final = FETCHES_MAX // 2
 CROWDED_WAIT_MS: Final = 250
-"""So many fetches may keep their place for as long as they like; those after them leave soon, for the next ones."""
+"""When more fetches than CROWDED_FETCHES are unanswered, further ones wait at the broker only for CROWDED_WAIT_MS, so
+that the next ones in the queue get their turn."""
+
+SILENT_INTERVALS_MAX: Final = 3
+"""Intervals without a single byte, each begun with a PING, before the connection is given up."""
 
 _FRAMING: Final = network.Framing(frame_length=frames.frame_length, header_bytes=frames.HEADER.size)
 _CORRELATIONS: Final = 0xFFFFFFFF
@@ -72,8 +74,94 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 T = TypeVar("T")
 
 
+class PublishWindow:
+    """Flow control for publishes: counts the unanswered bytes of one connection. `limit` 0: the broker set none.
+
+    Invariants
+        unanswered bytes stay within the window, except for a single batch larger than it, alone
+        waiting callers get room in the order of asking; one for which there still is no room is not called
+    """
+
+    __slots__ = ("_outstanding", "_waiting", "limit")
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self._outstanding = 0
+        self._waiting: dict[object, tuple[int, Callable[[], None]]] = {}
+
+    def has_room(self, size: int) -> bool:
+        return not self._outstanding or not self.limit or self._outstanding + size <= self.limit
+
+    def take(self, size: int) -> None:
+        self._outstanding += size
+
+    def when_room(self, key: object, size: int, callback: Callable[[], None]) -> None:
+        """Call `callback` once when there is room for `size` bytes. Each `key` waits at most once."""
+        self._waiting.setdefault(key, (size, callback))
+
+    def forget(self, key: object) -> None:
+        self._waiting.pop(key, None)
+
+    def give_back(self, size: int) -> None:
+        """Return the bytes of a request that was answered."""
+        self._outstanding -= size
+        assert self._outstanding >= 0
+
+    def call_waiting(self) -> None:
+        """Call the waiting callers for which there is room now."""
+        waiting = self._waiting
+        while waiting:
+            key = next(iter(waiting))
+            size, callback = waiting[key]
+            if not self.has_room(size):
+                return
+            del waiting[key]
+            callback()
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+
+class KeepAlive:
+    """Sends a PING when nothing was received for an interval, and gives up after a few silent intervals.
+
+    Intervals are counted, not measured: an event loop that was blocked for a minute counts one silent interval, not
+    many, and its connections stay open if the broker answers then.
+    """
+
+    __slots__ = ("_give_up", "_interval", "_loop", "_ping", "_received", "_received_at", "_silent", "_timer")
+
+    def __init__(
+        self, interval: float, received_at: Callable[[], float], ping: Callable[[], None], give_up: Callable[[], None]
+    ) -> None:
+        self._interval = interval
+        self._received_at = received_at
+        self._ping = ping
+        self._give_up = give_up
+        self._received = received_at()
+        self._silent = 0
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(interval, self._tick)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        received = self._received_at()
+        if received != self._received:
+            self._received = received
+            self._silent = 0
+        else:
+            self._silent += 1
+            if self._silent > SILENT_INTERVALS_MAX:
+                self._give_up()
+                return
+            self._ping()
+        self._timer = self._loop.call_later(self._interval, self._tick)
+
+
 class Connection:
-    """An open, greeted connection. Made by `Connection.open`; belongs to the loop's thread."""
+    """An open connection after the handshake. Made by `Connection.open`; belongs to the thread of the event loop."""
 
     def __init__(self, address: BrokerAddress, framed: network.FramedConnection) -> None:
         self.address = address
@@ -81,12 +169,12 @@ class Connection:
         self.lost: DanubeError | None = None
         """Why it ended; None while it can be used."""
         self.going_away = False
-        """The broker asked to be left: what was begun may finish, nothing new should start here."""
+        """The broker sent GOAWAY: requests under way may finish, new ones should go to another broker."""
         self.window = PublishWindow()
         self._framed = framed
         self._loop = asyncio.get_running_loop()
         self._greeted: asyncio.Future[requests.Welcome] = self._loop.create_future()
-        self._greeted.add_done_callback(_take_note)  # who opens it may be cancelled before waiting for this
+        self._greeted.add_done_callback(_mark_retrieved)  # `open` may be cancelled before it awaits this
         self._correlation = 0
         self._asked: dict[int, Answerable] = {}
         self._fetches: dict[int, asyncio.Future[FetchAnswer]] = {}
@@ -99,7 +187,10 @@ class Connection:
 
     @classmethod
     async def open(cls, address: BrokerAddress, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
-        """Connect and shake hands. Raises Unavailable, or what the broker refused it with. Cancelled: nothing stays."""
+        """Connect and exchange HELLO and WELCOME. Raises Unavailable, or the error with which the broker refuses.
+
+        Cancelled, the connection is closed.
+        """
         made: list[Connection] = []
 
         def handler(framed: network.FramedConnection) -> Connection:
@@ -122,7 +213,7 @@ class Connection:
         self.window.limit = self.welcome.publish_window_bytes
         if self.lost is None and self.welcome.keep_alive_ms > 0:
             self._keep_alive = KeepAlive(
-                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self._ping, self._fell_silent
+                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self._ping, self._give_up_silent
             )
         return self
 
@@ -131,18 +222,18 @@ class Connection:
         return self.lost is None and not self.going_away
 
     def on_lost(self, key: object, callback: Callable[[DanubeError], None]) -> None:
-        """Call back once when the connection ends; raises when it has. `key` takes it back, see `forget`."""
+        """Call `callback` once when the connection ends; raises if it has. `forget(key)` removes the callback."""
         if self.lost is not None:
             raise copy(self.lost)
         self._on_lost[key] = callback
 
     def forget(self, key: object) -> None:
-        """Nobody calls this one back any more."""
+        """Remove the callbacks that were registered under `key`, here and in the publish window."""
         self._on_lost.pop(key, None)
         self.window.forget(key)
 
     async def close(self) -> None:
-        """End it: queued bytes leave first. Everything unanswered ends with Unavailable."""
+        """Send the queued bytes, then close. Every unanswered request ends with Unavailable."""
         self._reason = self._reason or Unavailable("the client closed this connection")
         self._framed.close()
         await self._framed.wait_closed()
@@ -157,9 +248,11 @@ class Connection:
         timeout: float = REQUEST_SECONDS,
         on_late: Callable[[StructT], None] | None = None,
     ) -> StructT:
-        """Ask and wait. `on_answer` sees the answer before the next frame is read.
+        """Send a request, wait for its answer and return it.
 
-        Cancelled, or too late, the answer is ignored, unless `on_late` has a use for it.
+        on_answer   called with the answer before the next frame is read
+        on_late     called with an answer that comes after the caller was cancelled or the timeout passed; by default
+                    such an answer is ignored
         """
         waiting: asyncio.Future[StructT] = self._loop.create_future()
         correlation = self._next_correlation()
@@ -168,19 +261,19 @@ class Connection:
         return await self._answer(waiting, timeout, type(request).__name__)
 
     def tell(self, request: requests.Request) -> None:
-        """Ask and do not wait: whatever the answer is. On a connection that ended there is nobody to tell."""
+        """Send a request and ignore its answer. On a connection that ended it does nothing."""
         if self.lost is None:
             correlation = self._next_correlation()
-            self._asked[correlation] = Unheard()
+            self._asked[correlation] = IgnoredAnswer()
             self._framed.send(frames.encode(FrameKind.REQUEST, requests.encode(request), correlation))
 
     async def fetch(self, fetch: requests.Fetch, timeout: float = REQUEST_SECONDS) -> FetchAnswer:
-        """Read without a subscription; may wait for its turn. Cancelled, the answer is ignored."""
+        """Read without a subscription; waits if too many fetches are unanswered. Cancelled, the answer is ignored."""
         await self._fetch_places.acquire()
         try:
             correlation = self._next_correlation()
         except DanubeError:
-            self._fetch_places.release()  # the next one in the queue has to hear it too
+            self._fetch_places.release()  # the next one in the queue has to fail too
             raise
         if len(self._fetches) >= CROWDED_FETCHES:
             fetch = msgspec.structs.replace(fetch, wait_ms=min(fetch.wait_ms, CROWDED_WAIT_MS))
@@ -204,7 +297,9 @@ class Connection:
         self._publishes[correlation] = (listener, ticket, size)
         self.window.take(size)
         front = frames.encode_publish_front(correlation, handle, size)
-        if len(self._publishes) == 1:  # a lone message is in a hurry; those behind it will wait for its answer anyway
+        if (
+            len(self._publishes) == 1
+        ):  # nothing else is unanswered: send at once, without waiting to send several frames together
             self._framed.send_now(front, batch)
         else:
             self._framed.send(front, batch)
@@ -212,9 +307,9 @@ class Connection:
     async def stage(
         self, stage: requests.Stage, body: Sequence[ByteBuffer], timeout: float = REQUEST_SECONDS
     ) -> requests.Staged:
-        """Have batches stored where nobody sees them. Waits for room in the window. Cancelled, the answer is ignored.
+        """Store batches that stay invisible until they are committed. Waits for room in the publish window.
 
-        The buffers must not change before the answer.
+        The buffers must not change before the answer. Cancelled, the answer is ignored.
         """
         size = sum(map(len, body))
         while not self.window.has_room(size):
@@ -228,7 +323,7 @@ class Connection:
         return await self._answer(waiting, timeout, "Stage")
 
     async def _next_room(self, size: int) -> None:
-        """Until there was room for so much, which may be gone again."""
+        """Wait until there is room for `size` bytes; it may be gone again when this returns."""
         waiting: asyncio.Future[None] = self._loop.create_future()
         self.on_lost(waiting, partial(fail, waiting))
         self.window.when_room(waiting, size, partial(_done, waiting))
@@ -240,7 +335,7 @@ class Connection:
     def _stage_settled(self, size: int) -> None:
         self.window.give_back(size)
         if self.lost is None:
-            self.window.let_in()
+            self.window.call_waiting()
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -261,8 +356,11 @@ class Connection:
         generation: int = frames.GENERATION_UNKNOWN,
         on_done: Callable[[DanubeError | None], None] | None = None,
     ) -> None:
-        """Confirm offsets, which were delivered under `generation`. `on_done` is called once they are synced, were
-        refused, or the connection ended."""
+        """Acknowledge offsets that were delivered under `generation`.
+
+        on_done     called once with None when the acks are synced, or with the error if they were refused or the
+                    connection ended
+        """
         correlation = 0
         if on_done is not None:
             correlation = self._next_correlation()
@@ -272,7 +370,7 @@ class Connection:
         self._framed.send(frames.encode(FrameKind.ACK, head, correlation, flags))
 
     def nack(self, nack: requests.Nack) -> None:
-        """Give offsets back. Not answered: what the broker does not hear of is redelivered anyway."""
+        """Ask for redelivery of offsets. There is no answer: offsets that are not acked are redelivered anyway."""
         self._framed.send(frames.encode(FrameKind.NACK, requests.encode(nack)))
 
     # -- what the transport calls ------------------------------------------------------------------------------------
@@ -291,7 +389,9 @@ class Connection:
                 asked = self._asked.get(decoded.correlation)
                 if asked is not None:
                     asked.succeed(decoded.head)
-                    del self._asked[decoded.correlation]  # not before: one that cannot be read is still owed
+                    del self._asked[
+                        decoded.correlation
+                    ]  # not earlier: if the answer cannot be decoded, the request fails with the connection
             case FrameKind.FETCHED:
                 self._fetched(decoded)
             case FrameKind.ERROR:
@@ -308,7 +408,7 @@ class Connection:
         self._framed.abort()
 
     def writable_changed(self, writable: bool) -> None:
-        """Nothing to do: what waits to be sent is bounded by the publish window and the fetches and acks in flight."""
+        """Do nothing: the bytes that wait to be sent are bounded by the publish window, the fetches and the acks."""
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._keep_alive is not None:
@@ -319,7 +419,7 @@ class Connection:
         fail(self._greeted, self.lost)
         asked, self._asked = self._asked, {}
         for one in asked.values():
-            self._tell(one.fail, self.lost)
+            self._notify(one.fail, self.lost)
         fetches, self._fetches = self._fetches, {}
         for fetch in fetches.values():
             fail(fetch, self.lost)
@@ -329,15 +429,15 @@ class Connection:
         self.window.close()
         callbacks, self._on_lost = self._on_lost, {}
         for callback in callbacks.values():
-            self._tell(callback, self.lost)
+            self._notify(callback, self.lost)
 
-    def _tell(self, callback: Callable[[DanubeError], None], lost: DanubeError) -> None:
-        """One who stumbles over the news must not keep it from the others."""
+    def _notify(self, callback: Callable[[DanubeError], None], lost: DanubeError) -> None:
+        """Call one listener; an exception it raises is reported and does not stop the other listeners."""
         try:
             callback(lost)
         except Exception as error:
-            told = f"{callback!r} failed when the connection to {self.address} ended"
-            self._loop.call_exception_handler({"message": told, "exception": error})
+            message = f"{callback!r} failed when the connection to {self.address} ended"
+            self._loop.call_exception_handler({"message": message, "exception": error})
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -346,7 +446,7 @@ class Connection:
         entry = self._publish_answered(frame.correlation)
         if entry is not None:
             entry[0].published(entry[1], base_offset, bool(frame.flags & frames.FLAG_DUPLICATE))
-        self.window.let_in()
+        self.window.call_waiting()
 
     def _publish_answered(self, correlation: int) -> tuple[PublishListener, object, int] | None:
         entry = self._publishes.pop(correlation, None)
@@ -375,7 +475,7 @@ class Connection:
             self._reason = Unavailable(f"broker at {self.address} ended the connection: {error}")
         elif (entry := self._publish_answered(frame.correlation)) is not None:
             entry[0].refused(entry[1], error)
-            self.window.let_in()
+            self.window.call_waiting()
         elif (asked := self._asked.pop(frame.correlation, None)) is not None:
             asked.fail(error)
         elif (fetch := self._fetch_answered(frame.correlation)) is not None:
@@ -409,7 +509,7 @@ class Connection:
     def _ping(self) -> None:
         self._framed.send(frames.encode(FrameKind.PING))
 
-    def _fell_silent(self) -> None:
+    def _give_up_silent(self) -> None:
         self._reason = Unavailable(f"broker at {self.address} fell silent")
         self._framed.abort()
 
@@ -431,7 +531,7 @@ def _done(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-def _take_note(done: asyncio.Future[T]) -> None:
-    """An exception that nobody will ask for is no accident."""
+def _mark_retrieved(done: asyncio.Future[T]) -> None:
+    """Mark the exception as retrieved, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

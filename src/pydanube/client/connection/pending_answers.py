@@ -1,4 +1,4 @@
-"""Who waits for what on a connection: the listeners it calls, and the answers it owes."""
+"""The listeners that a connection calls, and the kinds of answers its requests wait for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class PublishListener(Protocol):
-    """Who hears what became of a batch; `ticket` is whatever it gave when it was sent."""
+    """Is told the outcome of each batch it published; `ticket` is the object it passed to `Connection.publish`."""
 
     def published(self, ticket: object, base_offset: int, duplicate: bool) -> None: ...
     def refused(self, ticket: object, error: DanubeError) -> None: ...
 
 
 class DeliveryListener(Protocol):
-    """Who gets what the broker pushes to one consumer."""
+    """Receives the frames that the broker pushes to one consumer."""
 
     def delivered(self, head: frames.DeliverHead, batch: memoryview) -> None: ...
     def changed(self, ack_timeout_ms: int, generation: int) -> None: ...
@@ -32,7 +32,7 @@ class DeliveryListener(Protocol):
 
 
 class FetchAnswer(NamedTuple):
-    """FETCHED, read. `body` holds whole batches, each padded to 64."""
+    """A decoded FETCHED frame. `body` holds whole batches, each padded to a multiple of 64 bytes."""
 
     next_offset: int
     start_offset: int
@@ -41,14 +41,14 @@ class FetchAnswer(NamedTuple):
 
 
 class Answerable(Protocol):
-    """Whoever waits for a RESPONSE or an ERROR."""
+    """Takes the RESPONSE or the ERROR of one request."""
 
     def succeed(self, head: memoryview) -> None: ...
     def fail(self, error: DanubeError) -> None: ...
 
 
 class AckAnswer:
-    """An ACK that asked to hear when it is synced."""
+    """Calls `on_done` when an ACK is synced or has failed."""
 
     __slots__ = ("on_done",)
 
@@ -64,7 +64,7 @@ class AckAnswer:
 
 
 class Answer(Generic[StructT]):
-    """A request that waits for its answer. One that comes too late, when nobody waits any longer, goes to `on_late`."""
+    """Sets a future to the answer of a request. An answer that comes when the future is done goes to `on_late`."""
 
     __slots__ = ("answer", "kind", "on_answer", "on_late")
 
@@ -95,7 +95,7 @@ class Answer(Generic[StructT]):
 
 
 class WindowAnswer:
-    """An answer that gives back what its request took of the publish window."""
+    """Calls `on_settled`, which gives back the request's share of the publish window, together with another answer."""
 
     __slots__ = ("answer", "on_settled")
 
@@ -104,7 +104,7 @@ class WindowAnswer:
         self.on_settled = on_settled
 
     def succeed(self, head: memoryview) -> None:
-        self.answer.succeed(head)  # one that cannot be read ends the connection, and with it in `fail`
+        self.answer.succeed(head)  # one that cannot be decoded ends the connection, which calls `fail`
         self.on_settled()
 
     def fail(self, error: DanubeError) -> None:
@@ -112,18 +112,18 @@ class WindowAnswer:
         self.answer.fail(error)
 
 
-class Unheard:
-    """A request whose answer, good or bad, changes nothing."""
+class IgnoredAnswer:
+    """Ignores the answer of a request."""
 
     __slots__ = ()
 
     def succeed(self, head: memoryview) -> None:
-        """Good."""
+        """Ignore it."""
 
     def fail(self, error: DanubeError) -> None:
-        """Then not."""
+        """Ignore it."""
 
 
 def fail(waiting: asyncio.Future[T], error: DanubeError) -> None:
     if not waiting.done():
-        waiting.set_exception(copy(error))  # a raised error collects tracebacks: everyone gets their own
+        waiting.set_exception(copy(error))  # a raised error collects tracebacks: every waiter gets a copy

@@ -1,11 +1,11 @@
-"""Finding the broker that owns a partition, and staying in touch with it.
+"""Finds the broker that owns a partition, and keeps the connections of one client.
 
-Addresses come from three places: those the user listed, those lookups advertise, and those a NotOwner names. An owner
-whose advertised address cannot be reached (behind a port forward, say) is tried through the listed ones.
+Addresses come from three places: the list the user gave, the answers to lookups, and NotOwner errors. If the advertised
+address of an owner cannot be reached (behind a port forward, for example), the listed addresses are tried.
 
 Invariants
-    one connection per address, and one lookup per topic, however many ask for it at once
-    a cached route is only a hint: whoever is answered NotOwner or NotFound, or cannot connect, looks the topic up again
+    there is one connection per address, and one lookup per topic at a time, however many callers ask for it
+    a cached route is only a hint: after NotOwner, NotFound or a failure to connect the topic is looked up again
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from .connection import HANDSHAKE_SECONDS, Connection
 log = get_logger(__name__)
 
 UNREACHABLE_SECONDS: Final = 15.0
-"""How long an advertised address that could not be reached is left alone."""
+"""How long an advertised address that could not be reached is not tried again."""
 
 HOPS_MAX: Final = 4
-"""NotOwner answers that are followed at once; later ones wait, because somebody is wrong about who owns what."""
+"""NotOwner answers that are followed at once. Later ones wait first, because the brokers disagree about the owner."""
 
 ROUTES_MAX: Final = 10_000
-"""Cached routes; past it all are forgotten, which costs one lookup each."""
+"""Cached routes. When the cache is full all of them are dropped, which costs one lookup each."""
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 T = TypeVar("T")
 
 
 def worth_retrying(error: DanubeError) -> bool:
-    """Whether the same request, sent again later or elsewhere, may do better."""
+    """Return whether the same request may succeed when it is sent again later or to another broker."""
     return isinstance(error, Unavailable | NotOwner | Full)
 
 
 class Brokers:
-    """Every connection of one client, and what it knows about who owns what."""
+    """The connections of one client, and its cache of partition owners."""
 
     def __init__(self, addresses: list[BrokerAddress], clock: Clock, random: Random, timeout: float) -> None:
         assert addresses
@@ -58,22 +58,22 @@ class Brokers:
         self.clock = clock
         self.random = random
         self.timeout = timeout
-        """Seconds after which trying again gives way to Unavailable."""
+        """Seconds after which a request that keeps failing raises Unavailable."""
         self.cluster = ""
-        """Which one it is, as the broker said that was connected to last; set before that one answers anything."""
-        self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever waits for one gets its error
-        # a listed broker that says nothing leaves time to try the others
+        """The identity of the cluster, from the WELCOME of the latest connection."""
+        self._tasks = Tasks(on_crash=lambda _task, _error: None)  # callers that await a task get its error
+        # a listed broker that does not answer leaves time to try the others
         self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
         self._connections: dict[BrokerAddress, Connection] = {}
         self._connecting: dict[BrokerAddress, asyncio.Task[Connection]] = {}
-        self._looking: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
+        self._lookups: dict[tuple[str, bool], asyncio.Task[requests.Route]] = {}
         self._unreachable: dict[BrokerAddress, float] = {}
         self._routes: dict[str, requests.Route] = {}
         self._learned_at: dict[str, float] = {}
         self._closed = False
 
     async def close(self) -> None:
-        """End every connection. Nothing of this client runs afterwards."""
+        """Close every connection. No task of this client runs afterwards."""
         self._closed = True
         await self._tasks.close()
         connections, self._connections = list(self._connections.values()), {}
@@ -81,8 +81,8 @@ class Brokers:
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    async def at(self, address: BrokerAddress) -> Connection:
-        """The connection to one address. Cancelled, others who wait for it still get it."""
+    async def connect_to(self, address: BrokerAddress) -> Connection:
+        """Return the connection to one address, which is opened if need be. Cancelled, other callers still get it."""
         if self._closed:
             raise Unavailable("this client is closed")
         known = self._connections.get(address)
@@ -93,17 +93,17 @@ class Brokers:
             connecting = self._tasks.spawn(self._connect(address), f"connect {address}")
             self._connecting[address] = connecting
             connecting.add_done_callback(lambda _: self._connecting.pop(address, None))
-        return await self._shared(connecting)
+        return await self._wait_shared(connecting)
 
-    async def _shared(self, task: asyncio.Task[T]) -> T:
-        """What a task brings that several may wait for. Cancelled, the others still get it."""
+    async def _wait_shared(self, task: asyncio.Task[T]) -> T:
+        """Wait for a task that several callers wait for and return its result. Cancelled, the others still get it."""
         waiter = asyncio.current_task()
         assert waiter is not None
         cancelled_before = waiter.cancelling()
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled() and waiter.cancelling() == cancelled_before:  # the task was, not the waiter
+            if task.cancelled() and waiter.cancelling() == cancelled_before:  # the task was cancelled, not this caller
                 raise Unavailable("this client is closed") from None
             raise
 
@@ -124,8 +124,8 @@ class Brokers:
         if self._connections.get(address) is connection:
             del self._connections[address]
 
-    async def anyone(self) -> Connection:
-        """A connection to some broker: one that is open, or the first listed one that answers."""
+    async def connect_any(self) -> Connection:
+        """Return a connection to any listed broker: an open one, or one to the first broker that answers."""
         for address in self.addresses:
             known = self._connections.get(address)
             if known is not None and known.usable:
@@ -134,57 +134,60 @@ class Brokers:
         now = self.clock.monotonic()
         for address in sorted(self.addresses, key=lambda one: self._unreachable.get(one, 0.0) > now):
             try:
-                return await self.at(address)
+                return await self.connect_to(address)
             except Unavailable as error:
                 failures.append(error.message)
         raise Unavailable("no broker can be reached: " + "; ".join(failures))
 
     async def owner(self, topic: str, partition: int) -> Connection:
-        """The connection to the owner of a partition, as far as is known. One try; raises Unavailable or NotFound."""
+        """Return a connection to the owner of a partition, according to the cached or looked-up route.
+
+        One attempt; raises Unavailable or NotFound.
+        """
         route = await self.route(topic)
-        if partition >= len(route.partitions):  # the topic may have been deleted and made anew, with more of them
+        if partition >= len(route.partitions):  # the topic may have been recreated with more partitions
             self.moved(topic)
             route = await self.route(topic)
         if not 0 <= partition < len(route.partitions):
             raise NotFound(f"{topic} has no partition {partition}: it has {len(route.partitions)}, counted from 0")
         owner = route.partitions[partition].owner
         if not owner:
-            return await self.anyone()
+            return await self.connect_any()
         address = BrokerAddress.parse(owner)
         if self._unreachable.get(address, 0.0) <= self.clock.monotonic():
             try:
-                return await self.at(address)
+                return await self.connect_to(address)
             except Unavailable:
                 self.moved(topic)
                 if address in self.addresses and len(self.addresses) == 1:
                     raise
-        return await self.anyone()
+        return await self.connect_any()
 
     # -- routes ------------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str, create: bool = False, age_max: float = inf) -> requests.Route:
-        """Who owns the partitions of a topic: from memory (not older than `age_max` seconds), or by one lookup."""
+        """Return the partition owners of a topic, from the cache (at most `age_max` seconds old) or by one lookup."""
         known = self._routes.get(topic)
         if known is not None and (age_max == inf or self.clock.monotonic() - self._learned_at[topic] < age_max):
             return known
         if self._closed:
             raise Unavailable("this client is closed")
-        looking = self._looking.get((topic, create))
-        if looking is None or looking.done():
-            looking = self._tasks.spawn(self._look_up(topic, create), f"look up {topic}")
-            self._looking[topic, create] = looking
-        return await self._shared(looking)
+        lookup = self._lookups.get((topic, create))
+        if lookup is None or lookup.done():
+            lookup = self._tasks.spawn(self._look_up(topic, create), f"look up {topic}")
+            self._lookups[topic, create] = lookup
+        return await self._wait_shared(lookup)
 
     async def _look_up(self, topic: str, create: bool) -> requests.Route:
         mine = asyncio.current_task()
         try:
-            return await self._ask_for_route(topic, create)
+            return await self._request_route(topic, create)
         finally:
-            if self._looking.get((topic, create)) is mine:
-                del self._looking[topic, create]
+            if self._lookups.get((topic, create)) is mine:
+                del self._lookups[topic, create]
 
-    async def _ask_for_route(self, topic: str, create: bool) -> requests.Route:
-        connection = await self.anyone()
+    async def _request_route(self, topic: str, create: bool) -> requests.Route:
+        connection = await self.connect_any()
         return self._learn(topic, await connection.request(requests.Lookup(topic=topic, create=create), requests.Route))
 
     def _learn(self, topic: str, route: requests.Route) -> requests.Route:
@@ -198,9 +201,9 @@ class Brokers:
         return route
 
     def moved(self, topic: str, partition: int = -1, owner: str = "") -> None:
-        """What was known about a topic is no longer true; with `owner`, this is what became of one partition."""
-        for create in (False, True):  # an answer that is on its way may be older than this news
-            self._looking.pop((topic, create), None)
+        """Forget the cached route of a topic; with `owner`, only replace the owner of one partition in it."""
+        for create in (False, True):  # the answer to a lookup under way may be outdated
+            self._lookups.pop((topic, create), None)
         route = self._routes.pop(topic, None)
         if route is not None and owner and 0 <= partition < len(route.partitions):
             route.partitions[partition].owner = owner
@@ -209,7 +212,12 @@ class Brokers:
     # -- trying again ------------------------------------------------------------------------------------------------
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], topic: str = "", partition: int = -1) -> T:
-        """Attempt until it works, is refused for good, or `timeout` has passed. Cancelled, it stops trying."""
+        """Call `attempt` until it succeeds, fails for good, or the timeout has passed; return its result.
+
+        topic, partition    the cached route that a NotOwner or NotFound updates
+
+        Cancelled, it stops trying.
+        """
         deadline = self.clock.monotonic() + self.timeout
         backoff = RetryBackoff.within(self.timeout, self.random)
         hops = 0
@@ -219,7 +227,7 @@ class Brokers:
                 async with asyncio.timeout(deadline - self.clock.monotonic()):
                     return await attempt()
             except TimeoutError:
-                raise self._gave_up(last) from None
+                raise self._timeout_error(last) from None
             except DanubeError as error:
                 last = error
                 if isinstance(error, NotFound):
@@ -233,28 +241,31 @@ class Brokers:
                         continue
                 wait = backoff.next()
                 if self.clock.monotonic() + wait >= deadline:
-                    raise self._gave_up(error) from error
+                    raise self._timeout_error(error) from error
                 await self.clock.sleep(wait)
 
-    def _gave_up(self, error: DanubeError) -> DanubeError:
+    def _timeout_error(self, error: DanubeError) -> DanubeError:
         if isinstance(error, Full):
             return copy(error)
         return Unavailable(f"gave up after {self.timeout:g} s: {error.message}")
 
     async def call(self, request: requests.Request, answer: type[StructT], repeatable: bool = True) -> StructT:
-        """Ask any broker. What is not `repeatable` is asked once: its loss in between raises Unavailable."""
+        """Send a request to any broker and return its answer.
+
+        repeatable  False: it is sent once; if the connection ends before the answer, this raises Unavailable
+        """
         if repeatable:
             return await self.retrying(lambda: self._call_once(request, answer))
         deadline = self.clock.monotonic() + self.timeout
-        connection = await self.retrying(self.anyone)
+        connection = await self.retrying(self.connect_any)
         left = max(0.0, deadline - self.clock.monotonic())
         return await connection.request(request, answer, timeout=left)
 
     async def _call_once(self, request: requests.Request, answer: type[StructT]) -> StructT:
-        connection = await self.anyone()
+        connection = await self.connect_any()
         try:
             return await connection.request(request, answer)
         except NotOwner as error:
             if not error.owner:
                 raise
-            return await (await self.at(BrokerAddress.parse(error.owner))).request(request, answer)
+            return await (await self.connect_to(BrokerAddress.parse(error.owner))).request(request, answer)

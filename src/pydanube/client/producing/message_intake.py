@@ -122,7 +122,7 @@ def split_bulk(
 
     Raises Invalid before the first piece.
     """
-    if attributes is None and type(payloads) is list and partitioner.in_turn:
+    if attributes is None and type(payloads) is list and partitioner.round_robin:
         whole = _as_one_piece(payloads, keys, partitioner, messages_max, bytes_max)
         if whole is not None:
             return iter((whole,))
@@ -224,9 +224,9 @@ def _groups(
     count = len(payloads)
     if count == 0:
         return []
-    if keys is None and partitioner.in_turn:
+    if keys is None and partitioner.round_robin:
         return [(ANY_PARTITION, range(count))]
-    if partitioner.count == 1 and partitioner.in_turn and keys is not None:
+    if partitioner.count == 1 and partitioner.round_robin and keys is not None:
         for key in set(keys):
             if key is not None:
                 partitioner.of_key(key)

@@ -183,11 +183,14 @@ class PartitionProducer:
         self._callbacks.began()
         if not self._send_planned:
             self._send_planned = True
-            self._loop.call_soon(self.send_due)
+            self._loop.call_soon(self._run_planned_send)
+
+    def _run_planned_send(self) -> None:
+        self._send_planned = False
+        self.send_due()
 
     def send_due(self) -> None:
         """Send what may be sent now, and arrange for what has to wait: a session, a retry, the linger time."""
-        self._send_planned = False
         if self.stopped:
             return
         handle, batches = self.session.handle, self.batches

@@ -1,15 +1,15 @@
-"""Which partition a message goes to: by its key, in turn, always the same one, or as a function says.
+"""Chooses the partition of a message: by its key, round robin, always the same one, or by a function.
 
 ```
  partition_by        with a key                     without
- "key" (default)     FNV-1a-64(key) % partitions    in turn
- "round-robin"       in turn                        in turn
+ "key" (default)     FNV-1a-64(key) % partitions    round robin
+ "round-robin"       round robin                    round robin
  3                   partition 3                    partition 3
  function            function(key, payload, partitions)
 ```
 
-The hash is of the key's UTF-8 and the same in every Danube client. In turn means: messages stay with one partition
-until its batch is closed, then the next one gets its turn: round robin for single sends, whole batches for bursts.
+The hash is of the key's UTF-8 and the same in every Danube client. Round robin goes by batch: messages go to one
+partition until its batch is closed, then to the next one; so single sends alternate, and bursts fill whole batches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PRIME: Final = 0x100000001B3
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 KEYS_REMEMBERED: Final = 100_000
-"""Hashing in Python costs a microsecond; past so many keys the memory is worth more."""
+"""How many keys have their partition cached: hashing in Python costs a microsecond per key."""
 
 KEY_CHARACTERS_REMEMBERED: Final = 256
 
 ANY_PARTITION: Final = -1
-"""Whichever partition has its turn when the message is added."""
+"""The partition that round robin has reached when the message is added."""
 
 Choice = Callable[[str | None, bytes, int], int]
 """(key, payload, partitions) -> the partition, counted from 0"""
@@ -43,26 +43,26 @@ UInt64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 OffsetArray: TypeAlias = "np.ndarray[Any, np.dtype[np.signedinteger[Any]]]"
 
 _FEW: Final = 32
-"""For so few keys a step in Python is quicker than one of numpy."""
+"""For at most so many keys a step in Python is quicker than one in numpy."""
 
 
 def fnv1a_64(data: bytes | memoryview, value: int = _OFFSET_BASIS) -> int:
-    """`value`: the hash of what came before."""
+    """Return the hash of `data`, continued from `value`, the hash of the bytes before it."""
     for byte in data:
         value = ((value ^ byte) * _PRIME) & _MASK
     return value
 
 
 def fnv1a_64_each(offsets: OffsetArray, data: memoryview) -> UInt64Array:
-    """The hash of every key ``data[offsets[r] : offsets[r + 1]]``: all keys advance by one byte in each step."""
+    """Return the hash of every key ``data[offsets[r] : offsets[r + 1]]``. Each step hashes one byte of all keys."""
     lengths = offsets[1:] - offsets[:-1]
     by_length = np.argsort(-lengths, kind="stable")
     starts, ends = offsets[:-1][by_length], offsets[1:][by_length]
     values = np.full(len(lengths), _OFFSET_BASIS, np.uint64)
     longer = np.searchsorted(-lengths[by_length], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right").tolist()
-    data = data.cast("B")  # Arrow's buffers call their bytes signed
+    data = data.cast("B")  # Arrow's buffers have signed bytes
     octets, prime, step = np.frombuffer(data, np.uint8), np.uint64(_PRIME), 0
-    while step < len(longer) and longer[step] > _FEW:  # the longest come first: these have a byte left
+    while step < len(longer) and longer[step] > _FEW:  # sorted by length: the first ones have a byte left
         values[: longer[step]] ^= octets[starts[: longer[step]] + step]
         values[: longer[step]] *= prime
         step += 1
@@ -74,7 +74,7 @@ def fnv1a_64_each(offsets: OffsetArray, data: memoryview) -> UInt64Array:
 
 
 def encoded_key(key: str) -> bytes:
-    """The key's UTF-8, or Invalid."""
+    """Return the key as UTF-8. Raises Invalid."""
     if not isinstance(key, str):
         raise Invalid(f"key {key!r} is not text: keys are str, payloads are bytes")
     try:
@@ -98,29 +98,29 @@ def check_partition_by(partition_by: PartitionBy) -> None:
 
 
 class Partitioner:
-    """The choice among the partitions of one topic."""
+    """Chooses among the partitions of one topic."""
 
     def __init__(self, count: int, first: int = 0, partition_by: PartitionBy = "key") -> None:
         assert count > 0
         self.count = count
         self.current = first % count
-        """The partition whose turn it is."""
-        self.in_turn = isinstance(partition_by, str)
-        """Messages without a key take turns."""
+        """The partition that round robin has reached."""
+        self.round_robin = isinstance(partition_by, str)
+        """Messages without a key go round robin."""
         self._partition_by = partition_by
         self._by_key = partition_by == "key"
         self._known: dict[str, int] = {}
 
     def grown(self, count: int) -> Partitioner:
-        """The same choice among more partitions. Keys may go elsewhere."""
+        """Return the same choice among more partitions. Some keys go to other partitions."""
         return Partitioner(count, self.current, self._partition_by)
 
     def rotate(self) -> None:
-        """The current partition got its batch; let the next one have a turn."""
+        """Go on to the next partition, because the batch of the current one was closed."""
         self.current = (self.current + 1) % self.count
 
     def of(self, key: str | None, payload: bytes) -> int:
-        """The partition of a message, or ANY_PARTITION. Raises Invalid for a key that is none."""
+        """Return the partition of a message, or ANY_PARTITION. Raises Invalid for a bad key."""
         hashed = ANY_PARTITION if key is None else self.of_key(key)
         if self._by_key:
             return hashed
@@ -130,7 +130,7 @@ class Partitioner:
         return choice if isinstance(choice, int) else self._chosen(choice, key, payload)
 
     def of_key(self, key: str) -> int:
-        """The partition that a key stands for, which is checked the first time it is seen."""
+        """Return the partition of a key. The key is checked when it is seen first; raises Invalid."""
         partition = self._known.get(key)
         if partition is None:
             partition = fnv1a_64(encoded_key(key)) % self.count
@@ -141,10 +141,10 @@ class Partitioner:
         return partition
 
     def knows(self, keys: Iterable[str | None]) -> bool:
-        """Whether every one of these is a key that was checked before; None is not."""
+        """Return whether every key is in the cache, and so was checked before. None never is."""
         try:
             return all(map(self._known.__contains__, keys))
-        except TypeError:  # one of them is nothing that could be known
+        except TypeError:  # one of them is not hashable
             return False
 
     def _chosen(self, choice: Choice, key: str | None, payload: bytes) -> int:

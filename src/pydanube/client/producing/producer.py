@@ -104,8 +104,8 @@ class Producer(Openable):
         """The partition where identities are asked for."""
         self._partition_by = partition_by
         self._partitioner = Partitioner(1)
-        self._takes_turns = isinstance(partition_by, str)
-        """Messages without a key go to the partitions in turn."""
+        self._round_robin = isinstance(partition_by, str)
+        """Messages without a key go to the partitions round robin."""
         self._unkeyed: PartitionProducer | None = None
         """The partition that gets messages without a key until its batch is closed."""
         self._progress = asyncio.Event()
@@ -172,7 +172,7 @@ class Producer(Openable):
             and deliver_at is None
             and deliver_after is None
             and type(payload) is bytes
-            and self._takes_turns
+            and self._round_robin
             and self._ready
             and (size := len(payload) + ROW_BYTES) <= _MESSAGE_SIZE_MAX
         ):  # the common case, without the calls that the others need
@@ -207,7 +207,7 @@ class Producer(Openable):
         deliver_us = self._delivery_time(deliver_at, deliver_after)
         pieces = self._split(payloads, keys, attributes)
         placements: list[Sequence[int]] | None = None
-        if not self._partitioner.in_turn or (keys is not None and self._partitioner.count > 1):
+        if not self._partitioner.round_robin or (keys is not None and self._partitioner.count > 1):
             placements = []
             pieces = _with_indices_noted(pieces, placements)
         try:
@@ -351,7 +351,7 @@ class Producer(Openable):
         payload = checked_payload(payload)
         size = len(payload) + ROW_BYTES
         partition = ANY_PARTITION
-        if key is not None or not self._takes_turns:
+        if key is not None or not self._round_robin:
             partition = self._partitioner.of(key, payload)
             size += len(key or "")
         if attributes:

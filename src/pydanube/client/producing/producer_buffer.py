@@ -1,8 +1,8 @@
-"""How much a producer may hold that is not yet stored: senders wait their turn, first come, first served.
+"""Limits the messages and bytes of a producer that are not settled yet. Callers wait for room in the order of asking.
 
 Invariants
-    what is held stays within both limits, except for a single piece larger than a limit, held alone
-    room is taken for a waiting sender at the moment it is woken, so nobody can slip in between
+    messages and bytes stay within both limits, except for a single piece larger than a limit, alone
+    room is taken for a waiting caller at the moment it is woken, so that no other caller can take it in between
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 
 
 class ProducerBuffer:
-    """Messages and bytes held, and who waits to add to them."""
+    """Counts unsettled messages and bytes, and keeps the callers that wait for room."""
 
     def __init__(self, messages_max: int, bytes_max: int) -> None:
         self.messages = 0
@@ -22,23 +22,23 @@ class ProducerBuffer:
         self._waiting: deque[tuple[asyncio.Future[None], int, int]] = deque()
 
     def take_nowait(self, count: int, size: int) -> bool:
-        """Take room if there is some and nobody was first."""
+        """Take room and return True, or return False if there is none or other callers wait for it."""
         held = self.messages
         if self._waiting or (
             held and (held + count > self._messages_max or self.bytes + size > self._bytes_max)
-        ):  # as _fits, without the call: this is on the way of every message
+        ):  # as _fits, without the call: this runs for every message
             return False
         self.messages = held + count
         self.bytes += size
         return True
 
     def force(self, count: int, size: int) -> None:
-        """Take room that the caller has made sure of in its own way."""
+        """Take room without checking the limits, which the caller has checked."""
         self.messages += count
         self.bytes += size
 
     async def take(self, count: int, size: int) -> None:
-        """Wait for room and take it. Cancelled, it is free again."""
+        """Wait for room and take it. Cancelled, nothing is taken."""
         if self.take_nowait(count, size):
             return
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -49,17 +49,17 @@ class ProducerBuffer:
             if not woken.cancelled():
                 self.release(count, size)
             else:
-                self._let_in()  # those behind it may fit
+                self._wake_waiting()  # there may be room for those behind it
             raise
 
     def release(self, count: int, size: int) -> None:
-        """So much is settled; let those go on who now fit."""
+        """Give back the room of settled messages, and wake the callers for which there is room now."""
         self.messages -= count
         self.bytes -= size
         assert self.messages >= 0 and self.bytes >= 0
-        self._let_in()
+        self._wake_waiting()
 
-    def _let_in(self) -> None:
+    def _wake_waiting(self) -> None:
         while self._waiting:
             woken, needed, needed_size = self._waiting[0]
             if not woken.done():

@@ -1,4 +1,4 @@
-"""What a producer gets back: where its messages are."""
+"""The receipts of a producer: partition and offset of its messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Receipt(NamedTuple):
-    """Where one message is. `duplicate`: an earlier try had already stored it, and this one stored nothing."""
+    """Where one message is stored. `duplicate`: an earlier attempt had stored it already, this one stored nothing."""
 
     topic: str
     partition: int
@@ -19,7 +19,7 @@ class Receipt(NamedTuple):
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """Where a run of messages is: offsets [start, start + count) of one partition, in the order they were given."""
+    """Where consecutive messages are stored: offsets [start, start + count) of one partition, in sending order."""
 
     partition: int
     start: int
@@ -28,15 +28,16 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receipts(Sequence[Receipt]):
-    """The receipts of one `send_many`, in the order of its payloads. They are made one by one, when asked for.
+    """The receipts of one `send_many`, in the order of its payloads. Each is made when it is read.
 
-    With keys on a topic of several partitions `rows` tells which payload went where; without, runs follow each other.
+    `rows` has the payload indices of each run, for messages with keys on a topic of several partitions. Without it, the
+    runs hold the payloads in order.
     """
 
     def __init__(self, topic: str, runs: Sequence[Placed], rows: Sequence[Sequence[int]] | None = None) -> None:
         self.topic = topic
         self.runs = tuple(runs)
-        """Contiguous offsets, run by run."""
+        """Runs of consecutive offsets."""
         self._starts: list[int] = []
         self._count = 0
         for run in self.runs:
@@ -70,7 +71,7 @@ class Receipts(Sequence[Receipt]):
         return f"Receipts(topic={self.topic!r}, count={self._count}, runs={list(self.runs)!r})"
 
     def _inverse(self, rows: Sequence[Sequence[int]]) -> list[int]:
-        """Payload number -> its place among the runs laid end to end."""
+        """Return, for each payload index, its place in the concatenation of all runs."""
         order = [0] * self._count
         place = 0
         for run_rows in rows:

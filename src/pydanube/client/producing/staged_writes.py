@@ -1,4 +1,4 @@
-"""Staged writes from the client's side: batches are stored in the dark, then one commit publishes all of them, once.
+"""The client's side of staged writes: batches are stored invisibly, then one commit publishes all of them, once.
 
 ```python
 async with client.stager("my-query", run="run-7", batch_id=12) as stager:
@@ -8,12 +8,12 @@ async with client.stager("my-query", run="run-7", batch_id=12) as stager:
 await client.commit_stages("my-query", "run-7", 12, stages)
 ```
 
-`model.staging` says what the words mean. A part that may have arrived before its connection ended is sent again: that
-makes another object, which no commit names and which expires. A repeated commit changes nothing.
+`model.staging` defines the terms. A part whose connection ended before the answer is sent again. If the first one had
+arrived, its object is not named in any commit and expires. A repeated commit changes nothing.
 
 Invariants
-    a part is on its way while the next one is filled; no more than these two are in hand
-    `finish` names every part that was stored, in order, and nothing that was not
+    one part is being sent while the next one is filled; there are never more than these two
+    `finish` returns every part that was stored, in order, and no other
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from pydanube.model.staging import StagedQuery, check_batch_id, check_query
 from pydanube.runtime.tasks import Tasks
 
 PART_BYTES: Final = 8 * MIB
-"""One object in the store: large enough to be worth its request, small enough that two of them are no burden."""
+"""The size of one object in the store: large enough to be worth a request, small enough to hold two in memory."""
 
 HEAD_BYTES: Final = CONTROL_BYTES_MAX // 2
-"""Where the list of what a part holds is long enough; it is estimated from above."""
+"""When the head of the STAGE frame, which lists the batches, counts as full. Its size is estimated on the high side."""
 
 SECTION_BYTES: Final = 64
 LENGTH_BYTES: Final = 5
-"""What a section's fields, and the length of one batch, take in that list at most; the topic's name is extra."""
+"""The most that the fields of a section, and the length of one batch, take in that list; the topic's name is extra."""
 
 ROUTE_SECONDS: Final = 5.0
-"""What is known about a topic's partitions is looked up again after this long: it may have more by now."""
+"""A cached partition count older than this is looked up again, because the topic may have more partitions."""
 
 QUERIES_AT_ONCE: Final = 1000
 
@@ -56,7 +56,7 @@ _ZEROS: Final = bytes(ALIGNMENT)
 
 @dataclass(frozen=True, slots=True)
 class StageOrigin:
-    """Who stages what: the run of a query, its batch, and the attempt of a task to write its share."""
+    """Identifies staged data: the run of a query, its batch, and the attempt of a task to write its share."""
 
     query: str
     run: str
@@ -73,7 +73,7 @@ class StageOrigin:
 
 
 class Part:
-    """Batches that are staged by one frame, in the order they were added."""
+    """The batches of one STAGE frame, in the order they were added."""
 
     __slots__ = ("_sections", "body_bytes", "head_bytes")
 
@@ -83,7 +83,7 @@ class Part:
         self.head_bytes = 0
 
     def has_room(self, size: int) -> bool:
-        """For a batch more. The first one always fits."""
+        """Return whether a batch of `size` bytes fits. The first one always does."""
         return not self.body_bytes or (
             self.body_bytes + _aligned(size) <= BATCH_BYTES_MAX and self.head_bytes < HEAD_BYTES
         )
@@ -108,7 +108,7 @@ class Part:
         ]
 
     def body(self) -> list[ByteBuffer]:
-        """The batches of all sections, each padded."""
+        """Return the batches of all sections, each padded."""
         parts: list[ByteBuffer] = []
         for batches in self._sections.values():
             for batch in batches:
@@ -119,7 +119,7 @@ class Part:
 
 
 class Stager(Openable):
-    """Stages the batches of one attempt. Made by `Client.stager`; left without `finish`, what it stored expires."""
+    """Stages the batches of one attempt. Made by `Client.stager`. Without `finish`, what it stored expires."""
 
     _what = "stager"
 
@@ -127,7 +127,7 @@ class Stager(Openable):
         super().__init__()
         self._brokers = brokers
         self._origin = origin
-        self._tasks = Tasks(on_crash=lambda _task, _error: None)  # whoever adds next, or finishes, gets its error
+        self._tasks = Tasks(on_crash=lambda _task, _error: None)  # the next `add` or `finish` raises its error
         self._part = Part()
         self._sending: asyncio.Task[requests.Staged] | None = None
         self._parts = 0
@@ -135,7 +135,10 @@ class Stager(Openable):
         self._finished = False
 
     async def partitions(self, topic: str, *, create: bool = True) -> int:
-        """How many the topic has. One that does not exist is created, where that is allowed, or raises NotFound."""
+        """Return how many partitions the topic has. With `create`, a topic that does not exist is created.
+
+        Raises NotFound if it does not exist and may not be created.
+        """
         self._check_open()
         name = str(TopicName.parse(topic))
         brokers = self._brokers
@@ -143,9 +146,9 @@ class Stager(Openable):
         return len(route.partitions)
 
     async def add(self, topic: str, partition: int, batch: ByteBuffer) -> None:
-        """Take an encoded batch, which must not change afterwards. Waits while two parts are in hand.
+        """Add an encoded batch, which must not change afterwards. Waits if a part is full and another is being sent.
 
-        Raises what an earlier part was refused with. Cancelled, nothing can be said about the stages: begin again.
+        Raises the error with which an earlier part was refused. Cancelled, it is unknown what is stored: begin again.
         """
         self._check_usable()
         if len(batch) > BATCH_BYTES_MAX:
@@ -157,12 +160,15 @@ class Stager(Openable):
             await self._send()
 
     async def finish(self) -> list[str]:
-        """Store what is left; returns the names of all stages, synced, for `commit_stages`. Cancelled: begin again."""
+        """Store the last part and return the names of all stages, synced, for `commit_stages`.
+
+        Cancelled, it is unknown what is stored: begin again.
+        """
         self._check_usable()
         self._finished = True
         if self._part.body_bytes:
             await self._send()
-        await self._sent()
+        await self._wait_sent()
         return self._stages
 
     def _check_usable(self) -> None:
@@ -171,8 +177,8 @@ class Stager(Openable):
             raise Refused("this stager is finished: make a new one, with another attempt")
 
     async def _send(self) -> None:
-        """The part in hand leaves when the one before has arrived."""
-        await self._sent()
+        """Wait until the part before is stored, then send the part that was filled."""
+        await self._wait_sent()
         part, self._part = self._part, Part()
         origin, number = self._origin, self._parts
         self._parts += 1
@@ -181,14 +187,14 @@ class Stager(Openable):
         )
         self._sending = self._tasks.spawn(self._store(stage, part.body()), f"stage part {number} of {origin.query}")
 
-    async def _sent(self) -> None:
+    async def _wait_sent(self) -> None:
         sending, self._sending = self._sending, None
         if sending is not None:
             self._stages.append((await sending).stage)
 
     async def _store(self, stage: requests.Stage, body: list[ByteBuffer]) -> requests.Staged:
         async def attempt() -> requests.Staged:
-            return await (await self._brokers.anyone()).stage(stage, body)
+            return await (await self._brokers.connect_any()).stage(stage, body)
 
         return await self._brokers.retrying(attempt)
 
@@ -197,7 +203,7 @@ class Stager(Openable):
 
 
 class StagedWrites(Openable):
-    """The part of a client that commits what was staged, and looks after the queries that do so."""
+    """The methods of a client that commit staged data and administer the queries that stage."""
 
     _brokers: Brokers
 
@@ -206,9 +212,11 @@ class StagedWrites(Openable):
     ) -> StagesCommitted:
         """Publish these stages, all or none, once. Durable when it returns.
 
-        A batch id that was committed before changes nothing (`repeated`). Refused when a stage is gone; StaleEpoch when
-        another run of the query came after this one. `wait_ms`: how long to wait until all messages can be read, at
-        most half of the client's timeout; `applied` tells whether they can. Cancelled, it may have happened: repeat it.
+        wait_ms     how long to wait until all messages can be read, at most half of the client's timeout; `applied` in
+                    the answer tells whether they can
+
+        A batch id that was committed before changes nothing (`repeated` in the answer). Raises Refused if a stage is
+        gone, StaleEpoch if there is a later run of the query. Cancelled, it may have happened: repeat it.
         """
         self._check_open()
         if len(stages) > STAGES_PER_COMMIT_MAX:
@@ -227,13 +235,13 @@ class StagedWrites(Openable):
         seconds = REQUEST_SECONDS + request.wait_ms / 1_000
 
         async def attempt() -> StagesCommitted:
-            connection = await self._brokers.anyone()
+            connection = await self._brokers.connect_any()
             return await connection.request(request, StagesCommitted, timeout=seconds)
 
         return await self._brokers.retrying(attempt)
 
     async def staged_queries(self) -> list[StagedQuery]:
-        """What is remembered of queries that wrote by stages, by name."""
+        """Return the state that is stored of each query that staged data, by name."""
         self._check_open()
         found: list[StagedQuery] = []
         after = ""
@@ -246,7 +254,7 @@ class StagedWrites(Openable):
                 return found
 
     async def forget_staged_query(self, query: str) -> None:
-        """Forget a query, and drop what it had staged and not committed. Its batch ids count as new afterwards."""
+        """Forget a query and drop its uncommitted stages. Its batch ids count as new afterwards."""
         self._check_open()
         request = requests.ForgetStagedQuery(query=check_query("query", query))
         await self._brokers.call(request, requests.Done, repeatable=False)
