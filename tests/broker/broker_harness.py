@@ -117,7 +117,7 @@ async def open_broker(
         yield broker
 
 
-class Door:
+class BrokerClient:
     """One client's view of a broker."""
 
     def __init__(self, broker: Broker, topic: TopicName = TOPIC) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker_harness import Door, open_broker
+from broker_harness import BrokerClient, open_broker
 
 from pydanube.broker import Broker, Producer, Published
 from pydanube.codec.batch import encode
@@ -37,7 +37,7 @@ class HeldSearch:
         return found
 
 
-class TimedClient(Door):
+class TimedClient(BrokerClient):
     """A client of a broker on a clock that only the test moves."""
 
     def __init__(self, broker: Broker, clock: ManualClock) -> None:

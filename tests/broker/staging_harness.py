@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.broker import Broker, CommitRequest, Committed, SectionRequest, StageRequest
 from pydanube.codec.batch import encode
@@ -71,7 +71,7 @@ class Query:
 
 
 async def payloads(broker: Broker, partition: int = 0, topic: TopicName = TOPIC) -> list[bytes]:
-    return [payload for _, payload in await Door(broker, topic).read_all(partition)]
+    return [payload for _, payload in await BrokerClient(broker, topic).read_all(partition)]
 
 
 async def stages_in(objects: ObjectStore) -> list[str]:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from broker_harness import TIERING, Door
+from broker_harness import TIERING, BrokerClient
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS
@@ -37,10 +37,10 @@ class Away(MemoryStore):
         return await super().put(*arguments, **options)
 
 
-async def filled(door: Door, batches: int, partition: int = 0) -> None:
-    producer = await door.producer(partition=partition)
+async def filled(client: BrokerClient, batches: int, partition: int = 0) -> None:
+    producer = await client.producer(partition=partition)
     for _ in range(batches):
-        await door.publish(producer, [b"x" * 100] * 100)
+        await client.publish(producer, [b"x" * 100] * 100)
 
 
 async def usage(broker: Broker, topic: TopicName | None = None) -> tuple[StorageStatus, list[PartitionUsage]]:

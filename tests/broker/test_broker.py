@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.model.errors import AlreadyExists, Corrupt, Denied, Full, Invalid, NotFound, Refused, StaleEpoch
@@ -16,12 +16,14 @@ from pydanube.storage.wal import WalSettings
 
 async def test_what_is_published_is_read_back_in_order(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        answers = await asyncio.gather(*[door.publish(producer, [b"%d" % n, b"x"], sequence=n * 2) for n in range(10)])
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
+        answers = await asyncio.gather(
+            *[client.publish(producer, [b"%d" % n, b"x"], sequence=n * 2) for n in range(10)]
+        )
         assert [answer.base_offset for answer in answers] == list(range(0, 20, 2))
-        assert await door.read_all() == [(n, b"x" if n % 2 else b"%d" % (n // 2)) for n in range(20)]
+        assert await client.read_all() == [(n, b"x" if n % 2 else b"%d" % (n // 2)) for n in range(20)]
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -29,46 +31,46 @@ async def test_a_restart_serves_existing_topics_with_contiguous_offsets(tmp_path
     epochs = []
     for start in range(3):
         async with open_broker(tmp_path, crash=crash) as broker:
-            door = Door(broker)
+            client = BrokerClient(broker)
             if not start:
-                await door.create()
-            answer = await door.publish(await door.producer(), [b"%d" % start] * 3, sequence=0)
+                await client.create()
+            answer = await client.publish(await client.producer(), [b"%d" % start] * 3, sequence=0)
             assert answer.base_offset == start * 3
             epochs.append(answer.owner_epoch)
     assert epochs == sorted(set(epochs)), "every owner writes under an epoch of its own"
     async with open_broker(tmp_path) as broker:
-        assert await Door(broker).read_all() == [(n, b"%d" % (n // 3)) for n in range(9)]
+        assert await BrokerClient(broker).read_all() == [(n, b"%d" % (n // 3)) for n in range(9)]
 
 
 @pytest.mark.parametrize("level", [AckLevel.WRITTEN, AckLevel.MEMORY])
 async def test_offsets_are_never_used_twice_where_a_crash_may_shorten_the_log(tmp_path, level):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create(ack_level=level)
-        await door.publish(await door.producer(), [b"a", b"b"])
+        client = BrokerClient(broker)
+        await client.create(ack_level=level)
+        await client.publish(await client.producer(), [b"a", b"b"])
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        answer = await door.publish(await door.producer(), [b"c"])
+        client = BrokerClient(broker)
+        answer = await client.publish(await client.producer(), [b"c"])
         assert answer.base_offset == 1000, "a crash leaves a gap up to what was reserved"
-        read = await door.read_all()
+        read = await client.read_all()
         kept = [] if level is AckLevel.MEMORY else [(0, b"a"), (1, b"b")]
         assert read == [*kept, (1000, b"c")]
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        answer = await door.publish(await door.producer(), [b"d"])
+        client = BrokerClient(broker)
+        answer = await client.publish(await client.producer(), [b"d"])
         assert answer.base_offset == 1001, "a clean end leaves none"
 
 
 async def test_a_subscription_crosses_a_reported_gap(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create(ack_level=AckLevel.WRITTEN)
-        await door.publish(await door.producer(), [b"a", b"b"])
-        await (await door.subscribe()).ack((0, 1))
+        client = BrokerClient(broker)
+        await client.create(ack_level=AckLevel.WRITTEN)
+        await client.publish(await client.producer(), [b"a", b"b"])
+        await (await client.subscribe()).ack((0, 1))
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        consumer = await door.subscribe()
-        await door.publish(await door.producer(), [b"c"])
+        client = BrokerClient(broker)
+        consumer = await client.subscribe()
+        await client.publish(await client.producer(), [b"c"])
         assert await consumer.wait_for(2) == [(1, b"b"), (1000, b"c")]
         await consumer.ack((1, 2), (1000, 1001))
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
@@ -77,46 +79,46 @@ async def test_a_subscription_crosses_a_reported_gap(tmp_path):
 
 async def test_a_retry_after_a_restart_is_stored_once(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        await door.publish(producer, [b"a", b"b"], sequence=0)
-        await door.publish(producer, [b"c"], sequence=2)
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
+        await client.publish(producer, [b"a", b"b"], sequence=0)
+        await client.publish(producer, [b"c"], sequence=2)
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        again = await door.producer(producer_id=producer.producer_id, epoch=producer.producer_epoch)
-        answer = await door.publish(again, [b"c"], sequence=2)
+        client = BrokerClient(broker)
+        again = await client.producer(producer_id=producer.producer_id, epoch=producer.producer_epoch)
+        answer = await client.publish(again, [b"c"], sequence=2)
         assert (answer.base_offset, answer.duplicate) == (2, True)
-        assert (await door.publish(again, [b"d"], sequence=3)).base_offset == 3
-        assert [payload for _, payload in await door.read_all()] == [b"a", b"b", b"c", b"d"]
+        assert (await client.publish(again, [b"d"], sequence=3)).base_offset == 3
+        assert [payload for _, payload in await client.read_all()] == [b"a", b"b", b"c", b"d"]
 
 
 async def test_a_named_producer_opened_again_keeps_its_id_and_fences_the_older_one(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        older = await door.producer("meter")
-        await door.publish(older, [b"a"], sequence=0)
-        newer = await door.producer("meter")
+        client = BrokerClient(broker)
+        await client.create()
+        older = await client.producer("meter")
+        await client.publish(older, [b"a"], sequence=0)
+        newer = await client.producer("meter")
         assert (newer.producer_id, newer.producer_epoch) == (older.producer_id, older.producer_epoch + 1)
         with pytest.raises(StaleEpoch):
-            await door.publish(older, [b"b"], sequence=1)
-        assert (await door.publish(newer, [b"b"], sequence=0)).base_offset == 1
+            await client.publish(older, [b"b"], sequence=1)
+        assert (await client.publish(newer, [b"b"], sequence=0)).base_offset == 1
     async with open_broker(tmp_path) as broker:
-        assert (await Door(broker).producer("meter")).producer_epoch == newer.producer_epoch + 1
+        assert (await BrokerClient(broker).producer("meter")).producer_epoch == newer.producer_epoch + 1
 
 
 async def test_a_subscription_resumes_where_it_acked(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
-        await door.publish(await door.producer(), [b"%d" % n for n in range(10)])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
+        await client.publish(await client.producer(), [b"%d" % n for n in range(10)])
         await consumer.wait_for(10)
         await consumer.ack((0, 3), (5, 6))
     for crash in (True, False, False):
         async with open_broker(tmp_path, crash=crash) as broker:
-            consumer = await Door(broker).subscribe()
+            consumer = await BrokerClient(broker).subscribe()
             got = await consumer.wait_for(6)
             assert [offset for offset, _ in got] == [3, 4, 6, 7, 8, 9]
 
@@ -126,59 +128,59 @@ async def test_acks_survive_many_ledgers_snapshots_and_rotations(tmp_path):
     acked = 0
     for start in range(4):
         async with open_broker(tmp_path, wal=small, crash=start % 2 == 0) as broker:
-            door = Door(broker)
+            client = BrokerClient(broker)
             if not start:
-                await door.create()
-            consumer = await door.subscribe()
-            producer = await door.producer()
+                await client.create()
+            consumer = await client.subscribe()
+            producer = await client.producer()
             for n in range(50):
-                await door.publish(producer, [b"x" * 500], sequence=n)
+                await client.publish(producer, [b"x" * 500], sequence=n)
                 await consumer.wait_for(n + 1)
                 await consumer.ack((acked, acked + 1))
                 acked += 1
     async with open_broker(tmp_path, wal=small) as broker:
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (200, 0)
-        assert len(await Door(broker).read_all()) == 200
+        assert len(await BrokerClient(broker).read_all()) == 200
 
 
 async def test_a_new_subscription_starts_at_the_requested_position_and_stays_there(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        await door.publish(producer, [b"a", b"b"])
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
+        await client.publish(producer, [b"a", b"b"])
         for name, start in (("tail", LATEST), ("all", EARLIEST), ("one", Position("offset", 1))):
             await broker.subscriptions.create(ANONYMOUS, TOPIC, name, SubscriptionType.EXCLUSIVE, start)
-        await door.publish(producer, [b"c"])
+        await client.publish(producer, [b"c"])
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         for name, expected in (("tail", [2]), ("all", [0, 1, 2]), ("one", [1, 2])):
-            got = await (await door.subscribe(name, start=LATEST)).wait_for(len(expected))
+            got = await (await client.subscribe(name, start=LATEST)).wait_for(len(expected))
             assert [offset for offset, _ in got] == expected
 
 
 async def test_a_start_past_the_end_is_refused(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         with pytest.raises(Invalid, match="past the end"):
-            await door.subscribe(start=Position("offset", 1))
+            await client.subscribe(start=Position("offset", 1))
         with pytest.raises(Invalid, match="past the end"):
-            await door.fetch(Position("offset", 1))
+            await client.fetch(Position("offset", 1))
 
 
 async def test_reading_by_time_finds_the_first_batch_not_older(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         times = []
         from pydanube.codec.batch import Batch
 
         for n in range(5):
-            await door.publish(producer, [b"%d" % n])
-            fetched = await door.fetch(Position("offset", n))
+            await client.publish(producer, [b"%d" % n])
+            fetched = await client.fetch(Position("offset", n))
             times.append(Batch.trust(fetched.batches[0]).append_time)
         for n, time in enumerate(times):
             found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time))
@@ -189,26 +191,26 @@ async def test_reading_by_time_finds_the_first_batch_not_older(tmp_path):
 
 async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"a", b"b", b"c"])
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"a", b"b", b"c"])
+        consumer = await client.subscribe()
         await consumer.wait_for(3)
         await consumer.ack((0, 3))
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 1))
         assert [offset for offset, _ in await consumer.wait_for(5)] == [0, 1, 2, 1, 2]
     async with open_broker(tmp_path) as broker:
-        assert [offset for offset, _ in await (await Door(broker).subscribe()).wait_for(2)] == [1, 2]
+        assert [offset for offset, _ in await (await BrokerClient(broker).subscribe()).wait_for(2)] == [1, 2]
 
 
 async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
     async with open_broker(tmp_path, tail_bytes=4096, wal=WalSettings(file_bytes=64 << 10)) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        await asyncio.gather(*[door.publish(producer, [b"x" * 1000], sequence=n) for n in range(300)])
-        consumer = await door.subscribe()
-        publishing = asyncio.gather(*[door.publish(producer, [b"x" * 1000], sequence=n) for n in range(300, 400)])
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
+        await asyncio.gather(*[client.publish(producer, [b"x" * 1000], sequence=n) for n in range(300)])
+        consumer = await client.subscribe()
+        publishing = asyncio.gather(*[client.publish(producer, [b"x" * 1000], sequence=n) for n in range(300, 400)])
         got = await consumer.wait_for(400)
         await publishing
         assert [offset for offset, _ in got] == list(range(400))
@@ -216,38 +218,38 @@ async def test_a_consumer_far_behind_the_cache_gets_everything_once(tmp_path):
 
 async def test_a_fetch_at_the_end_waits_for_the_next_batch(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        waiting = asyncio.create_task(door.fetch(LATEST, wait_ms=10_000))
+        client = BrokerClient(broker)
+        await client.create()
+        waiting = asyncio.create_task(client.fetch(LATEST, wait_ms=10_000))
         await asyncio.sleep(0)
-        await door.publish(await door.producer(), [b"a"])
+        await client.publish(await client.producer(), [b"a"])
         assert len((await waiting).batches) == 1
-        assert (await door.fetch(LATEST, wait_ms=1)).batches == []
+        assert (await client.fetch(LATEST, wait_ms=1)).batches == []
 
 
 async def test_deleting_a_topic_closes_its_producers_and_consumers_and_leaves_nothing(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        producer, consumer = await door.producer(), await door.subscribe()
-        await door.publish(producer, [b"a"])
+        client = BrokerClient(broker)
+        await client.create()
+        producer, consumer = await client.producer(), await client.subscribe()
+        await client.publish(producer, [b"a"])
         await broker.delete_topic(ANONYMOUS, TOPIC)
         assert isinstance(consumer.error, NotFound)
         with pytest.raises(NotFound):
-            await door.publish(producer, [b"b"])
+            await client.publish(producer, [b"b"])
         with pytest.raises(NotFound):
-            await door.fetch()
-        await door.create()
-        assert await door.read_all() == []
-        assert (await door.publish(await door.producer(), [b"new"])).base_offset == 0
+            await client.fetch()
+        await client.create()
+        assert await client.read_all() == []
+        assert (await client.publish(await client.producer(), [b"new"])).base_offset == 0
     async with open_broker(tmp_path) as broker:
-        assert await Door(broker).read_all() == [(0, b"new")]
+        assert await BrokerClient(broker).read_all() == [(0, b"new")]
         assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == []
 
 
 async def test_names_are_compared_whole(tmp_path):
     async with open_broker(tmp_path) as broker:
-        orders, dlq = Door(broker), Door(broker, TopicName.parse("/default/orders-dlq"))
+        orders, dlq = BrokerClient(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
         await orders.create()
         await dlq.create()
         await dlq.publish(await dlq.producer(), [b"dead"])
@@ -278,33 +280,33 @@ async def test_namespaces_are_created_and_deleted(tmp_path):
 
 async def test_partitions_are_separate_logs(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=3)
+        client = BrokerClient(broker)
+        await client.create(partitions=3)
         for index in range(3):
-            answer = await door.publish(await door.producer(partition=index), [b"%d" % index])
+            answer = await client.publish(await client.producer(partition=index), [b"%d" % index])
             assert answer.base_offset == 0
         for index in range(3):
-            assert await door.read_all(index) == [(0, b"%d" % index)]
+            assert await client.read_all(index) == [(0, b"%d" % index)]
         with pytest.raises(NotFound, match="there is no partition 3"):
-            await door.fetch(partition=3)
+            await client.fetch(partition=3)
         described = await broker.describe_topic(ANONYMOUS, TOPIC)
         assert [one.end_offset for one in described.partitions] == [1, 1, 1]
 
 
 async def test_a_memory_topic_refuses_what_does_not_fit_until_it_is_acked(tmp_path):
     async with open_broker(tmp_path, memory_topic_bytes=10_000) as broker:
-        door = Door(broker)
-        await door.create(ack_level=AckLevel.MEMORY)
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create(ack_level=AckLevel.MEMORY)
+        producer = await client.producer()
         for _ in range(50):
-            await door.publish(producer, [b"x" * 1000])
-        consumer = await door.subscribe()
-        publishes = [door.publish(producer, [b"x" * 1000]) for _ in range(50)]
+            await client.publish(producer, [b"x" * 1000])
+        consumer = await client.subscribe()
+        publishes = [client.publish(producer, [b"x" * 1000]) for _ in range(50)]
         outcomes = await asyncio.gather(*publishes, return_exceptions=True)
         refused = [one for one in outcomes if isinstance(one, Full)]
         assert refused and "memory_topic_bytes" in refused[0].message
         await consumer.ack((0, consumer.received[-1][0] + 1))
-        await door.publish(producer, [b"x" * 1000])
+        await client.publish(producer, [b"x" * 1000])
 
 
 async def test_every_call_asks_the_authorizer(tmp_path):
@@ -317,9 +319,9 @@ async def test_every_call_asks_the_authorizer(tmp_path):
 
     doorman = Doorman()
     async with open_broker(tmp_path, authorizer=doorman) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         doorman.asleep = False
         calls = [
             broker.create_namespace(ANONYMOUS, "n"),
@@ -331,8 +333,8 @@ async def test_every_call_asks_the_authorizer(tmp_path):
             broker.describe_topic(ANONYMOUS, TOPIC),
             broker.lookup(ANONYMOUS, TOPIC, True),
             broker.open_producer(ANONYMOUS, TOPIC, 0, "", 0, 0),
-            door.publish(producer, [b"x"]),
-            door.subscribe(),
+            client.publish(producer, [b"x"]),
+            client.subscribe(),
             broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SubscriptionType.EXCLUSIVE, LATEST),
             broker.subscriptions.delete(ANONYMOUS, TOPIC, "s"),
             broker.subscriptions.names(ANONYMOUS, TOPIC),
@@ -347,7 +349,7 @@ async def test_every_call_asks_the_authorizer(tmp_path):
             broker.policies.set(ANONYMOUS, "default", {}),
             broker.policies.get(ANONYMOUS, TOPIC),
             broker.grow_topic(ANONYMOUS, TOPIC, 2),
-            door.fetch(),
+            client.fetch(),
             broker.find_offset(ANONYMOUS, TOPIC, 0, LATEST),
         ]
         for call in calls:
@@ -365,7 +367,7 @@ async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_p
         return len(list((tmp_path / "wal").glob("wal-*.log")))
 
     async with open_broker(tmp_path, wal=small) as broker:
-        kept, doomed = Door(broker), Door(broker, other)
+        kept, doomed = BrokerClient(broker), BrokerClient(broker, other)
         await kept.create()
         await doomed.create()
         consumer = await kept.subscribe()
@@ -379,7 +381,7 @@ async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_p
         await broker._writer.trim()  # behind the one that the deletion asked for
         assert files() < before
     async with open_broker(tmp_path, wal=small) as broker:
-        assert await Door(broker).read_all() == [(0, b"kept")]
+        assert await BrokerClient(broker).read_all() == [(0, b"kept")]
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert place.position == 1
 
@@ -387,13 +389,13 @@ async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_p
 async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_path):
     small = WalSettings(file_bytes=16 << 10, group_bytes_max=4 << 10)
     async with open_broker(tmp_path, wal=small, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
-        retrying, other = await door.producer(), await door.producer()
-        await door.publish(retrying, [b"once"], sequence=0)
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
+        retrying, other = await client.producer(), await client.producer()
+        await client.publish(retrying, [b"once"], sequence=0)
         for n in range(60):
-            await door.publish(other, [b"x" * 1000], sequence=n)
+            await client.publish(other, [b"x" * 1000], sequence=n)
         await consumer.wait_for(61)
         await consumer.ack((0, 61))
         (partition,) = broker._partitions
@@ -402,21 +404,21 @@ async def test_a_retry_is_stored_once_also_across_a_trim_and_a_new_owner(tmp_pat
         await consumer.ack((0, 61))
         assert len(await broker._writer.trim()) >= 2
     async with open_broker(tmp_path, wal=small) as broker:
-        door = Door(broker)
-        again = await door.producer(producer_id=retrying.producer_id, epoch=retrying.producer_epoch)
-        answer = await door.publish(again, [b"once"], sequence=0)
+        client = BrokerClient(broker)
+        again = await client.producer(producer_id=retrying.producer_id, epoch=retrying.producer_epoch)
+        answer = await client.publish(again, [b"once"], sequence=0)
         assert (answer.base_offset, answer.duplicate) == (0, True)
-        assert (await door.publish(again, [b"next"], sequence=1)).base_offset == 61
-        fetched = await door.fetch()
+        assert (await client.publish(again, [b"next"], sequence=1)).base_offset == 61
+        fetched = await client.fetch()
         assert 0 < fetched.start_offset <= 50
 
 
 async def test_a_damaged_partition_refuses_its_users_and_no_others_and_the_broker_still_closes(tmp_path):
     other = TopicName.parse("/default/other")
     async with open_broker(tmp_path) as broker:
-        for door in (Door(broker), Door(broker, other)):
-            await door.create()
-            await door.publish(await door.producer(), [b"%s" % str(door.topic).encode() * 50])
+        for client in (BrokerClient(broker), BrokerClient(broker, other)):
+            await client.create()
+            await client.publish(await client.producer(), [b"%s" % str(client.topic).encode() * 50])
     (log,) = (tmp_path / "wal").glob("wal-*.log")
     content = bytearray(log.read_bytes())
     content[content.index(b"/default/orders/default/orders") + 3] ^= 1
@@ -426,7 +428,7 @@ async def test_a_damaged_partition_refuses_its_users_and_no_others_and_the_broke
     async with open_broker(tmp_path) as broker:
         for _ in range(2):
             with pytest.raises(Corrupt, match=log.name):
-                await Door(broker).fetch()
+                await BrokerClient(broker).fetch()
         described = await broker.describe_topic(ANONYMOUS, TOPIC)
         assert log.name in described.partitions[0].health
-        assert len(await Door(broker, other).read_all()) == 1
+        assert len(await BrokerClient(broker, other).read_all()) == 1

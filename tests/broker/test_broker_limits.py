@@ -1,7 +1,7 @@
 """A client that misbehaves harms only itself: its memory is bounded, and its requests are refused."""
 
 import pytest
-from broker_harness import TOPIC, Collector, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import Codec, encode
@@ -14,53 +14,53 @@ from pydanube.model.topics import AckLevel
 
 async def test_a_consumer_that_makes_too_many_gaps_is_closed_and_others_go_on(tmp_path):
     async with open_broker(tmp_path, message_bytes_max=1 << 24) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         for n in range(3):
-            await door.publish(producer, [b""] * 100_000, sequence=n * 100_000)
-        consumer = await door.subscribe()
+            await client.publish(producer, [b""] * 100_000, sequence=n * 100_000)
+        consumer = await client.subscribe()
         consumer.consumer.ack([(n, n + 1) for n in range(1, 300_000, 2)], False)
         assert isinstance(consumer.error, Full)
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert ACKED_RANGES_REFUSED < place.acked_ahead <= ACKED_RANGES_REFUSED + ACKED_RANGES_MAX
     async with open_broker(tmp_path) as broker:
-        assert (await Door(broker).fetch()).end_offset == 300_000
+        assert (await BrokerClient(broker).fetch()).end_offset == 300_000
 
 
 async def test_identities_that_were_never_given_out_are_refused(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        given, named = await door.producer(), await door.producer("meter")
+        client = BrokerClient(broker)
+        await client.create()
+        given, named = await client.producer(), await client.producer("meter")
         for producer_id, epoch in ((named.producer_id + 1, 0), (-1, 0), (2**64 - 1, 0), (given.producer_id, 2**32)):
             with pytest.raises(Refused, match="never given out"):
-                await door.producer(producer_id=producer_id, epoch=epoch)
+                await client.producer(producer_id=producer_id, epoch=epoch)
         for producer_id, epoch in ((given.producer_id, 0), (named.producer_id, named.producer_epoch + 1)):
             with pytest.raises(Refused, match="not the one named"):
-                await door.producer("meter", producer_id=producer_id, epoch=epoch)
+                await client.producer("meter", producer_id=producer_id, epoch=epoch)
         with pytest.raises(Invalid, match="at most 255 bytes"):
-            await door.producer("x" * 256)
+            await client.producer("x" * 256)
 
 
 async def test_fencing_survives_a_restart(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        older = await door.producer("meter")
-        await door.producer("meter")
+        client = BrokerClient(broker)
+        await client.create()
+        older = await client.producer("meter")
+        await client.producer("meter")
     async with open_broker(tmp_path) as broker:
         with pytest.raises(StaleEpoch):
-            await Door(broker).producer("meter", producer_id=older.producer_id, epoch=older.producer_epoch)
+            await BrokerClient(broker).producer("meter", producer_id=older.producer_id, epoch=older.producer_epoch)
 
 
 async def test_reservations_and_ledgers_do_not_fence_each_other(tmp_path):
     async with open_broker(tmp_path, offset_block=2) as broker:
-        door = Door(broker)
-        await door.create(ack_level=AckLevel.WRITTEN)
-        producer, consumer = await door.producer(), await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create(ack_level=AckLevel.WRITTEN)
+        producer, consumer = await client.producer(), await client.subscribe()
         for n in range(50):
-            await door.publish(producer, [b"a", b"b"], sequence=n * 2)
+            await client.publish(producer, [b"a", b"b"], sequence=n * 2)
             consumer.consumer.ack([(n * 2, n * 2 + 2)], False)
         await consumer.ack((0, 100))
         assert consumer.error is None
@@ -68,20 +68,20 @@ async def test_reservations_and_ledgers_do_not_fence_each_other(tmp_path):
 
 async def test_a_compressed_batch_is_not_kept_unpacked(tmp_path):
     async with open_broker(tmp_path, message_bytes_max=1 << 24) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         bomb = encode([bytes(1 << 23)], publish_times=1, producer_id=producer.producer_id, codec=Codec.ZSTD)
         assert broker._check_batch(producer, memoryview(bomb))._data is None
 
 
 async def test_a_subscription_that_is_behind_holds_no_more_than_its_consumer_has_credit_for(tmp_path):
     async with open_broker(tmp_path, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         for n in range(20):
-            await door.publish(producer, [b"x" * 10_000], sequence=n)
+            await client.publish(producer, [b"x" * 10_000], sequence=n)
         consumer = Collector()
         consumer.consumer = await broker.subscriptions.subscribe(
             ANONYMOUS, TOPIC, 0, Attachment("slow", "a", start=EARLIEST), consumer

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.registry.records import partitions_of
@@ -30,11 +30,11 @@ async def dead_lettering(directory):
     """Yield a subscription with two exhausted messages, the first of which waits for its dead letter topic."""
     metadata = FaultyStore()
     async with open_broker(directory, clock=ManualClock(), metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        await Door(broker, DLQ).create()
-        consumer = await door.subscribe(failure_policy=DEAD_LETTER, kind=SubscriptionType.SHARED)
-        await door.publish(await door.producer(), [b"first", b"second"])
+        client = BrokerClient(broker)
+        await client.create()
+        await BrokerClient(broker, DLQ).create()
+        consumer = await client.subscribe(failure_policy=DEAD_LETTER, kind=SubscriptionType.SHARED)
+        await client.publish(await client.producer(), [b"first", b"second"])
         await consumer.wait_for(2)
         opening = metadata.hold(puts(partitions_of(broker._registry.topic(DLQ).topic_id)))
         consumer.consumer.nack([(0, 2)])
@@ -44,7 +44,7 @@ async def dead_lettering(directory):
 
 
 async def dead_letters(broker) -> list[bytes]:
-    return [payload for _, payload in await Door(broker, DLQ).read_all()]
+    return [payload for _, payload in await BrokerClient(broker, DLQ).read_all()]
 
 
 async def test_both_messages_are_dead_lettered(tmp_path):

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -35,21 +35,21 @@ async def until(condition) -> None:
             await asyncio.sleep(0)
 
 
-async def published(door: Door, payloads: list[bytes], batch: int = 0, **columns) -> None:
-    producer = await door.producer()
+async def published(client: BrokerClient, payloads: list[bytes], batch: int = 0, **columns) -> None:
+    producer = await client.producer()
     size = batch or len(payloads)
     for start in range(0, len(payloads), size):
         part = {name: column[start : start + size] for name, column in columns.items()}
-        await door.publish(producer, payloads[start : start + size], **part)
+        await client.publish(producer, payloads[start : start + size], **part)
 
 
 @pytest.mark.parametrize("batch", [1, 5, 7, 36])
 async def test_of_36_messages_each_of_three_shared_consumers_gets_12(tmp_path: Path, batch: int):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumers = [await door.subscribe("work", name, kind=SHARED) for name in "abc"]
-        await published(door, numbered(36), batch)
+        client = BrokerClient(broker)
+        await client.create()
+        consumers = [await client.subscribe("work", name, kind=SHARED) for name in "abc"]
+        await published(client, numbered(36), batch)
         for consumer in consumers:
             await consumer.wait_for(12)
         assert [len(one.received) for one in consumers] == [12, 12, 12]
@@ -58,11 +58,11 @@ async def test_of_36_messages_each_of_three_shared_consumers_gets_12(tmp_path: P
 
 async def test_a_large_batch_is_divided_into_exact_slices(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumers = [await door.subscribe("work", name, kind=SHARED) for name in "abcd"]
+        client = BrokerClient(broker)
+        await client.create()
+        consumers = [await client.subscribe("work", name, kind=SHARED) for name in "abcd"]
         payloads = [b"%05d" % n * 20 for n in range(1000)]
-        await published(door, payloads)
+        await published(client, payloads)
         for consumer in consumers:
             assert [payloads[offset] for offset in offsets(consumer)] == [one for _, one in consumer.received]
             assert len(consumer.received) == 250
@@ -70,10 +70,10 @@ async def test_a_large_batch_is_divided_into_exact_slices(tmp_path: Path):
 
 async def test_when_a_shared_consumer_detaches_its_messages_go_to_the_others_and_count_as_no_failure(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        one, two = [await door.subscribe("work", name, kind=SHARED) for name in "ab"]
-        await published(door, numbered(10))
+        client = BrokerClient(broker)
+        await client.create()
+        one, two = [await client.subscribe("work", name, kind=SHARED) for name in "ab"]
+        await published(client, numbered(10))
         await one.ack((0, 2))
         one.consumer.close()
         await two.wait_for(8)
@@ -83,10 +83,10 @@ async def test_when_a_shared_consumer_detaches_its_messages_go_to_the_others_and
 
 async def test_a_cumulative_ack_is_refused_on_shared(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("work", kind=SHARED)
-        await published(door, numbered(3))
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("work", kind=SHARED)
+        await published(client, numbered(3))
         answers = []
         consumer.consumer.ack([(0, 3)], True, answers.append)
         assert isinstance(answers[0], Refused)
@@ -95,47 +95,47 @@ async def test_a_cumulative_ack_is_refused_on_shared(tmp_path: Path):
 
 async def test_a_standby_takes_over_with_the_unacked_messages_first_and_in_order(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        active = await door.subscribe("pair", "b", kind=FAILOVER)
-        standby = await door.subscribe("pair", "c", kind=FAILOVER)
-        await published(door, numbered(6), batch=2)
+        client = BrokerClient(broker)
+        await client.create()
+        active = await client.subscribe("pair", "b", kind=FAILOVER)
+        standby = await client.subscribe("pair", "c", kind=FAILOVER)
+        await published(client, numbered(6), batch=2)
         assert offsets(active) == list(range(6))
         assert standby.received == []
         await active.ack((0, 2), (3, 4))
         active.consumer.close()
-        await published(door, numbered(2, 6))
+        await published(client, numbered(2, 6))
         assert offsets(standby) == [2, 4, 5, 6, 7]
 
 
 async def test_priority_comes_before_the_name(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.subscribe("pair", "a", kind=FAILOVER, priority=1)
-        second = await door.subscribe("pair", "z", kind=FAILOVER, priority=0)
-        await published(door, numbered(1))
+        client = BrokerClient(broker)
+        await client.create()
+        await client.subscribe("pair", "a", kind=FAILOVER, priority=1)
+        second = await client.subscribe("pair", "z", kind=FAILOVER, priority=0)
+        await published(client, numbered(1))
         assert offsets(second) == [0]
 
 
 async def test_partitions_spread_their_active_consumers(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=4)
+        client = BrokerClient(broker)
+        await client.create(partitions=4)
         for index in range(4):
             for name in "ab":
-                await door.subscribe("pair", name, partition=index, kind=FAILOVER)
+                await client.subscribe("pair", name, partition=index, kind=FAILOVER)
         places = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "pair")).partitions
         assert [place.consumer for place in places] == ["a", "b", "a", "b"]
 
 
 async def test_a_key_stays_with_its_consumer_in_order(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED) for name in "abc"]
+        client = BrokerClient(broker)
+        await client.create()
+        consumers = [await client.subscribe("keyed", name, kind=KEY_SHARED) for name in "abc"]
         keys = [f"key-{n * 7 % 25}" for n in range(500)]
-        await published(door, [key.encode() for key in keys], batch=60, keys=keys)
+        await published(client, [key.encode() for key in keys], batch=60, keys=keys)
         owners = {}
         for consumer in consumers:
             assert offsets(consumer) == sorted(offsets(consumer))
@@ -147,17 +147,17 @@ async def test_a_key_stays_with_its_consumer_in_order(tmp_path: Path):
 
 async def test_key_filters_select_keys_and_messages_that_no_filter_accepts_wait(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        eu = await door.subscribe("keyed", "a", kind=KEY_SHARED, key_filters=["eu-*"])
-        us = await door.subscribe("keyed", "b", kind=KEY_SHARED, key_filters=["us-?", "ca-*"])
+        client = BrokerClient(broker)
+        await client.create()
+        eu = await client.subscribe("keyed", "a", kind=KEY_SHARED, key_filters=["eu-*"])
+        us = await client.subscribe("keyed", "b", kind=KEY_SHARED, key_filters=["us-?", "ca-*"])
         keys = ["eu-1", "us-1", "ca-9", "asia-1", "us-10", "eu-2"]
-        await published(door, [key.encode() for key in keys], keys=keys)
+        await published(client, [key.encode() for key in keys], keys=keys)
         assert [payload for _, payload in eu.received] == [b"eu-1", b"eu-2"]
         assert [payload for _, payload in us.received] == [b"us-1", b"ca-9"]
         (partition,) = (await broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
         assert partition.subscriptions[0].unmatched == 2
-        late = await door.subscribe("keyed", "c", kind=KEY_SHARED)
+        late = await client.subscribe("keyed", "c", kind=KEY_SHARED)
         await late.wait_for(2)
         assert [payload for _, payload in late.received] == [b"asia-1", b"us-10"]
 
@@ -165,10 +165,10 @@ async def test_key_filters_select_keys_and_messages_that_no_filter_accepts_wait(
 async def test_a_nacked_message_is_redelivered_after_its_delay_with_count_and_reason(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("work", kind=SHARED)
-        await published(door, numbered(3))
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("work", kind=SHARED)
+        await published(client, numbered(3))
         consumer.consumer.nack([(1, 2)], reason="no stock")
         await asyncio.sleep(0)
         clock.advance(0.9)
@@ -187,10 +187,10 @@ async def test_a_nacked_message_is_redelivered_after_its_delay_with_count_and_re
 async def test_an_exhausted_message_is_dropped_and_counted(tmp_path: Path):
     policy = FailurePolicy(redeliveries_max=1, delay_ms=0, poison=Poison.DROP)
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
-        await published(door, numbered(2))
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(client, numbered(2))
         consumer.consumer.nack([(0, 1)])
         await consumer.wait_for(3)
         consumer.consumer.nack([(0, 1)])
@@ -202,13 +202,13 @@ async def test_an_exhausted_message_is_dropped_and_counted(tmp_path: Path):
 
 async def test_an_exhausted_message_blocks_until_the_policy_changes(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         policy = FailurePolicy(redeliveries_max=0, poison=Poison.BLOCK)
-        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
-        await published(door, numbered(1))
+        consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(client, numbered(1))
         consumer.consumer.nack([(0, 1)])
-        await published(door, numbered(2, 1))
+        await published(client, numbered(2, 1))
         assert offsets(consumer) == [0]
         await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "work", AT_ONCE)
         await consumer.wait_for(4)
@@ -217,13 +217,13 @@ async def test_an_exhausted_message_blocks_until_the_policy_changes(tmp_path: Pa
 
 async def test_a_blocked_key_stops_only_itself(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         policy = FailurePolicy(redeliveries_max=0, poison=Poison.BLOCK)
-        consumer = await door.subscribe("keyed", kind=KEY_SHARED, failure_policy=policy)
-        await published(door, [b"a0"], keys=["a"])
+        consumer = await client.subscribe("keyed", kind=KEY_SHARED, failure_policy=policy)
+        await published(client, [b"a0"], keys=["a"])
         consumer.consumer.nack([(0, 1)])
-        await published(door, [b"a1", b"b0", b"a2", b"b1"], keys=["a", "b", "a", "b"])
+        await published(client, [b"a1", b"b0", b"a2", b"b1"], keys=["a", "b", "a", "b"])
         assert [payload for _, payload in consumer.received] == [b"a0", b"b0", b"b1"]
         await broker.subscriptions.settle(ANONYMOUS, TOPIC, "keyed", 0, [(0, 1)])
         await consumer.wait_for(5)
@@ -235,16 +235,16 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_names_its_orig
         redeliveries_max=1, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
     )
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
-        await published(door, [b"good", b"bad"], keys=["g", "b"], attributes=[{}, {"trace": "7"}])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(client, [b"good", b"bad"], keys=["g", "b"], attributes=[{}, {"trace": "7"}])
         await consumer.ack((0, 1))
         consumer.consumer.nack([(1, 2)], reason="first")
         await consumer.wait_for(3)
         consumer.consumer.nack([(1, 2)], reason="no such customer")
         await until(lambda: broker._registry.find_topic(DLQ) is not None)
-        letters = await Door(broker, DLQ).fetch(wait_ms=5000)
+        letters = await BrokerClient(broker, DLQ).fetch(wait_ms=5000)
         batch = Batch.open(letters.batches[0], stamped=True)
         assert (batch.payloads, batch.keys) == ([b"bad"], ["b"])
         attributes = batch.attributes[0]
@@ -259,11 +259,11 @@ async def test_a_dead_letter_keeps_payload_key_and_attributes_and_names_its_orig
 async def test_on_shared_a_delayed_message_does_not_delay_the_messages_after_it(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("work", kind=SHARED)
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("work", kind=SHARED)
         later = clock.now_us() + 5_000_000
-        await published(door, numbered(3), deliver_at=[0, later, 0])
+        await published(client, numbered(3), deliver_at=[0, later, 0])
         assert offsets(consumer) == [0, 2]
         await asyncio.sleep(0)
         clock.advance(4.9)
@@ -277,13 +277,13 @@ async def test_on_shared_a_delayed_message_does_not_delay_the_messages_after_it(
 async def test_a_delay_survives_a_restart(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("work", kind=SHARED)
-        await published(door, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("work", kind=SHARED)
+        await published(client, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
         await consumer.ack((0, 1), (2, 3))
     async with open_broker(tmp_path, clock=clock) as broker:
-        consumer = await Door(broker).subscribe("work", kind=SHARED)
+        consumer = await BrokerClient(broker).subscribe("work", kind=SHARED)
         await asyncio.sleep(0)
         assert consumer.received == []
         clock.advance(5)
@@ -294,23 +294,23 @@ async def test_a_delay_survives_a_restart(tmp_path: Path):
 async def test_exclusive_ignores_delays_and_keeps_order(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
-        await published(door, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
+        await published(client, numbered(3), deliver_at=[0, clock.now_us() + 5_000_000, 0])
         assert offsets(consumer) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_acks_survive_a_crash_and_the_rest_is_redelivered_uncounted(tmp_path: Path, kind: SubscriptionType):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("s", kind=kind)
-        await published(door, numbered(10), keys=[str(n % 3) for n in range(10)])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("s", kind=kind)
+        await published(client, numbered(10), keys=[str(n % 3) for n in range(10)])
         await consumer.ack((0, 1), (4, 7))
     async with open_broker(tmp_path) as broker:
-        consumer = await Door(broker).subscribe("s", kind=kind)
+        consumer = await BrokerClient(broker).subscribe("s", kind=kind)
         await consumer.wait_for(6)
         assert offsets(consumer) == [1, 2, 3, 7, 8, 9]
         assert set(consumer.redeliveries) == {0}
@@ -318,23 +318,23 @@ async def test_acks_survive_a_crash_and_the_rest_is_redelivered_uncounted(tmp_pa
 
 async def test_a_subscription_has_its_position_from_the_moment_it_exists(tmp_path: Path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await published(door, numbered(2))
+        client = BrokerClient(broker)
+        await client.create()
+        await published(client, numbered(2))
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "s", SHARED, LATEST)
-        await published(door, numbered(2, 2))
+        await published(client, numbered(2, 2))
     async with open_broker(tmp_path) as broker:
-        consumer = await Door(broker).subscribe("s", kind=SHARED)
+        consumer = await BrokerClient(broker).subscribe("s", kind=SHARED)
         await consumer.wait_for(2)
         assert offsets(consumer) == [2, 3]
 
 
 async def test_advance_compares_and_sets_the_position_and_changes_the_lag(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "engine", SubscriptionType.EXCLUSIVE, EARLIEST)
-        await published(door, numbered(10))
+        await published(client, numbered(10))
         await broker.subscriptions.advance(ANONYMOUS, TOPIC, "engine", 0, 6, 0)
         with pytest.raises(Refused, match="stands at 6, not at 0"):
             await broker.subscriptions.advance(ANONYMOUS, TOPIC, "engine", 0, 8, 0)
@@ -345,13 +345,13 @@ async def test_advance_compares_and_sets_the_position_and_changes_the_lag(tmp_pa
 async def test_a_dispatch_rate_delays_messages_and_loses_none(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
-        await published(door, [b"first"])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
+        await published(client, [b"first"])
         (partition,) = broker._partitions.of(TOPIC)
         partition.subscriptions["billing"].set_dispatch_rate(10, 0)
-        await published(door, numbered(50), batch=5)
+        await published(client, numbered(50), batch=5)
         assert len(consumer.received) < 20
         for _ in range(60):
             await asyncio.sleep(0)
@@ -363,10 +363,10 @@ async def test_a_dispatch_rate_delays_messages_and_loses_none(tmp_path: Path):
 
 async def test_seeking_back_redelivers_to_attached_consumers(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("s", kind=KEY_SHARED)
-        await published(door, numbered(4), keys=list("abab"))
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("s", kind=KEY_SHARED)
+        await published(client, numbered(4), keys=list("abab"))
         await consumer.ack((0, 4))
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", Position("offset", 2))
         await consumer.wait_for(6)
@@ -375,11 +375,11 @@ async def test_seeking_back_redelivers_to_attached_consumers(tmp_path: Path):
 
 async def test_a_late_nack_does_not_count_for_a_message_that_another_consumer_has_now(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        first = await door.subscribe("work", "a", kind=SHARED, credit=0)
-        second = await door.subscribe("work", "b", kind=SHARED)
-        await published(door, numbered(1))
+        client = BrokerClient(broker)
+        await client.create()
+        first = await client.subscribe("work", "a", kind=SHARED, credit=0)
+        second = await client.subscribe("work", "b", kind=SHARED)
+        await published(client, numbered(1))
         assert offsets(second) == [0]
         first.consumer.nack([(0, 1)])
         (partition,) = (await broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
@@ -389,21 +389,21 @@ async def test_a_late_nack_does_not_count_for_a_message_that_another_consumer_ha
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
 async def test_credit_in_bytes_is_exact_for_messages_of_different_sizes(tmp_path: Path, kind: SubscriptionType):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumers = [await door.subscribe("s", name, kind=kind) for name in "ab"]
+        client = BrokerClient(broker)
+        await client.create()
+        consumers = [await client.subscribe("s", name, kind=kind) for name in "ab"]
         members = [one.consumer._member for one in consumers]
         before = [member.bytes for member in members]
         payloads = [b"x" * (20_000 if n % 7 == 0 else 10) for n in range(200)]
-        await published(door, payloads, batch=50, keys=[str(n % 9) for n in range(200)])
+        await published(client, payloads, batch=50, keys=[str(n % 9) for n in range(200)])
         for consumer, member, had in zip(consumers, members, before, strict=True):
             assert had - member.bytes == consumer.bytes
 
 
 async def test_a_dead_letter_topic_must_be_reliable_and_another_topic(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        await Door(broker).create()
-        await Door(broker, TopicName.parse("/default/lossy")).create(reliable=False)
+        await BrokerClient(broker).create()
+        await BrokerClient(broker, TopicName.parse("/default/lossy")).create(reliable=False)
         for target, why in [
             ("/default/orders", "its own dead letter topic"),
             ("/default/lossy", "is not reliable"),
@@ -417,12 +417,12 @@ async def test_a_dead_letter_topic_must_be_reliable_and_another_topic(tmp_path: 
 async def test_key_shared_orders_a_key_by_delivery_time_also_for_messages_due_together(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("s", kind=KEY_SHARED)
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("s", kind=KEY_SHARED)
         now = clock.now_us()
         await published(
-            door, numbered(4), keys=["k"] * 4, deliver_at=[now + 4_000_000, now + 2_000_000, 0, now + 3_000_000]
+            client, numbered(4), keys=["k"] * 4, deliver_at=[now + 4_000_000, now + 2_000_000, 0, now + 3_000_000]
         )
         assert offsets(consumer) == [2]
         await asyncio.sleep(0)
@@ -434,10 +434,10 @@ async def test_key_shared_orders_a_key_by_delivery_time_also_for_messages_due_to
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_an_ack_of_what_was_delivered_before_a_seek_does_not_undo_it(tmp_path: Path, kind: SubscriptionType):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("s", kind=kind, credit=10)
-        await published(door, numbered(10), keys=[str(n) for n in range(10)])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("s", kind=kind, credit=10)
+        await published(client, numbered(10), keys=[str(n) for n in range(10)])
         await consumer.wait_for(10)
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "s", EARLIEST)
         await consumer.ack((0, 5))
@@ -451,18 +451,18 @@ async def test_an_ack_of_what_was_delivered_before_a_seek_does_not_undo_it(tmp_p
 async def test_a_deleted_subscription_sends_no_dead_letters_any_more(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        letters = Door(broker, DLQ)
+        letters = BrokerClient(broker, DLQ)
         await letters.create()
         await broker.policies.set(ANONYMOUS, DLQ, {"backlog_messages_max": 1})
         await letters.subscribe("reading")
         await published(letters, [b"full"])
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         policy = FailurePolicy(
             redeliveries_max=0, delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq"
         )
-        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
-        await published(door, numbered(20))
+        consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(client, numbered(20))
         consumer.consumer.nack([(0, 20)])
         (partition,) = broker._partitions.of(TOPIC)
         await until(lambda: partition.subscriptions["work"].dispatcher.counts.waiting > 0)
@@ -477,13 +477,13 @@ async def test_a_deleted_subscription_sends_no_dead_letters_any_more(tmp_path: P
 async def test_a_dead_letter_of_a_message_with_the_maximum_of_attributes_keeps_those_that_fit(tmp_path: Path):
     policy = FailurePolicy(redeliveries_max=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/orders-dlq")
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe("work", kind=SHARED, failure_policy=policy)
-        await published(door, [b"bad"], attributes=[{f"a{n}": "" for n in range(1000)}])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe("work", kind=SHARED, failure_policy=policy)
+        await published(client, [b"bad"], attributes=[{f"a{n}": "" for n in range(1000)}])
         consumer.consumer.nack([(0, 1)])
         await until(lambda: broker._registry.find_topic(DLQ) is not None)
-        letters = await Door(broker, DLQ).fetch(wait_ms=5000)
+        letters = await BrokerClient(broker, DLQ).fetch(wait_ms=5000)
         attributes = Batch.open(letters.batches[0], stamped=True).attributes[0]
         assert len(attributes) == 1000
         assert int(attributes["x-attributes-dropped"]) == 1000 - sum(name.startswith("a") for name in attributes)

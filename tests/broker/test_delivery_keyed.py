@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
@@ -19,18 +19,18 @@ COUNT, BATCH = 2_000, 50
 KEYS = [f"key-{n * 7919 % 101}" for n in range(COUNT)]
 
 
-async def filled(door: Door, producers: int = 1) -> None:
-    await door.create()
-    made = [await door.producer(f"p{number}") for number in range(producers)]
+async def filled(client: BrokerClient, producers: int = 1) -> None:
+    await client.create()
+    made = [await client.producer(f"p{number}") for number in range(producers)]
     for start in range(0, COUNT, BATCH):
         keys = KEYS[start : start + BATCH]
-        await door.publish(made[start // BATCH % producers], [key.encode() for key in keys], keys=keys)
+        await client.publish(made[start // BATCH % producers], [key.encode() for key in keys], keys=keys)
 
 
-async def alone(door: Door):
+async def alone(client: BrokerClient):
     """Return the only consumer of the subscription, after it received everything."""
-    await filled(door)
-    consumer = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+    await filled(client)
+    consumer = await client.subscribe("keyed", "a", kind=KEY_SHARED)
     await consumer.wait_for(COUNT)
     return consumer
 
@@ -64,9 +64,9 @@ class DeliveryRecorder:
 
 async def test_batches_that_are_available_are_assigned_together_and_keep_their_order_and_times(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await filled(door)
-        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "abcd"]
+        client = BrokerClient(broker)
+        await filled(client)
+        consumers = [await client.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "abcd"]
         sizes = [DeliveryRecorder(one) for one in consumers]
         for one in consumers:
             one.consumer.credit(COUNT, 1 << 30)
@@ -77,7 +77,7 @@ async def test_batches_that_are_available_are_assigned_together_and_keep_their_o
             while sum(map(len, received)) < COUNT:  # noqa: ASYNC110 -- the pump goes on in turns
                 await asyncio.sleep(0)
         stored = {}
-        for view in (await door.fetch(bytes_max=1 << 20)).batches:
+        for view in (await client.fetch(bytes_max=1 << 20)).batches:
             opened = Batch.open(view, stamped=True)
             stored |= dict.fromkeys(opened.offsets.tolist(), opened.append_time)
         for one, noted in zip(consumers, sizes, strict=True):
@@ -91,9 +91,9 @@ async def test_batches_that_are_available_are_assigned_together_and_keep_their_o
 
 async def test_batches_of_several_producers_keep_their_order(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await filled(door, producers=2)
-        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED) for name in "ab"]
+        client = BrokerClient(broker)
+        await filled(client, producers=2)
+        consumers = [await client.subscribe("keyed", name, kind=KEY_SHARED) for name in "ab"]
         async with asyncio.timeout(60):
             while sum(len(one.received) for one in consumers) < COUNT:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -106,9 +106,9 @@ async def test_batches_of_several_producers_keep_their_order(tmp_path: Path):
 
 async def test_acks_that_arrive_together_are_processed_together_and_each_is_confirmed(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await filled(door)
-        consumers = [await door.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "ab"]
+        client = BrokerClient(broker)
+        await filled(client)
+        consumers = [await client.subscribe("keyed", name, kind=KEY_SHARED, credit=0) for name in "ab"]
         for one in consumers:
             one.consumer.credit(COUNT, 1 << 30)
         async with asyncio.timeout(60):
@@ -128,17 +128,17 @@ async def test_acks_that_arrive_together_are_processed_together_and_each_is_conf
 @pytest.mark.parametrize("end", ["close", "taken over", "connection lost"])
 async def test_messages_acked_before_a_consumer_detached_are_not_redelivered(tmp_path: Path, end: str):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await filled(door)
-        first = await door.subscribe("keyed", "a", kind=KEY_SHARED)
+        client = BrokerClient(broker)
+        await filled(client)
+        first = await client.subscribe("keyed", "a", kind=KEY_SHARED)
         await first.wait_for(COUNT)
         acked = table(first)[::2]
         if end == "taken over":
-            coming = asyncio.ensure_future(door.subscribe("keyed", "a", kind=KEY_SHARED))
+            coming = asyncio.ensure_future(client.subscribe("keyed", "a", kind=KEY_SHARED))
             first.consumer.ack(acked, cumulative=False)
             second = await coming
         else:
-            second = await door.subscribe("keyed", "b", kind=KEY_SHARED)
+            second = await client.subscribe("keyed", "b", kind=KEY_SHARED)
             first.consumer.ack(acked, cumulative=False)
             first.consumer.close()
         await second.wait_for(COUNT // 2)
@@ -148,7 +148,7 @@ async def test_messages_acked_before_a_consumer_detached_are_not_redelivered(tmp
 
 async def test_a_nack_directly_after_an_ack_of_the_same_messages_is_ignored(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        consumer = await alone(Door(broker))
+        consumer = await alone(BrokerClient(broker))
         consumer.consumer.ack(table(consumer), cumulative=False)
         consumer.consumer.nack([(0, 10)], delay_ms=0)
         await asyncio.sleep(0)
@@ -158,7 +158,7 @@ async def test_a_nack_directly_after_an_ack_of_the_same_messages_is_ignored(tmp_
 
 async def test_acks_before_a_seek_do_not_count_after_it(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        consumer = await alone(Door(broker))
+        consumer = await alone(BrokerClient(broker))
         consumer.consumer.ack(table(consumer), cumulative=False)
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
         assert await position(broker) == 0
@@ -174,7 +174,7 @@ async def confirmed(collector, ranges) -> None:
 
 async def test_an_ack_that_is_confirmed_confirms_all_before_it(tmp_path: Path):
     async with open_broker(tmp_path, crash=True) as broker:
-        consumer = await alone(Door(broker))
+        consumer = await alone(BrokerClient(broker))
         consumer.consumer.ack(table(consumer, slice(1000)), cumulative=False)
         await confirmed(consumer, [])
         consumer.consumer.ack(table(consumer, slice(1000, 1500)), cumulative=False)
@@ -188,9 +188,9 @@ async def test_after_a_seek_an_ack_of_everything_again_and_again_costs_no_more_t
     tmp_path: Path, kind: SubscriptionType
 ):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await filled(door)
-        consumer = await door.subscribe("keyed", "a", kind=kind)
+        client = BrokerClient(broker)
+        await filled(client)
+        consumer = await client.subscribe("keyed", "a", kind=kind)
         await consumer.wait_for(COUNT)
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "keyed", Position("offset", 0))
         await consumer.wait_for(2 * COUNT)
@@ -210,11 +210,11 @@ class TestStateThatFitsNoRecord:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         async with open_broker(tmp_path) as broker:
-            consumer = await alone(Door(broker))
+            consumer = await alone(BrokerClient(broker))
             await confirmed(consumer, table(consumer)[1::2])
         self.limit(monkeypatch, 500)
         async with open_broker(tmp_path, crash=True) as broker:
-            consumer = await Door(broker).subscribe("keyed", "a", kind=KEY_SHARED)
+            consumer = await BrokerClient(broker).subscribe("keyed", "a", kind=KEY_SHARED)
             ledgers = len((await broker._registry.known_ledgers()).needed)
             for offset in (0, 2, 4):
                 with pytest.raises(Full, match="the state of the partition has"):
@@ -223,7 +223,7 @@ class TestStateThatFitsNoRecord:
         monkeypatch.undo()
         async with open_broker(tmp_path, crash=True) as broker:
             assert await position(broker) == 0
-            consumer = await Door(broker).subscribe("keyed", "a", kind=KEY_SHARED)
+            consumer = await BrokerClient(broker).subscribe("keyed", "a", kind=KEY_SHARED)
             await confirmed(consumer, [(0, 1)])
         async with open_broker(tmp_path) as broker:
             assert await position(broker) == 2
@@ -233,7 +233,7 @@ class TestStateThatFitsNoRecord:
     ):
         monkeypatch.setattr("pydanube.broker.partitions.state_ledger.DELTAS_PER_SNAPSHOT", 3)
         async with open_broker(tmp_path, crash=True) as broker:
-            consumer = await alone(Door(broker))
+            consumer = await alone(BrokerClient(broker))
             await confirmed(consumer, table(consumer)[1::2])
             self.limit(monkeypatch, 500)
             for offset in range(0, 20, 2):
@@ -246,7 +246,7 @@ class TestStateThatFitsNoRecord:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         async with open_broker(tmp_path, crash=True) as broker:
-            consumer = await alone(Door(broker))
+            consumer = await alone(BrokerClient(broker))
             await confirmed(consumer, [(1, 2)])
             self.limit(monkeypatch, 500)
             with pytest.raises(Full, match="the state of the partition has"):

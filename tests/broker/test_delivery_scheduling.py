@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.broker import close_calls
 from pydanube.broker.subscriptions import scheduling
@@ -24,11 +24,11 @@ from pydanube.runtime.clock import ManualClock
 SHARED = SubscriptionType.SHARED
 
 
-async def published(door: Door, payloads: list[bytes], batch: int = 1, **columns) -> None:
-    producer = await door.producer()
+async def published(client: BrokerClient, payloads: list[bytes], batch: int = 1, **columns) -> None:
+    producer = await client.producer()
     for first in range(0, len(payloads), batch):
         some = {name: values[first : first + batch] for name, values in columns.items()}
-        await door.publish(producer, payloads[first : first + batch], **some)
+        await client.publish(producer, payloads[first : first + batch], **some)
 
 
 def numbered(count: int) -> list[bytes]:
@@ -76,10 +76,10 @@ async def test_a_turn_ends_and_the_next_one_is_scheduled():
 
 async def test_many_batches_are_delivered_in_turns_and_in_order(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await published(door, numbered(400))
-        consumer = await door.subscribe(credit=0)
+        client = BrokerClient(broker)
+        await client.create()
+        await published(client, numbered(400))
+        consumer = await client.subscribe(credit=0)
         consumer.consumer.credit(1000, 1 << 20)
         assert len(consumer.received) <= scheduling.BATCHES_MAX
         await consumer.wait_for(400)
@@ -90,11 +90,11 @@ async def test_many_batches_are_delivered_in_turns_and_in_order(tmp_path: Path):
 async def test_messages_due_at_the_same_time_are_delivered_in_turns(tmp_path: Path, kind: SubscriptionType):
     count, clock = 30_000, ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         due = [clock.now_us() + 1_000_000] * count
-        await published(door, [b"x"] * count, batch=10_000, deliver_at=due)
-        consumer = await door.subscribe(kind=kind)
+        await published(client, [b"x"] * count, batch=10_000, deliver_at=due)
+        consumer = await client.subscribe(kind=kind)
         await until(lambda: live(broker).dispatcher.counts.delayed == count)
         clock.advance(2)
         await consumer.wait_for(1)
@@ -105,10 +105,10 @@ async def test_messages_due_at_the_same_time_are_delivered_in_turns(tmp_path: Pa
 
 async def test_acks_between_turns_do_not_disturb_delivery(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await published(door, numbered(300))
-        consumer = await door.subscribe(kind=SHARED, credit=0)
+        client = BrokerClient(broker)
+        await client.create()
+        await published(client, numbered(300))
+        consumer = await client.subscribe(kind=SHARED, credit=0)
         consumer.consumer.credit(10_000, 1 << 20)
         while len(consumer.received) < 300:
             await consumer.ack(*[(offset, offset + 1) for offset in offsets(consumer)])
@@ -121,11 +121,11 @@ async def test_acks_between_turns_do_not_disturb_delivery(tmp_path: Path):
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
 async def test_messages_of_consumers_that_detach_together_go_to_none_of_them(tmp_path: Path, kind: SubscriptionType):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        going = [await door.subscribe(consumer=f"c{number}", kind=kind) for number in range(5)]
-        stays = await door.subscribe(consumer="stays", kind=kind)
-        await published(door, numbered(60), batch=20, keys=[f"k{number}" for number in range(60)])
+        client = BrokerClient(broker)
+        await client.create()
+        going = [await client.subscribe(consumer=f"c{number}", kind=kind) for number in range(5)]
+        stays = await client.subscribe(consumer="stays", kind=kind)
+        await published(client, numbered(60), batch=20, keys=[f"k{number}" for number in range(60)])
         await until(lambda: sum(len(one.received) for one in (*going, stays)) == 60)
         had = [len(one.received) for one in going]
         assert all(had)
@@ -144,11 +144,11 @@ async def test_messages_of_consumers_that_detach_together_go_to_none_of_them(tmp
 async def test_a_large_batch_is_delivered_in_parts_as_the_rate_allows(tmp_path: Path, kind: SubscriptionType):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe(kind=kind)
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe(kind=kind)
         live(broker).set_dispatch_rate(10, 0)
-        await published(door, numbered(1000), batch=1000, keys=[f"k{number % 7}" for number in range(1000)])
+        await published(client, numbered(1000), batch=1000, keys=[f"k{number % 7}" for number in range(1000)])
         seen = []
         for _ in range(5):
             for _ in range(10):
@@ -164,11 +164,11 @@ async def test_a_large_batch_is_delivered_in_parts_as_the_rate_allows(tmp_path: 
 async def test_a_rate_in_bytes_divides_batches_too(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
         live(broker).set_dispatch_rate(0, 10_000)
-        await published(door, [b"x" * 100] * 1000, batch=1000)
+        await published(client, [b"x" * 100] * 1000, batch=1000)
         assert len(consumer.received) < 100
         for _ in range(20):
             clock.advance(0.1)
@@ -180,11 +180,11 @@ async def test_a_rate_in_bytes_divides_batches_too(tmp_path: Path):
 async def test_with_a_rate_shared_consumers_get_the_same_number_of_messages(tmp_path: Path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        first, second = [await door.subscribe(consumer=name, kind=SHARED) for name in "ab"]
+        client = BrokerClient(broker)
+        await client.create()
+        first, second = [await client.subscribe(consumer=name, kind=SHARED) for name in "ab"]
         live(broker).set_dispatch_rate(10, 0)
-        await published(door, numbered(1000), batch=1000)
+        await published(client, numbered(1000), batch=1000)
         for _ in range(20):
             clock.advance(0.1)
             for _ in range(5):
@@ -236,13 +236,13 @@ class HeldReads:
 
 async def test_a_read_that_finds_nothing_skips_no_message_that_became_ready_below_it(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe(kind=SHARED, failure_policy=FailurePolicy(delay_ms=0))
-        await published(door, numbered(5), batch=5)
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe(kind=SHARED, failure_policy=FailurePolicy(delay_ms=0))
+        await published(client, numbered(5), batch=5)
         await consumer.wait_for(5)
         held = live(broker)._stream = HeldReads(live(broker)._stream, finds_nothing=True)
-        await published(door, numbered(5), batch=5)
+        await published(client, numbered(5), batch=5)
         await held.asked.wait()
         consumer.consumer.nack([(1, 2)], delay_ms=0)
         assert live(broker).dispatcher.offset_to_read == 1
@@ -254,12 +254,12 @@ async def test_a_read_that_finds_nothing_skips_no_message_that_became_ready_belo
 
 async def test_a_read_for_one_consumer_is_delivered_although_another_is_paused(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await published(door, numbered(10), batch=5)
-        full = await door.subscribe(consumer="full", kind=SHARED, credit=0)
+        client = BrokerClient(broker)
+        await client.create()
+        await published(client, numbered(10), batch=5)
+        full = await client.subscribe(consumer="full", kind=SHARED, credit=0)
         held = live(broker)._stream = HeldReads(live(broker)._stream)
-        reading = await door.subscribe(consumer="reading", kind=SHARED)
+        reading = await client.subscribe(consumer="reading", kind=SHARED)
         await held.asked.wait()
         full.consumer.pause()
         held.answer.set()

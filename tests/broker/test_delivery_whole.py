@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_harness import Door, open_broker
+from broker_harness import BrokerClient, open_broker
 
 from pydanube.broker import Producer, Published
 from pydanube.broker.subscriptions.delivery_batches import WHOLE_BATCHES_MAX, whole_batches
@@ -67,20 +67,20 @@ def test_a_batch_with_rows_left_out_ends_a_run():
 
 
 @asynccontextmanager
-async def filled(directory: Path, batches: int) -> AsyncIterator[tuple[Door, Producer]]:
+async def filled(directory: Path, batches: int) -> AsyncIterator[tuple[BrokerClient, Producer]]:
     """Open a broker with a topic of this many batches of ten messages."""
     async with open_broker(directory) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         for _ in range(batches):
-            await door.publish(producer, [b"x"] * 10)
-        yield door, producer
+            await client.publish(producer, [b"x"] * 10)
+        yield client, producer
 
 
 async def test_a_run_stops_at_the_consumers_credit_and_continues_with_more_credit(tmp_path: Path):
-    async with filled(tmp_path, 5) as (door, _):
-        consumer = await door.subscribe(credit=15)
+    async with filled(tmp_path, 5) as (client, _):
+        consumer = await client.subscribe(credit=15)
         assert len(await consumer.wait_for(20)) == 20, "two whole batches: the second began within the credit"
         consumer.consumer.credit(10, 0)
         assert len(await consumer.wait_for(30)) == 30, "five were owed"
@@ -89,14 +89,14 @@ async def test_a_run_stops_at_the_consumers_credit_and_continues_with_more_credi
 
 
 async def test_after_a_failover_unacked_messages_go_to_the_next_consumer(tmp_path: Path):
-    async with filled(tmp_path, 4) as (door, producer):
-        first = await door.subscribe(consumer="a", kind=SubscriptionType.FAILOVER)
-        second = await door.subscribe(consumer="b", kind=SubscriptionType.FAILOVER)
+    async with filled(tmp_path, 4) as (client, producer):
+        first = await client.subscribe(consumer="a", kind=SubscriptionType.FAILOVER)
+        second = await client.subscribe(consumer="b", kind=SubscriptionType.FAILOVER)
         await first.wait_for(40)
         await first.ack((5, 20))
         first.consumer.close()
         assert [offset for offset, _ in await second.wait_for(25)] == [*range(5), *range(20, 40)]
-        await door.publish(producer, [b"x"] * 10)
+        await client.publish(producer, [b"x"] * 10)
         assert [offset for offset, _ in await second.wait_for(35)][25:] == list(range(40, 50))
 
 
@@ -106,11 +106,11 @@ async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_sto
 ):
     order: list[str] = []
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(ack_level=ack_level)
-        producer = await door.producer()
-        await door.publish(producer, [b"opens what is missing"])
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create(ack_level=ack_level)
+        producer = await client.producer()
+        await client.publish(producer, [b"opens what is missing"])
+        consumer = await client.subscribe()
         await consumer.wait_for(1)
         deliver = consumer.deliver_whole
         consumer.deliver_whole = lambda *what: (order.append("delivered"), deliver(*what))
@@ -121,11 +121,11 @@ async def test_a_memory_topic_delivers_before_the_producer_is_answered_and_a_sto
 
 async def test_a_producer_is_answered_although_delivering_raises(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(ack_level=AckLevel.MEMORY)
-        producer = await door.producer()
-        await door.publish(producer, [b"opens what is missing"])
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create(ack_level=AckLevel.MEMORY)
+        producer = await client.producer()
+        await client.publish(producer, [b"opens what is missing"])
+        consumer = await client.subscribe()
         await consumer.wait_for(1)
         consumer.deliver_whole = lambda *_: 1 / 0
         answers: list[object] = []
@@ -136,9 +136,9 @@ async def test_a_producer_is_answered_although_delivering_raises(tmp_path: Path)
 
 async def test_a_publish_that_waits_keeps_only_its_own_memory(tmp_path: Path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         chunk = one_batch(producer)
         answered = asyncio.Event()
         broker.publish(ANONYMOUS, producer, chunk, lambda _: answered.set())
@@ -146,4 +146,4 @@ async def test_a_publish_that_waits_keeps_only_its_own_memory(tmp_path: Path):
         assert waiting.view == chunk
         assert waiting.view.obj is not chunk.obj
         await answered.wait()
-        assert await door.read_all() == [(0, b"x")]
+        assert await client.read_all() == [(0, b"x")]

@@ -4,7 +4,7 @@ import asyncio
 import errno
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Unavailable
@@ -50,10 +50,10 @@ class FailingDisk(OsDisk):
         return FailingFile(super().create(path, private=private), self)
 
 
-async def until_cured(door: Door, producer, sequence: int):
+async def until_cured(client: BrokerClient, producer, sequence: int):
     while True:
         try:
-            return await door.publish(producer, [b"after"], sequence=sequence)
+            return await client.publish(producer, [b"after"], sequence=sequence)
         except Unavailable:
             continue
 
@@ -69,28 +69,30 @@ async def until_cured(door: Door, producer, sequence: int):
 async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_path, failure, message):
     disk = FailingDisk()
     async with open_broker(tmp_path, disk=disk, wal=FAST_CURE) as broker:
-        door = Door(broker)
-        await door.create()
-        producer, consumer = await door.producer(), await door.subscribe()
-        await door.publish(producer, [b"before"], sequence=0)
+        client = BrokerClient(broker)
+        await client.create()
+        producer, consumer = await client.producer(), await client.subscribe()
+        await client.publish(producer, [b"before"], sequence=0)
         await consumer.wait_for(1)
         for name, value in failure.items():
             setattr(disk, name, value)
         with pytest.raises(Unavailable, match=message):
-            await door.publish(producer, [b"lost"], sequence=1)
+            await client.publish(producer, [b"lost"], sequence=1)
         with pytest.raises(Unavailable, match=message):
-            await door.publish(producer, [b"lost"], sequence=1)
+            await client.publish(producer, [b"lost"], sequence=1)
         assert message in broker.describe(ANONYMOUS).state
-        assert await door.read_all() == [(0, b"before")], "what was not acked is not seen"
+        assert await client.read_all() == [(0, b"before")], "what was not acked is not seen"
         for name in failure:
             setattr(disk, name, 0)
-        answer = await until_cured(door, producer, sequence=1)
+        answer = await until_cured(client, producer, sequence=1)
         assert (answer.base_offset, answer.duplicate) == (1, False)
         assert [payload for _, payload in await consumer.wait_for(2)] == [b"before", b"after"]
         await consumer.ack((0, 2))
         assert broker.describe(ANONYMOUS).state == "ok"
     async with open_broker(tmp_path) as broker:
-        assert await Door(broker).read_all() == [(0, b"before"), (1, b"after")], "a failed file's tail stays away"
+        assert await BrokerClient(broker).read_all() == [(0, b"before"), (1, b"after")], (
+            "a failed file's tail stays away"
+        )
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.position, place.lag) == (2, 0)
 
@@ -98,18 +100,18 @@ async def test_a_disk_error_refuses_publishes_keeps_reads_and_cures_itself(tmp_p
 async def test_acks_given_while_the_disk_failed_are_kept_once_it_is_cured(tmp_path):
     disk = FailingDisk()
     async with open_broker(tmp_path, disk=disk, wal=FAST_CURE, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        producer, consumer = await door.producer(), await door.subscribe()
-        await door.publish(producer, [b"a", b"b", b"c"], sequence=0)
+        client = BrokerClient(broker)
+        await client.create()
+        producer, consumer = await client.producer(), await client.subscribe()
+        await client.publish(producer, [b"a", b"b", b"c"], sequence=0)
         await consumer.wait_for(3)
         await consumer.ack((0, 1))
         disk.sync_error = errno.EIO
         with pytest.raises(Unavailable):
-            await door.publish(producer, [b"lost"], sequence=3)
+            await client.publish(producer, [b"lost"], sequence=3)
         consumer.consumer.ack([(1, 2)], False)
         disk.sync_error = 0
-        await until_cured(door, producer, sequence=3)
+        await until_cured(client, producer, sequence=3)
         await consumer.ack((1, 2))
     async with open_broker(tmp_path) as broker:
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
@@ -119,8 +121,8 @@ async def test_acks_given_while_the_disk_failed_are_kept_once_it_is_cured(tmp_pa
 async def test_metadata_that_cannot_be_written_shows_until_it_can_be_again(tmp_path):
     disk, clock = FailingDisk(), ManualClock()
     async with open_broker(tmp_path, clock=clock, metadata_disk=disk) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         assert broker.describe(ANONYMOUS).state == "ok"
         disk.write_error = errno.ENOSPC
         for _ in range(2):

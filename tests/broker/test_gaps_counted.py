@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, Door, open_broker
+from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
 
 from pydanube.broker.lifecycle.expiration import PartitionExpiration
 from pydanube.broker.tiering.disaster_recovery import rebuild
@@ -43,14 +43,14 @@ class Gapped:
     async def make(self) -> None:
         level = AckLevel.DURABLE if self.how == "restored" else AckLevel.WRITTEN
         async with self.opened(crash=True) as broker:
-            door = Door(broker)
-            await door.create(ack_level=level)
-            producer = await door.producer("meter")
+            client = BrokerClient(broker)
+            await client.create(ack_level=level)
+            producer = await client.producer("meter")
             for number in range(BEFORE):
-                await door.publish(producer, [b"%03d" % number + b"x" * 500], sequence=number)
-            await door.subscribe("unread")
-            read = await door.subscribe("read")
-            some = await door.subscribe("some", kind=SubscriptionType.SHARED)
+                await client.publish(producer, [b"%03d" % number + b"x" * 500], sequence=number)
+            await client.subscribe("unread")
+            read = await client.subscribe("read")
+            some = await client.subscribe("some", kind=SubscriptionType.SHARED)
             await read.ack((0, BEFORE))
             await some.ack((0, 5), (10, 20))
             if self.how != "written, in the log":
@@ -64,10 +64,10 @@ class Gapped:
             async with await EmbeddedStore.open(self.directory / "metadata.db", self.clock) as store:
                 await rebuild(self.objects, store, self.clock, StoreOwner("cluster"))
 
-    async def more(self, door: Door) -> None:
-        producer = await door.producer()
+    async def more(self, client: BrokerClient) -> None:
+        producer = await client.producer()
         for number in range(AFTER):
-            answer = await door.publish(producer, [b"%03d" % (BEFORE + number) + b"x" * 500])
+            answer = await client.publish(producer, [b"%03d" % (BEFORE + number) + b"x" * 500])
             self.end = self.end or answer.base_offset
 
 
@@ -80,67 +80,67 @@ async def gapped(request, tmp_path: Path) -> Gapped:
 
 @asynccontextmanager
 async def filled(gapped: Gapped):
-    """A door to the partition with messages on both sides, as it is found after a clean restart too."""
+    """A client to the partition with messages on both sides, as it is found after a clean restart too."""
     async with gapped.opened() as broker:
-        await gapped.more(Door(broker))
+        await gapped.more(BrokerClient(broker))
     async with gapped.opened() as broker:
-        yield Door(broker)
+        yield BrokerClient(broker)
 
 
-async def lags(door: Door) -> dict[str, int]:
-    names = (await door.broker.describe_topic(ANONYMOUS, TOPIC)).subscriptions
+async def lags(client: BrokerClient) -> dict[str, int]:
+    names = (await client.broker.describe_topic(ANONYMOUS, TOPIC)).subscriptions
     return {
-        name: (await door.broker.subscriptions.describe(ANONYMOUS, TOPIC, name)).partitions[0].lag for name in names
+        name: (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, name)).partitions[0].lag for name in names
     }
 
 
-async def description(door: Door):
-    (found,) = (await door.broker.describe_topic(ANONYMOUS, TOPIC)).partitions
+async def description(client: BrokerClient):
+    (found,) = (await client.broker.describe_topic(ANONYMOUS, TOPIC)).partitions
     return found
 
 
-async def statistics(door: Door):
-    (found,) = (await door.broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
+async def statistics(client: BrokerClient):
+    (found,) = (await client.broker.statistics.topic(ANONYMOUS, TOPIC)).partitions
     return found, {one.name: one for one in found.subscriptions}
 
 
 async def test_the_gap_at_the_end_is_no_message_before_anything_follows_it(gapped: Gapped):
     async with gapped.opened() as broker:
-        door = Door(broker)
-        found = await description(door)
+        client = BrokerClient(broker)
+        found = await description(client)
         assert found.messages == BEFORE
         assert found.end_offset - BEFORE == found.missing_offsets > BEFORE
         assert found.gaps == Gaps([(BEFORE, found.end_offset)])
-        assert (await statistics(door))[0].messages == BEFORE
-        assert await lags(door) == {"unread": 30, "read": 0, "some": 15}
+        assert (await statistics(client))[0].messages == BEFORE
+        assert await lags(client) == {"unread": 30, "read": 0, "some": 15}
         (tiered,) = broker.tiers.partitions.values()
         waits = gapped.how == "written, in the log"
         assert (tiered.waiting() is not None) is waits, "a gap is nothing to upload"
 
 
 async def test_descriptions_and_statistics_count_messages(gapped: Gapped):
-    async with filled(gapped) as door:
-        found = await description(door)
+    async with filled(gapped) as client:
+        found = await description(client)
         assert found.messages == BEFORE + AFTER
         assert found.gaps == Gaps([(BEFORE, gapped.end)])
-        counted, subscriptions = await statistics(door)
+        counted, subscriptions = await statistics(client)
         assert counted.messages == BEFORE + AFTER
-        assert await lags(door) == {"unread": 50, "read": 20, "some": 35}
+        assert await lags(client) == {"unread": 50, "read": 20, "some": 35}
         assert {name: one.backlog for name, one in subscriptions.items()} == {"unread": 50, "read": 20, "some": 35}
         whole = subscriptions["unread"].backlog_bytes
         assert whole > 50 * 500
         assert subscriptions["read"].backlog_bytes == pytest.approx(whole * 20 / 50, rel=0.1)
         assert subscriptions["some"].backlog_bytes == pytest.approx(whole * 35 / 50, rel=0.1)
         assert all(one.unacked == 0 for one in subscriptions.values())
-        place = (await door.broker.subscriptions.describe(ANONYMOUS, TOPIC, "some")).partitions[0]
+        place = (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "some")).partitions[0]
         assert (place.position, place.acked_ahead) == (5, 10)
-        _, (usage,), _ = await door.broker.storage.usage(ANONYMOUS, TOPIC, StoragePlace())
+        _, (usage,), _ = await client.broker.storage.usage(ANONYMOUS, TOPIC, StoragePlace())
         assert usage.messages + usage.waiting_messages == BEFORE + AFTER
 
 
 async def test_nothing_is_pending_or_settled_in_a_gap(gapped: Gapped):
-    async with filled(gapped) as door:
-        subscriptions = door.broker.subscriptions
+    async with filled(gapped) as client:
+        subscriptions = client.broker.subscriptions
         assert await subscriptions.unsettled(ANONYMOUS, TOPIC, "some", 0, 1000, 0) == [
             (5, 10),
             (20, 30),
@@ -148,152 +148,152 @@ async def test_nothing_is_pending_or_settled_in_a_gap(gapped: Gapped):
         ]
         pending = await subscriptions.pending(ANONYMOUS, TOPIC, "unread", 0, 1000, 28)
         assert [one.offset for one in pending.messages] == [28, 29, *range(gapped.end, gapped.end + 20)]
-        consumer = await door.subscribe("unread")
+        consumer = await client.subscribe("unread")
         await consumer.wait_for(50)
         assert [offset for offset, _ in consumer.received] == [*range(30), *range(gapped.end, gapped.end + 20)]
-        assert (await statistics(door))[1]["unread"].unacked == 50
+        assert (await statistics(client))[1]["unread"].unacked == 50
         await consumer.ack((0, gapped.end + 20), cumulative=True)
-        unread = (await statistics(door))[1]["unread"]
+        unread = (await statistics(client))[1]["unread"]
         assert (unread.acked, unread.backlog, unread.unacked, unread.position) == (50, 0, 0, gapped.end + 20)
         assert await subscriptions.settle(ANONYMOUS, TOPIC, "some", -1, []) == 35
 
 
 async def test_a_seek_goes_over_the_gap_and_back(gapped: Gapped):
-    async with filled(gapped) as door:
-        subscriptions = door.broker.subscriptions
+    async with filled(gapped) as client:
+        subscriptions = client.broker.subscriptions
         for position, lag in [(EARLIEST, 50), (Position("offset", 25), 25), (Position("offset", 500), 20)]:
             await subscriptions.seek(ANONYMOUS, TOPIC, "read", position)
-            assert (await lags(door))["read"] == lag
+            assert (await lags(client))["read"] == lag
         await subscriptions.seek(ANONYMOUS, TOPIC, "read", Position("offset", 28))
-        consumer = await door.subscribe("read")
+        consumer = await client.subscribe("read")
         assert [offset for offset, _ in await consumer.wait_for(22)] == [28, 29, *range(gapped.end, gapped.end + 20)]
         consumer.consumer.close()
     async with gapped.opened() as broker:
-        assert (await lags(Door(broker)))["read"] == 22, "what was sought is found again"
+        assert (await lags(BrokerClient(broker)))["read"] == 22, "what was sought is found again"
 
 
 async def test_a_new_subscription_counts_none_of_it(gapped: Gapped):
-    async with filled(gapped) as door:
-        await door.subscribe("later", credit=0)
-        assert (await lags(door))["later"] == 50
+    async with filled(gapped) as client:
+        await client.subscribe("later", credit=0)
+        assert (await lags(client))["later"] == 50
 
 
 async def test_a_processing_engine_moves_over_the_gap_by_comparing(gapped: Gapped):
     """It knows the offset that it read last, which is where the gap begins: the position behind it is the same."""
-    async with filled(gapped) as door:
-        subscriptions = door.broker.subscriptions
+    async with filled(gapped) as client:
+        subscriptions = client.broker.subscriptions
         await subscriptions.settle(ANONYMOUS, TOPIC, "some", 0, [(5, 10)])
         assert await subscriptions.advance_many(ANONYMOUS, TOPIC, "some", [(0, BEFORE, 20)]) == [(0, BEFORE)]
         assert await subscriptions.advance_many(ANONYMOUS, TOPIC, "some", [(0, gapped.end + 3, BEFORE)]) == [
             (0, gapped.end + 3)
         ]
-        assert (await lags(door))["some"] == 17
+        assert (await lags(client))["some"] == 17
         await subscriptions.advance(ANONYMOUS, TOPIC, "read", 0, gapped.end + 1, BEFORE)
-        assert (await lags(door))["read"] == 19
+        assert (await lags(client))["read"] == 19
 
 
 async def test_quotas_by_messages_and_by_bytes_leave_the_gap_out(gapped: Gapped):
-    async with filled(gapped) as door:
-        policies = door.broker.policies
-        producer = await door.producer()
+    async with filled(gapped) as client:
+        policies = client.broker.policies
+        producer = await client.producer()
         await policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 51})
-        await door.publish(producer, [b"51"])
+        await client.publish(producer, [b"51"])
         with pytest.raises(Full, match=r"'unread' .* has a backlog of 51 messages"):
-            await door.publish(producer, [b"52"])
-        size = (await statistics(door))[1]["unread"].backlog_bytes
+            await client.publish(producer, [b"52"])
+        size = (await statistics(client))[1]["unread"].backlog_bytes
         await policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 0, "backlog_bytes_max": size + 1})
-        await door.publish(producer, [b"52"])
+        await client.publish(producer, [b"52"])
         with pytest.raises(Full, match="bytes"):
-            await door.publish(producer, [b"53"])
+            await client.publish(producer, [b"53"])
         await policies.set(
             ANONYMOUS,
             TOPIC,
             {"backlog_messages_max": 40, "backlog_bytes_max": 0, "backlog_action": int(BacklogAction.EVICT)},
         )
-        await door.publish(producer, [b"53"])
-        _, found = await statistics(door)
+        await client.publish(producer, [b"53"])
+        _, found = await statistics(client)
         assert found["unread"].backlog <= 41
         assert found["unread"].evicted == 53 - found["unread"].backlog
         assert (found["read"].evicted, found["some"].evicted) == (0, 0)
 
 
 async def test_retention_by_size_keeps_as_many_bytes_on_either_side_of_the_gap(gapped: Gapped):
-    async with filled(gapped) as door:
+    async with filled(gapped) as client:
         for name in ("unread", "read", "some"):
-            await door.broker.subscriptions.delete(ANONYMOUS, TOPIC, name)
-        partition = await door.broker._partitions.get(TOPIC, 0)
+            await client.broker.subscriptions.delete(ANONYMOUS, TOPIC, name)
+        partition = await client.broker._partitions.get(TOPIC, 0)
         whole = partition.sizes.between(0, partition.stream.end_offset)
-        await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole * 4 // 5})
+        await client.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole * 4 // 5})
         await PartitionExpiration(partition).run(gapped.clock.now_us())
-        assert 39 <= (await description(door)).messages <= 42
-        await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole // 5})
+        assert 39 <= (await description(client)).messages <= 42
+        await client.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": whole // 5})
         await PartitionExpiration(partition).run(gapped.clock.now_us())
-        found = await description(door)
+        found = await description(client)
         assert 9 <= found.messages <= 12
         assert not found.gaps, "it lies before the start now"
 
 
 async def test_expiry_counts_messages(gapped: Gapped):
-    async with filled(gapped) as door:
-        await door.broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 60})
+    async with filled(gapped) as client:
+        await client.broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 60})
         gapped.clock.advance(3600)
-        partition = await door.broker._partitions.get(TOPIC, 0)
+        partition = await client.broker._partitions.get(TOPIC, 0)
         await PartitionExpiration(partition).run(gapped.clock.now_us())
-        _, found = await statistics(door)
+        _, found = await statistics(client)
         assert {name: one.expired for name, one in found.items()} == {"unread": 50, "read": 20, "some": 35}
         assert all(one.backlog == 0 for one in found.values())
 
 
 async def test_producers_go_on_across_the_gap(gapped: Gapped):
-    async with filled(gapped) as door:
-        again = await door.producer("meter")
-        await door.publish(again, [b"next"], sequence=0)
-        answer = await door.publish(again, [b"next"], sequence=0)
+    async with filled(gapped) as client:
+        again = await client.producer("meter")
+        await client.publish(again, [b"next"], sequence=0)
+        answer = await client.publish(again, [b"next"], sequence=0)
         assert (answer.base_offset, answer.duplicate) == (gapped.end + AFTER, True)
 
 
 async def test_every_crash_leaves_a_gap_of_its_own(tmp_path: Path):
     for number in range(4):
         async with open_broker(tmp_path, crash=True) as broker:
-            door = Door(broker)
+            client = BrokerClient(broker)
             if not number:
-                await door.create(ack_level=AckLevel.WRITTEN)
-                await door.subscribe("unread", credit=0)
-            await door.publish(await door.producer(), [b"%d" % number] * 10)
+                await client.create(ack_level=AckLevel.WRITTEN)
+                await client.subscribe("unread", credit=0)
+            await client.publish(await client.producer(), [b"%d" % number] * 10)
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        found = await description(door)
+        client = BrokerClient(broker)
+        found = await description(client)
         assert found.gaps == Gaps([(10, 1000), (1010, 2000), (2010, 3000), (3010, 4000)])
-        assert (found.messages, await lags(door)) == (40, {"unread": 40})
+        assert (found.messages, await lags(client)) == (40, {"unread": 40})
 
 
 async def test_a_gap_before_the_first_message_stays_when_retention_takes_what_was_before_it(gapped: Gapped):
     """Whoever has read all that was before it, and stands there, has lost nothing."""
     async with gapped.opened() as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         for name in ("unread", "read", "some"):
             await broker.subscriptions.delete(ANONYMOUS, TOPIC, name)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
         partition = await broker._partitions.get(TOPIC, 0)
         await PartitionExpiration(partition).run(gapped.clock.now_us())
-        found = await description(door)
+        found = await description(client)
         assert (found.start_offset, found.messages) == (BEFORE, 0)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": -1})
-        await gapped.more(door)
+        await gapped.more(client)
         while await broker.tiers.uploader.round(everything=True):
             pass
     async with gapped.opened() as broker:
-        door = Door(broker)
-        found = await description(door)
+        client = BrokerClient(broker)
+        found = await description(client)
         assert (found.start_offset, found.messages) == (BEFORE, AFTER)
         assert found.gaps == Gaps([(BEFORE, gapped.end)])
-        assert [offset for offset, _ in await door.read_all()] == list(range(gapped.end, gapped.end + AFTER))
+        assert [offset for offset, _ in await client.read_all()] == list(range(gapped.end, gapped.end + AFTER))
 
 
 async def test_an_empty_partition_is_restored_without_a_message_and_without_a_loss(tmp_path: Path):
     gapped = Gapped("restored", tmp_path)
     async with gapped.opened() as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         await broker.tiers.manifests.write()
     (tmp_path / "restored").mkdir()
     gapped.directory = tmp_path / "restored"
@@ -302,8 +302,8 @@ async def test_an_empty_partition_is_restored_without_a_message_and_without_a_lo
     for messages in (0, AFTER):
         async with gapped.opened() as broker:
             if messages:
-                await gapped.more(Door(broker))
-            found = await description(Door(broker))
+                await gapped.more(BrokerClient(broker))
+            found = await description(BrokerClient(broker))
             assert (found.start_offset, found.messages) == (0, messages)
 
 
@@ -312,7 +312,7 @@ async def test_what_the_catalog_lost_is_no_gap(tmp_path: Path):
     gapped = Gapped("written, uploaded", tmp_path)
     await gapped.make()
     async with gapped.opened() as broker:
-        await gapped.more(Door(broker))
+        await gapped.more(BrokerClient(broker))
         while await broker.tiers.uploader.round(everything=True):
             pass
         topic_id = next(iter(broker.tiers.partitions))[0]
@@ -321,7 +321,7 @@ async def test_what_the_catalog_lost_is_no_gap(tmp_path: Path):
         assert lost.first_offset > 0
         await broker.tiers.catalog.remove([lost], 1)
     async with gapped.opened() as broker:
-        door = Door(broker)
-        assert not (await description(door)).gaps, "nobody knows any more where it began"
+        client = BrokerClient(broker)
+        assert not (await description(client)).gaps, "nobody knows any more where it began"
         unsettled = await broker.subscriptions.unsettled(ANONYMOUS, TOPIC, "unread", 0, 1000, 0)
         assert unsettled[0] == (0, BEFORE), "what was lost is not passed over"

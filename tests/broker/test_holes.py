@@ -1,7 +1,7 @@
 """Offsets of a durable topic that neither the log nor the catalog has keep their partition closed, and no other."""
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.broker.registry import records
 from pydanube.broker.registry.tombstones import drop_writes
@@ -22,12 +22,12 @@ async def fill(directory, objects, runs: int = 3, **config) -> None:
     for run in range(runs):
         async with open_broker(directory, objects=objects, crash=True) as broker:
             for topic in (TOPIC, OTHER):
-                door = Door(broker, topic)
+                client = BrokerClient(broker, topic)
                 if not run:
-                    await door.create(**config)
-                await door.publish(await door.producer(), [b"%d" % (run * 10 + n) for n in range(10)])
+                    await client.create(**config)
+                await client.publish(await client.producer(), [b"%d" % (run * 10 + n) for n in range(10)])
             if run == runs - 1:
-                consumer = await Door(broker).subscribe()
+                consumer = await BrokerClient(broker).subscribe()
                 await consumer.wait_for(1)
                 await consumer.ack((0, 1))  # the snapshot before it knows the end
 
@@ -52,8 +52,8 @@ async def test_a_hole_in_a_durable_topic_is_corrupt_and_other_topics_open(tmp_pa
     for _ in range(2):
         async with open_broker(tmp_path, objects=objects) as broker:
             with pytest.raises(Corrupt, match=rf"/default/orders: offsets {missing} are missing.*put back"):
-                await Door(broker).fetch()
-            assert len(await Door(broker, OTHER).read_all()) == 30
+                await BrokerClient(broker).fetch()
+            assert len(await BrokerClient(broker, OTHER).read_all()) == 30
 
 
 async def test_what_retention_dropped_is_not_a_hole(tmp_path):
@@ -63,7 +63,7 @@ async def test_what_retention_dropped_is_not_a_hole(tmp_path):
         await (await broker._partitions.get(TOPIC, 0)).trim(10)
     await lose_ledger(tmp_path, 0)
     async with open_broker(tmp_path, objects=objects) as broker:
-        assert [offset for offset, _ in await Door(broker).read_all()] == list(range(10, 30))
+        assert [offset for offset, _ in await BrokerClient(broker).read_all()] == list(range(10, 30))
 
 
 async def test_what_is_in_the_catalog_is_not_a_hole(tmp_path):
@@ -75,13 +75,13 @@ async def test_what_is_in_the_catalog_is_not_a_hole(tmp_path):
         await broker.tiers.upload(broker.tiers.partitions.keys())
     await lose_ledger(tmp_path, 1)
     async with open_broker(tmp_path, objects=objects) as broker:
-        assert [offset for offset, _ in await Door(broker).read_all()] == list(range(30))
+        assert [offset for offset, _ in await BrokerClient(broker).read_all()] == list(range(30))
 
 
 async def test_a_topic_that_is_not_durable_may_have_gaps(tmp_path):
     objects = MemoryStore()
     await fill(tmp_path, objects, ack_level=AckLevel.WRITTEN)
     async with open_broker(tmp_path, objects=objects) as broker:
-        found = await Door(broker).read_all()
+        found = await BrokerClient(broker).read_all()
         assert len(found) == 30
         assert found[-1][0] > 29, "each start went on behind a reserved block"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, Door, open_broker
+from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import StaleEpoch, Unavailable
@@ -46,11 +46,11 @@ async def opened(path: Path, objects: ObjectStore, **changes):
 
 async def crumbs(broker, count: int, first: int = 0, topic: TopicName = TOPIC, sequence: bool = False):
     """So many segments of one batch of 100 messages each."""
-    door = Door(broker, topic)
-    producer = await door.producer()
+    client = BrokerClient(broker, topic)
+    producer = await client.producer()
     for number in range(first, first + count):
         payloads = [b"%06d" % (number * 100 + n) + b"x" * 50 for n in range(100)]
-        await door.publish(producer, payloads, sequence=(number - first) * 100 if sequence else -1)
+        await client.publish(producer, payloads, sequence=(number - first) * 100 if sequence else -1)
         assert await broker.tiers.uploader.round(everything=True) == 1
     await broker.tiers.trim()
     return producer
@@ -64,7 +64,7 @@ async def merged(broker) -> int:
 
 
 async def everything(broker, topic: TopicName = TOPIC) -> list[int]:
-    return [int(payload[:6]) for _, payload in await Door(broker, topic).read_all()]
+    return [int(payload[:6]) for _, payload in await BrokerClient(broker, topic).read_all()]
 
 
 async def keys(objects: ObjectStore) -> list[str]:
@@ -81,7 +81,7 @@ async def test_small_segments_are_merged_and_their_objects_are_deleted_after_the
 ):
     clock = ManualClock()
     async with opened(tmp_path, objects, clock=clock) as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         await crumbs(broker, 30)
         before = await keys(objects)
         total = (await segments(broker))[-1].record.total
@@ -101,7 +101,7 @@ async def test_what_is_merged_is_found_by_offset_and_time_and_survives_a_start(t
     clock = ManualClock()
     times = []
     async with opened(tmp_path, objects, clock=clock) as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         for number in range(20):
             clock.advance(1)
             times.append(clock.now_us())
@@ -112,9 +112,9 @@ async def test_what_is_merged_is_found_by_offset_and_time_and_survives_a_start(t
             assert found == number * 100
     async with opened(tmp_path, objects, clock=clock) as broker:
         assert await everything(broker) == list(range(2000))
-        again = await Door(broker).come_back(producer)
+        again = await BrokerClient(broker).come_back(producer)
         payloads = [b"%06d" % (1900 + n) + b"x" * 50 for n in range(100)]
-        assert (await Door(broker).publish(again, payloads, sequence=0)).duplicate
+        assert (await BrokerClient(broker).publish(again, payloads, sequence=0)).duplicate
 
 
 async def test_segments_of_several_ledgers_share_an_object_and_stay_apart_in_the_catalog(
@@ -123,7 +123,7 @@ async def test_segments_of_several_ledgers_share_an_object_and_stay_apart_in_the
     for life in range(4):
         async with opened(tmp_path, objects) as broker:
             if not life:
-                await Door(broker).create()
+                await BrokerClient(broker).create()
             await crumbs(broker, 5, first=life * 5)
             if life == 3:
                 assert await merged(broker) == 1
@@ -142,11 +142,11 @@ async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, obj
     shared = replace(SMALL, shared_below_bytes=1 << 17)
     async with opened(tmp_path, objects, clock=clock, tiering=shared) as broker:
         for topic in (TOPIC, OTHER):
-            await Door(broker, topic).create()
+            await BrokerClient(broker, topic).create()
         for number in range(20):
             for topic in (TOPIC, OTHER):
-                door = Door(broker, topic)
-                await door.publish(await door.producer(), [b"%06d" % number])
+                client = BrokerClient(broker, topic)
+                await client.publish(await client.producer(), [b"%06d" % number])
             assert await broker.tiers.uploader.round(everything=True) == 1
         await broker.tiers.merger.round()
         clock.advance(3601)
@@ -161,10 +161,10 @@ async def test_shared_objects_are_left_to_the_others_in_them(tmp_path: Path, obj
 
 async def test_a_reader_continues_during_a_merge(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await crumbs(broker, 40)
-        consumer = await door.subscribe(credit=150)
+        consumer = await client.subscribe(credit=150)
         await consumer.wait_for(100)
         assert await merged(broker) == 1
         consumer.consumer.credit(1_000_000, 1 << 30)
@@ -174,7 +174,7 @@ async def test_a_reader_continues_during_a_merge(tmp_path: Path, objects: Counte
 async def test_a_merge_cut_before_its_transaction_leaves_an_orphan_and_begins_again(tmp_path: Path, objects: Counted):
     clock = ManualClock()
     async with opened(tmp_path, objects, clock=clock, crash=True) as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         await crumbs(broker, 20)
         (tiered,) = broker.tiers.partitions.values()
 
@@ -199,7 +199,7 @@ async def test_a_merge_cut_before_its_transaction_leaves_an_orphan_and_begins_ag
 
 async def test_a_merge_cut_after_its_transaction_counts(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects, crash=True) as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         await crumbs(broker, 20)
 
         async def killed(_key, _now_us):
@@ -217,7 +217,7 @@ async def test_a_merge_cut_after_its_transaction_counts(tmp_path: Path, objects:
 
 async def test_a_fenced_owner_merges_nothing(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects, crash=True) as former:
-        await Door(former).create()
+        await BrokerClient(former).create()
         await crumbs(former, 20)
         (tiered,) = former.tiers.partitions.values()
 
@@ -232,7 +232,7 @@ async def test_a_fenced_owner_merges_nothing(tmp_path: Path, objects: Counted):
 async def test_a_damaged_small_segment_is_skipped_and_others_are_merged(tmp_path: Path, objects: Counted):
     async with opened(tmp_path, objects) as broker:
         for topic in (TOPIC, OTHER):
-            await Door(broker, topic).create()
+            await BrokerClient(broker, topic).create()
             await crumbs(broker, 20, topic=topic)
         key = (await segments(broker))[7].record.object
         whole = bytearray(await objects.get(key))
@@ -247,7 +247,7 @@ async def test_a_damaged_small_segment_is_skipped_and_others_are_merged(tmp_path
 async def test_retention_while_merging_and_after_it_is_kept(tmp_path: Path, objects: Counted):
     clock = ManualClock()
     async with opened(tmp_path, objects, clock=clock) as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 60})
         await crumbs(broker, 10)
         clock.advance(100)
@@ -264,11 +264,11 @@ async def test_retention_while_merging_and_after_it_is_kept(tmp_path: Path, obje
 async def test_a_long_catalog_is_merged_from_end_to_end(tmp_path: Path, objects: Counted):
     tiny = replace(SMALL, segment_bytes=1 << 14)
     async with opened(tmp_path, objects, tiering=tiny) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         for number in range(600):
-            await door.publish(producer, [b"%06d" % number])
+            await client.publish(producer, [b"%06d" % number])
             await broker.tiers.uploader.round(everything=True)
         assert len(await segments(broker)) == 600
         for _ in range(100):

@@ -5,7 +5,7 @@ import asyncio
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from lifetimes_harness import open_client
 from metadata_harness import FaultyStore, deletes, puts
 from tiering_harness import PER_BATCH, SMALL, WAL, everything, filled, keys, upload_all
@@ -52,14 +52,14 @@ async def left_of(topic_id: int, store) -> list[str]:
     return [one.key for prefix in prefixes async for one in list_all(store, prefix(topic_id))]
 
 
-async def a_used_topic(broker) -> tuple[Door, int]:
+async def a_used_topic(broker) -> tuple[BrokerClient, int]:
     """One with all that can hang on a topic, and its id."""
-    door = Door(broker)
-    await door.create(partitions=2)
+    client = BrokerClient(broker)
+    await client.create(partitions=2)
     for partition in range(2):
-        await door.publish(await door.producer("meter", partition), [b"1"])
-    (await door.producer("keeper", access="exclusive")).close()
-    return door, broker._registry.topic(TOPIC).topic_id
+        await client.publish(await client.producer("meter", partition), [b"1"])
+    (await client.producer("keeper", access="exclusive")).close()
+    return client, broker._registry.topic(TOPIC).topic_id
 
 
 @pytest.mark.parametrize("where", ["partitions", "ledgers", "subscriptions", "producers", "access", "deleted"])
@@ -67,8 +67,8 @@ async def test_a_topic_whose_deletion_is_cut_short_is_gone_and_the_next_start_re
     tmp_path, metadata, where
 ):
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door, topic_id = await a_used_topic(broker)
-        producer, consumer = await door.producer(), await door.subscribe()
+        client, topic_id = await a_used_topic(broker)
+        producer, consumer = await client.producer(), await client.subscribe()
         await consumer.wait_for(1)
         await consumer.ack((0, 1))
         metadata.refuse_all(deletes(f"/{where}/"))
@@ -76,14 +76,14 @@ async def test_a_topic_whose_deletion_is_cut_short_is_gone_and_the_next_start_re
         assert await left_of(topic_id, metadata), "cut short"
         assert not await exists(broker)
         with pytest.raises(NotFound, match="deleted with its topic"):
-            await door.publish(producer, [b"2"])
+            await client.publish(producer, [b"2"])
         assert isinstance(consumer.error, NotFound)
-        await door.create()
-        assert await door.read_all() == []
-        await door.publish(await door.producer(), [b"anew"])
+        await client.create()
+        assert await client.read_all() == []
+        await client.publish(await client.producer(), [b"anew"])
     async with open_broker(tmp_path) as broker:
         assert await left_of(topic_id, broker._registry._store) == []
-        assert await Door(broker).read_all() == [(0, b"anew")]
+        assert await BrokerClient(broker).read_all() == [(0, b"anew")]
 
 
 async def test_a_topic_that_is_deleted_undisturbed_leaves_nothing_behind(tmp_path):
@@ -96,9 +96,9 @@ async def test_a_topic_that_is_deleted_undisturbed_leaves_nothing_behind(tmp_pat
 async def test_a_topic_whose_objects_could_not_be_forgotten_is_gone_and_they_go_later(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 2)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 2)
         await upload_all(broker)
         topic_id = broker._registry.topic(TOPIC).topic_id
         metadata.refuse(deletes("/segments/"))
@@ -117,9 +117,9 @@ async def test_a_topic_whose_objects_could_not_be_forgotten_is_gone_and_they_go_
 async def test_segments_of_a_topic_that_the_metadata_lost_are_kept(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 2)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 2)
         await upload_all(broker)
         topic_id = broker._registry.topic(TOPIC).topic_id
         lost = await metadata.get(records.topic_key(TOPIC))
@@ -130,15 +130,15 @@ async def test_segments_of_a_topic_that_the_metadata_lost_are_kept(tmp_path, met
         assert len(await keys(objects)) == 1
         assert await broker.tiers.catalog.topics() == [topic_id]
         await metadata.transact([], [Put(lost.key, lost.value)])
-        assert len(await everything(door)) == 2 * PER_BATCH
+        assert len(await everything(client)) == 2 * PER_BATCH
 
 
 async def test_a_deleted_topic_with_uploaded_segments_leaves_no_key_behind(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 2)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 2)
         await upload_all(broker)
         topic_id = broker._registry.topic(TOPIC).topic_id
         await delete(broker)
@@ -148,14 +148,14 @@ async def test_a_deleted_topic_with_uploaded_segments_leaves_no_key_behind(tmp_p
 
 async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, metadata):
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        producer, consumer = await door.producer(), await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        producer, consumer = await client.producer(), await client.subscribe()
         metadata.lose_answer(deletes(records.topic_key(TOPIC)))
         await delete(broker)
         assert not await exists(broker)
         with pytest.raises(NotFound, match="deleted with its topic"):
-            await door.publish(producer, [b"2"])
+            await client.publish(producer, [b"2"])
         assert isinstance(consumer.error, NotFound)
     async with open_broker(tmp_path) as broker:
         assert not await exists(broker)
@@ -163,14 +163,14 @@ async def test_a_deletion_that_failed_and_yet_happened_has_happened(tmp_path, me
 
 async def test_a_topic_whose_deletion_failed_is_there_and_works(tmp_path, metadata):
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        producer, consumer = await door.producer(), await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        producer, consumer = await client.producer(), await client.subscribe()
         metadata.refuse(deletes(records.topic_key(TOPIC)))
         with pytest.raises(Unavailable):
             await delete(broker)
         assert await exists(broker)
-        await door.publish(producer, [b"1"])
+        await client.publish(producer, [b"1"])
         assert await consumer.wait_for(1) == [(0, b"1")]
         await consumer.ack((0, 1))
     async with open_broker(tmp_path) as broker:
@@ -181,9 +181,9 @@ async def test_a_topic_whose_deletion_failed_is_there_and_works(tmp_path, metada
 @pytest.mark.parametrize("happens", [False, True])
 async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it(tmp_path, metadata, clock, happens):
     async with open_broker(tmp_path, metadata=metadata, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         the_topic = deletes(records.topic_key(TOPIC))
         in_doubt = metadata.hold_answer(the_topic, fails=True) if happens else metadata.hold_refusal(the_topic)
         deleting = asyncio.create_task(delete(broker))
@@ -199,11 +199,11 @@ async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it
         if happens:
             await deleting
             with pytest.raises(NotFound):
-                await door.publish(producer, [b"1"])
+                await client.publish(producer, [b"1"])
         else:
             with pytest.raises(Unavailable):
                 await deleting
-            await door.publish(producer, [b"1"])
+            await client.publish(producer, [b"1"])
         assert await exists(broker) is not happens
 
 
@@ -246,9 +246,9 @@ async def test_what_is_created_although_the_metadata_failed_is_there_and_what_is
                 await create(broker, what)
             with pytest.raises(AlreadyExists):
                 await create(broker, what)
-        door = Door(broker)
-        await door.publish(await door.producer(), [b"1"])
-        assert await (await door.subscribe()).wait_for(1) == [(0, b"1")]
+        client = BrokerClient(broker)
+        await client.publish(await client.producer(), [b"1"])
+        assert await (await client.subscribe()).wait_for(1) == [(0, b"1")]
     async with open_broker(tmp_path) as broker:
         assert await created(broker) == kinds
 
@@ -256,9 +256,9 @@ async def test_what_is_created_although_the_metadata_failed_is_there_and_what_is
 @pytest.mark.parametrize("happens", [False, True])
 async def test_a_subscription_is_deleted_if_the_metadata_says_so_whatever_it_said_before(tmp_path, metadata, happens):
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
         if happens:
             metadata.lose_answer(deletes("/subscriptions/"))
             await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
@@ -267,7 +267,7 @@ async def test_a_subscription_is_deleted_if_the_metadata_says_so_whatever_it_sai
             metadata.refuse(deletes("/subscriptions/"))
             with pytest.raises(Unavailable):
                 await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
-            await door.publish(await door.producer(), [b"1"])
+            await client.publish(await client.producer(), [b"1"])
             assert await consumer.wait_for(1) == [(0, b"1")]
         left = await broker.subscriptions.names(ANONYMOUS, TOPIC)
         assert left == ([] if happens else ["billing"])
@@ -277,12 +277,12 @@ async def test_a_subscription_is_deleted_if_the_metadata_says_so_whatever_it_sai
 
 async def test_a_policy_that_was_set_although_the_metadata_failed_counts_at_once(tmp_path, metadata):
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         metadata.lose_answer(puts(records.topic_key(TOPIC)))
         await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 7})
-        await door.publish(producer, [b"1"])
+        await client.publish(producer, [b"1"])
         (partition,) = broker._partitions
         assert partition.policies.backlog_messages_max == 7
 
@@ -292,14 +292,14 @@ async def test_a_policy_that_was_set_although_the_metadata_failed_counts_at_once
 
 async def test_a_partition_goes_on_after_offsets_were_reserved_although_the_metadata_failed(tmp_path, metadata):
     async with open_broker(tmp_path, metadata=metadata, offset_block=10) as broker:
-        door = Door(broker)
-        await door.create(ack_level=AckLevel.WRITTEN)
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create(ack_level=AckLevel.WRITTEN)
+        producer = await client.producer()
         for base in (0, 10, 20):
             metadata.lose_answer(puts("/partitions/"))
             with pytest.raises(Unavailable):
-                await door.publish(producer, [b"x"] * 10)
-            assert (await door.publish(producer, [b"x"] * 10)).base_offset == base
+                await client.publish(producer, [b"x"] * 10)
+            assert (await client.publish(producer, [b"x"] * 10)).base_offset == base
 
 
 async def test_retention_goes_on_after_the_start_was_moved_although_the_metadata_failed(tmp_path, metadata, clock):
@@ -348,40 +348,40 @@ async def test_an_upload_that_is_listed_although_the_metadata_failed_counts_and_
 ):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 2, size=1000)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 2, size=1000)
         metadata.lose_answer(puts("/segments/"))
         await upload_all(broker)
         assert broker.tiers.uploader.failure is not None
         assert len(await listed(broker)) == len(await keys(objects)) == 1
-        await filled(door, more, first=2, size=1000)
+        await filled(client, more, first=2, size=1000)
         await upload_all(broker)
         assert broker.tiers.uploader.failure is None
-        await filled(door, 3, first=2 + more, size=1000)
+        await filled(client, 3, first=2 + more, size=1000)
         await upload_all(broker)
         segments = await listed(broker)
         edges = [one.end_offset for one in segments]
         assert [one.first_offset for one in segments] == [0, *edges[:-1]] and edges[-1] == (5 + more) * 100
-        assert await everything(door) == list(range((5 + more) * 100))
+        assert await everything(client) == list(range((5 + more) * 100))
         assert len(await keys(objects)) == len(segments) + 1, "what was uploaded twice"
         clock.advance(SMALL.grace_s)
         await broker.tiers._collect(orphans=True)
         assert set(await keys(objects)) == {one.record.object for one in segments}
     async with open_broker(tmp_path, objects=objects, clock=clock, **TIERED) as broker:
-        assert await everything(Door(broker)) == list(range((5 + more) * 100))
+        assert await everything(BrokerClient(broker)) == list(range((5 + more) * 100))
 
 
 async def test_what_is_listed_unnoticed_is_counted_in_what_later_objects_know_of_producers(tmp_path, metadata):
     async with open_broker(tmp_path, metadata=metadata, objects=MemoryStore(), **TIERED) as broker:
-        door = Door(broker)
-        await door.create()
-        producers = [await door.producer(), await door.producer()]
-        await door.publish(producers[0], [b"unnoticed"], sequence=0)
+        client = BrokerClient(broker)
+        await client.create()
+        producers = [await client.producer(), await client.producer()]
+        await client.publish(producers[0], [b"unnoticed"], sequence=0)
         metadata.lose_answer(puts("/segments/"))
         await upload_all(broker)
         await upload_all(broker)
-        await door.publish(producers[1], [b"behind it"], sequence=0)
+        await client.publish(producers[1], [b"behind it"], sequence=0)
         await upload_all(broker)
         known = await broker.tiers.history.producers((await listed(broker))[-1])
         assert [one.producer_id for one in known] == [one.producer_id for one in producers]
@@ -390,30 +390,30 @@ async def test_what_is_listed_unnoticed_is_counted_in_what_later_objects_know_of
 async def test_an_upload_that_is_not_listed_because_the_metadata_failed_is_made_again(tmp_path, metadata, clock):
     objects = MemoryStore(clock=clock)
     async with open_broker(tmp_path, metadata=metadata, objects=objects, clock=clock, **TIERED) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 2, size=1000)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 2, size=1000)
         metadata.refuse(puts("/segments/"))
         await upload_all(broker)
         assert await listed(broker) == []
         await upload_all(broker)
         assert [(one.first_offset, one.end_offset) for one in await listed(broker)] == [(0, 200)]
-        assert await everything(door) == list(range(200))
+        assert await everything(client) == list(range(200))
 
 
 async def test_a_subscription_that_could_not_be_deleted_stands_where_it_stood(tmp_path, metadata):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
-        await door.publish(await door.producer(), [b"x"] * 10)
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
+        await client.publish(await client.producer(), [b"x"] * 10)
         await consumer.wait_for(10)
         await consumer.ack((0, 10))
     async with open_broker(tmp_path, metadata=metadata) as broker:
         refused = metadata.hold_refusal(deletes("/subscriptions/"))
         deleting = asyncio.create_task(broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing"))
         await refused.asked.wait()
-        await Door(broker).fetch()  # which opens the partition
+        await BrokerClient(broker).fetch()  # which opens the partition
         refused.go_on()
         with pytest.raises(Unavailable):
             await deleting
@@ -435,8 +435,8 @@ async def test_a_start_that_could_not_be_moved_hides_nothing(tmp_path, clock, me
 
 async def test_partitions_that_cannot_be_opened_leave_others_their_turn(tmp_path, clock, metadata):
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create(partitions=20)
+        client = BrokerClient(broker)
+        await client.create(partitions=20)
         topic_id = broker._registry.topic(TOPIC).topic_id
         await broker.create_topic(ANONYMOUS, TopicName.parse("/default/other"), TopicConfig())
     async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
@@ -447,7 +447,7 @@ async def test_partitions_that_cannot_be_opened_leave_others_their_turn(tmp_path
 
 async def test_partitions_that_never_open_leave_those_behind_them_their_turn(tmp_path, clock, metadata):
     async with open_broker(tmp_path, clock=clock) as broker:
-        await Door(broker).create(partitions=8)
+        await BrokerClient(broker).create(partitions=8)
         topic_id = broker._registry.topic(TOPIC).topic_id
     async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
         for index in range(4):

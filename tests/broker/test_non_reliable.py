@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, Collector, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 
 from pydanube.broker import Attachment
 from pydanube.codec.batch import encode
@@ -16,10 +16,10 @@ from pydanube.model.topics import SubscriptionType
 SHARED, FAILOVER, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 
 
-async def a_topic(broker, **config) -> Door:
-    door = Door(broker)
-    await door.create(reliable=False, **config)
-    return door
+async def a_topic(broker, **config) -> BrokerClient:
+    client = BrokerClient(broker)
+    await client.create(reliable=False, **config)
+    return client
 
 
 def offsets(consumer: Collector) -> list[int]:
@@ -28,10 +28,10 @@ def offsets(consumer: Collector) -> list[int]:
 
 async def test_a_publish_is_answered_and_delivered_before_the_call_returns(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        consumer, producer = await door.subscribe(), await door.producer()
+        client = await a_topic(broker)
+        consumer, producer = await client.subscribe(), await client.producer()
         for n in range(3):
-            answer = door.publish(producer, [b"a", b"b"], sequence=n * 2)
+            answer = client.publish(producer, [b"a", b"b"], sequence=n * 2)
             assert answer.done() and answer.result().base_offset == n * 2
             assert len(consumer.received) == n * 2 + 2
         assert consumer.received == [(n, b"b" if n % 2 else b"a") for n in range(6)]
@@ -42,12 +42,12 @@ async def test_a_non_reliable_topic_writes_nothing_to_the_disk(tmp_path):
         return {path.name: path.read_bytes() for path in (tmp_path / "wal").iterdir()}
 
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        consumer, producer = await door.subscribe(), await door.producer()
+        client = await a_topic(broker)
+        consumer, producer = await client.subscribe(), await client.producer()
         revision = await broker._registry._store.revision()
         before = log()
         for n in range(100):
-            await door.publish(producer, [b"x" * 100], sequence=n)
+            await client.publish(producer, [b"x" * 100], sequence=n)
         await consumer.ack((0, 100))
         assert len(consumer.received) == 100
         assert broker._writer.pending_bytes == 0
@@ -61,45 +61,45 @@ async def test_a_non_reliable_topic_writes_nothing_to_the_disk(tmp_path):
 
 async def test_messages_published_without_a_consumer_are_dropped_and_counted(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        producer = await door.producer()
-        assert (await door.publish(producer, [b"a", b"b"])).base_offset == 0
+        client = await a_topic(broker)
+        producer = await client.producer()
+        assert (await client.publish(producer, [b"a", b"b"])).base_offset == 0
         (partition,) = broker._partitions
         assert partition.traffic.unheard == 2
-        consumer = await door.subscribe()
-        assert (await door.publish(producer, [b"c"])).base_offset == 2
+        consumer = await client.subscribe()
+        assert (await client.publish(producer, [b"c"])).base_offset == 2
         assert consumer.received == [(2, b"c")], "and nobody gets it later"
         consumer.consumer.close()
-        await door.publish(producer, [b"d"])
+        await client.publish(producer, [b"d"])
         assert partition.traffic.unheard == 3, "a subscription whose consumer has gone does not listen"
         assert partition.traffic.published == 4
 
 
 async def test_a_consumer_without_credit_loses_messages_and_no_publish_waits(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        slow, quick = await door.subscribe("slow", credit=10), await door.subscribe("quick")
-        producer = await door.producer()
+        client = await a_topic(broker)
+        slow, quick = await client.subscribe("slow", credit=10), await client.subscribe("quick")
+        producer = await client.producer()
         for n in range(100):
-            assert door.publish(producer, [b"x"], sequence=n).done()
+            assert client.publish(producer, [b"x"], sequence=n).done()
         assert offsets(slow) == list(range(10))
         assert offsets(quick) == list(range(100))
         (partition,) = broker._partitions
         assert partition.subscriptions["slow"].statistics().dropped == 90
         slow.consumer.credit(5, 1 << 20)
         assert len(slow.received) == 10, "room comes too late for what is gone"
-        door.publish(producer, [b"x"], sequence=100)
+        client.publish(producer, [b"x"], sequence=100)
         assert offsets(slow)[-1] == 100
 
 
 async def test_the_four_subscription_types_dispatch_as_on_reliable_topics(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        exclusive = await door.subscribe("exclusive")
-        shared = [await door.subscribe("shared", name, kind=SHARED) for name in "abc"]
-        failover = [await door.subscribe("failover", name, kind=FAILOVER) for name in "ab"]
-        keyed = [await door.subscribe("keyed", name, kind=KEY_SHARED) for name in "ab"]
-        producer = await door.producer()
+        client = await a_topic(broker)
+        exclusive = await client.subscribe("exclusive")
+        shared = [await client.subscribe("shared", name, kind=SHARED) for name in "abc"]
+        failover = [await client.subscribe("failover", name, kind=FAILOVER) for name in "ab"]
+        keyed = [await client.subscribe("keyed", name, kind=KEY_SHARED) for name in "ab"]
+        producer = await client.producer()
         keys = [f"key-{n % 12}" for n in range(36)]
         for key in keys:
             batch = encode([key.encode()], keys=[key], publish_times=1, producer_id=producer.producer_id)
@@ -117,26 +117,26 @@ async def test_the_four_subscription_types_dispatch_as_on_reliable_topics(tmp_pa
 
 async def test_a_second_exclusive_consumer_is_refused_and_the_first_may_attach_again(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        first = await door.subscribe(consumer="a")
+        client = await a_topic(broker)
+        first = await client.subscribe(consumer="a")
         with pytest.raises(Refused):
-            await door.subscribe(consumer="b")
-        again = await door.subscribe(consumer="a")
+            await client.subscribe(consumer="b")
+        again = await client.subscribe(consumer="a")
         assert isinstance(first.error, Refused)
-        await door.publish(await door.producer(), [b"x"])
+        await client.publish(await client.producer(), [b"x"])
         assert offsets(again) == [0] and not first.received
 
 
 async def test_acks_and_nacks_are_accepted_and_redeliver_nothing(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        consumer, producer = await door.subscribe(), await door.producer()
-        await door.publish(producer, [b"a", b"b", b"c"])
+        client = await a_topic(broker)
+        consumer, producer = await client.subscribe(), await client.producer()
+        await client.publish(producer, [b"a", b"b", b"c"])
         await consumer.ack((0, 1))
         await consumer.ack((0, 2), cumulative=True)
         consumer.consumer.nack([(2, 3)])
-        again = await door.subscribe()
-        await door.publish(producer, [b"d"])
+        again = await client.subscribe()
+        await client.publish(producer, [b"d"])
         assert again.received == [(3, b"d")]
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert (place.lag, place.consumer) == (0, "a")
@@ -146,30 +146,30 @@ async def test_a_subscription_is_kept_and_offsets_begin_again_after_a_restart(tm
     epochs = []
     for start in range(2):
         async with open_broker(tmp_path, crash=not start) as broker:
-            door = Door(broker)
+            client = BrokerClient(broker)
             if not start:
-                await door.create(reliable=False)
-                producer = await door.producer("meter")
+                await client.create(reliable=False)
+                producer = await client.producer("meter")
                 await broker.subscriptions.create(ANONYMOUS, TOPIC, "shared", SHARED, LATEST)
-                await door.publish(producer, [b"a"], sequence=0)
+                await client.publish(producer, [b"a"], sequence=0)
             assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["shared"]
-            consumer = await door.subscribe("shared", kind=SHARED)
-            producer = await door.come_back(producer, "meter")
-            answer = await door.publish(producer, [b"b"], sequence=1)
+            consumer = await client.subscribe("shared", kind=SHARED)
+            producer = await client.come_back(producer, "meter")
+            answer = await client.publish(producer, [b"b"], sequence=1)
             epochs.append(answer.owner_epoch)
             assert offsets(consumer) == [1 - start]
-            assert (await door.publish(producer, [b"b"], sequence=1)).duplicate, "a retry is delivered once"
+            assert (await client.publish(producer, [b"b"], sequence=1)).duplicate, "a retry is delivered once"
             assert len(consumer.received) == 1
     assert epochs[0] < epochs[1]
 
 
 async def test_what_needs_stored_messages_is_refused_with_what_to_do(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        await door.subscribe()
+        client = await a_topic(broker)
+        await client.subscribe()
         subscriptions = broker.subscriptions
         for call in (
-            door.fetch(),
+            client.fetch(),
             broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST),
             subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST),
             subscriptions.advance(ANONYMOUS, TOPIC, "billing", 0, 0, 0),
@@ -177,7 +177,7 @@ async def test_what_needs_stored_messages_is_refused_with_what_to_do(tmp_path):
             subscriptions.unsettled(ANONYMOUS, TOPIC, "billing", 0, 10, 0),
             subscriptions.pending(ANONYMOUS, TOPIC, "billing", 0, 10, 0),
             subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", FailurePolicy(redeliveries_max=3)),
-            door.subscribe("other", start=Position("offset", 0)),
+            client.subscribe("other", start=Position("offset", 0)),
         ):
             with pytest.raises(Refused, match=r"not reliable.*use|not reliable.*create a reliable topic"):
                 await call
@@ -186,16 +186,16 @@ async def test_what_needs_stored_messages_is_refused_with_what_to_do(tmp_path):
 
 async def test_partitions_are_separate_and_a_deleted_topic_closes_its_consumers(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker, partitions=2)
-        consumers = [await door.subscribe(partition=index) for index in range(2)]
-        producers = [await door.producer(partition=index) for index in range(2)]
+        client = await a_topic(broker, partitions=2)
+        consumers = [await client.subscribe(partition=index) for index in range(2)]
+        producers = [await client.producer(partition=index) for index in range(2)]
         for producer in producers:
-            assert (await door.publish(producer, [b"x"])).base_offset == 0
+            assert (await client.publish(producer, [b"x"])).base_offset == 0
         assert [offsets(one) for one in consumers] == [[0], [0]]
         await broker.delete_topic(ANONYMOUS, TOPIC)
         assert all(isinstance(one.error, NotFound) for one in consumers)
         with pytest.raises(NotFound):
-            await door.publish(producers[0], [b"x"])
+            await client.publish(producers[0], [b"x"])
 
 
 async def test_a_topic_that_is_created_by_its_first_publisher_is_reliable(tmp_path):
@@ -205,11 +205,11 @@ async def test_a_topic_that_is_created_by_its_first_publisher_is_reliable(tmp_pa
 
 async def test_publishing_works_while_the_log_cannot_be_written(tmp_path):
     async with open_broker(tmp_path, pending_publish_bytes_max=1) as broker:
-        door = await a_topic(broker)
+        client = await a_topic(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1000})
-        producer = await door.producer()
+        producer = await client.producer()
         broker._writer.read_only = Refused("no space left")
         async with asyncio.timeout(60):
-            await asyncio.gather(*[door.publish(producer, [b"x"] * 60, sequence=n * 60) for n in range(5)])
+            await asyncio.gather(*[client.publish(producer, [b"x"] * 60, sequence=n * 60) for n in range(5)])
         sink = Collector()
         await broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, Attachment("live", "a"), sink)

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Invalid, NotFound, Refused
@@ -20,21 +20,21 @@ async def partitions_of(broker) -> int:
 
 async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_new_partitions(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create(partitions=2)
-        await door.publish(await door.producer(partition=1), [b"old"])
+        client = BrokerClient(broker)
+        await client.create(partitions=2)
+        await client.publish(await client.producer(partition=1), [b"old"])
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "tail", SubscriptionType.EXCLUSIVE, LATEST)
         with pytest.raises(NotFound, match="there is no partition 2"):
-            await door.producer(partition=2)
+            await client.producer(partition=2)
         await broker.grow_topic(ANONYMOUS, TOPIC, 4)
         assert await partitions_of(broker) == 4
-        await door.publish(await door.producer(partition=3), [b"new"])
+        await client.publish(await client.producer(partition=3), [b"new"])
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         assert await partitions_of(broker) == 4, "it stays grown"
-        new, old = await door.subscribe("tail", partition=3), await door.subscribe("tail", partition=1)
+        new, old = await client.subscribe("tail", partition=3), await client.subscribe("tail", partition=1)
         assert await new.wait_for(1) == [(0, b"new")], "what came before the first consumer is not missed"
-        await door.publish(await door.producer(partition=1), [b"next"])
+        await client.publish(await client.producer(partition=1), [b"next"])
         assert await old.wait_for(1) == [(1, b"next")]
         described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "tail")
         assert [one.partition for one in described.partitions] == [0, 1, 2, 3]
@@ -42,24 +42,24 @@ async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_new_partiti
 
 async def test_producers_and_consumers_go_on_while_a_topic_grows(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=1)
-        consumer, producer = await door.subscribe(), await door.producer()
-        publishes = [door.publish(producer, [b"x"], sequence=n) for n in range(100)]
+        client = BrokerClient(broker)
+        await client.create(partitions=1)
+        consumer, producer = await client.subscribe(), await client.producer()
+        publishes = [client.publish(producer, [b"x"], sequence=n) for n in range(100)]
         for count in range(2, 12):
             await broker.grow_topic(ANONYMOUS, TOPIC, count)
         assert [one.base_offset for one in await asyncio.gather(*publishes)] == list(range(100))
         await consumer.wait_for(100)
-        again = await door.come_back(producer, partition=10)
-        assert (await door.publish(again, [b"y"], sequence=0)).base_offset == 0
+        again = await client.come_back(producer, partition=10)
+        assert (await client.publish(again, [b"y"], sequence=0)).base_offset == 0
 
 
 async def test_partitions_cannot_be_removed_nor_added_to_a_non_partitioned_topic(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         with pytest.raises(NotFound):
             await broker.grow_topic(ANONYMOUS, TOPIC, 4)
-        await door.create(partitions=3)
+        await client.create(partitions=3)
         with pytest.raises(Refused, match="has 3 partitions, and none can be taken away"):
             await broker.grow_topic(ANONYMOUS, TOPIC, 2)
         with pytest.raises(Invalid, match=f"at most {PARTITIONS_MAX}"):
@@ -67,40 +67,40 @@ async def test_partitions_cannot_be_removed_nor_added_to_a_non_partitioned_topic
         await broker.grow_topic(ANONYMOUS, TOPIC, 3)
         assert await partitions_of(broker) == 3
         await broker.delete_topic(ANONYMOUS, TOPIC)
-        await door.create()
+        await client.create()
         with pytest.raises(Refused, match="not partitioned"):
             await broker.grow_topic(ANONYMOUS, TOPIC, 2)
 
 
 async def test_a_non_reliable_topic_grows_too(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=1, reliable=False)
-        await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create(partitions=1, reliable=False)
+        await client.subscribe()
         await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        consumer = await door.subscribe(partition=1)
-        await door.publish(await door.producer(partition=1), [b"x"])
+        consumer = await client.subscribe(partition=1)
+        await client.publish(await client.producer(partition=1), [b"x"])
         assert consumer.received == [(0, b"x")]
 
 
 async def test_a_grown_topic_keeps_its_policies_and_its_exclusive_producer(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=1)
+        client = BrokerClient(broker)
+        await client.create(partitions=1)
         await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 5})
-        holder = await door.producer(access="exclusive")
+        holder = await client.producer(access="exclusive")
         await broker.grow_topic(ANONYMOUS, TOPIC, 2)
         with pytest.raises(Refused):
-            await door.producer(partition=1)
-        again = await door.come_back(holder, partition=1, access="exclusive")
+            await client.producer(partition=1)
+        again = await client.come_back(holder, partition=1, access="exclusive")
         with pytest.raises(Invalid, match="message_bytes_max"):
-            await door.publish(again, [b"too long"])
+            await client.publish(again, [b"too long"])
 
 
 @asynccontextmanager
-async def being_opened(door: Door, partition: int):
+async def being_opened(client: BrokerClient, partition: int):
     """In here the partition is being opened: its log has been read. Afterwards it is open."""
-    opening, reached, go_on = door.broker._partitions._recovery, asyncio.Event(), asyncio.Event()
+    opening, reached, go_on = client.broker._partitions._recovery, asyncio.Event(), asyncio.Event()
     recover = opening.recover
 
     async def slow(*arguments):
@@ -110,7 +110,7 @@ async def being_opened(door: Door, partition: int):
         return found
 
     opening.recover = slow
-    opened = asyncio.create_task(door.fetch(partition=partition))
+    opened = asyncio.create_task(client.fetch(partition=partition))
     await reached.wait()
     opening.recover = recover
     try:
@@ -120,54 +120,54 @@ async def being_opened(door: Door, partition: int):
         await opened
 
 
-async def start_after_retention(door: Door, partition: int) -> int:
+async def start_after_retention(client: BrokerClient, partition: int) -> int:
     """Where ten messages begin, of which only those are kept that some subscription waits for."""
-    await door.publish(await door.producer(partition=partition), [b"x"] * 10)
-    await door.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
-    await door.broker.lifetimes.round()
-    return (await door.fetch(partition=partition)).start_offset
+    await client.publish(await client.producer(partition=partition), [b"x"] * 10)
+    await client.broker.policies.set(ANONYMOUS, TOPIC, {"retention_bytes": 0})
+    await client.broker.lifetimes.round()
+    return (await client.fetch(partition=partition)).start_offset
 
 
 async def test_a_subscription_that_is_deleted_while_a_partition_opens_keeps_nothing_there(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=1)
+        client = BrokerClient(broker)
+        await client.create(partitions=1)
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
         await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        async with being_opened(door, 1):
+        async with being_opened(client, 1):
             await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
-        assert await start_after_retention(door, 1) == 10
+        assert await start_after_retention(client, 1) == 10
 
 
 async def test_a_subscription_that_is_created_while_a_partition_opens_misses_nothing_there(tmp_path):
     async with open_broker(tmp_path) as broker, AsyncExitStack() as until_created:
-        door = Door(broker)
-        await door.create(partitions=1)
+        client = BrokerClient(broker)
+        await client.create(partitions=1)
         known = await broker._partitions.get(TOPIC, 0)
         subscription_start = known.subscription_start
 
         async def grow_meanwhile(position):
             start = await subscription_start(position)
             await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-            await until_created.enter_async_context(being_opened(door, 1))
+            await until_created.enter_async_context(being_opened(client, 1))
             return start
 
         known.subscription_start = grow_meanwhile
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
         await until_created.aclose()
-        assert await start_after_retention(door, 1) == 0
-        assert len(await (await door.subscribe("billing", partition=1)).wait_for(10)) == 10
+        assert await start_after_retention(client, 1) == 0
+        assert len(await (await client.subscribe("billing", partition=1)).wait_for(10)) == 10
 
 
 async def test_a_failure_policy_that_is_set_while_a_partition_opens_applies_there(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=1)
+        client = BrokerClient(broker)
+        await client.create(partitions=1)
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
         await broker.grow_topic(ANONYMOUS, TOPIC, 2)
-        async with being_opened(door, 1):
+        async with being_opened(client, 1):
             policy = FailurePolicy(ack_timeout_ms=7000)
             await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)
         for partition in (0, 1):
-            sink = await door.subscribe("billing", partition=partition)
+            sink = await client.subscribe("billing", partition=partition)
             assert sink.consumer.ack_timeout_ms == 7000

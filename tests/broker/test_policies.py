@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from broker_harness import SETTINGS, TOPIC, Door, open_broker
+from broker_harness import SETTINGS, TOPIC, BrokerClient, open_broker
 
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Full, Invalid, NotFound, Refused
@@ -17,12 +17,12 @@ SHARED = SubscriptionType.SHARED
 OTHER = TopicName.parse("/default/orders-dlq")
 
 
-async def a_topic(broker, **policies: int) -> Door:
-    door = Door(broker)
-    await door.create()
+async def a_topic(broker, **policies: int) -> BrokerClient:
+    client = BrokerClient(broker)
+    await client.create()
     if policies:
         await broker.policies.set(ANONYMOUS, TOPIC, policies)
-    return door
+    return client
 
 
 async def test_a_topic_inherits_from_its_namespace_and_that_from_the_broker(tmp_path):
@@ -58,7 +58,7 @@ async def test_effective_policies_are_computed_once_and_again_after_a_change(tmp
         await broker.delete_topic(ANONYMOUS, TOPIC)
         with pytest.raises(NotFound):
             policies_of(TOPIC)
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         assert policies_of(TOPIC) == replace(first, ttl_s=60)
 
 
@@ -72,7 +72,7 @@ async def test_policies_survive_a_restart_and_are_deleted_with_their_topic(tmp_p
         assert isinstance(own.backlog_action, BacklogAction)
         assert effective.consumers_max == 5
         await broker.delete_topic(ANONYMOUS, TOPIC)
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         assert (await broker.policies.get(ANONYMOUS, TOPIC)).own == Policies()
 
 
@@ -80,7 +80,7 @@ async def test_names_are_compared_whole(tmp_path):
     async with open_broker(tmp_path) as broker:
         await a_topic(broker, producers_max=1)
         await broker.create_namespace(ANONYMOUS, "default-2")
-        neighbours = [Door(broker, OTHER), Door(broker, TopicName.parse("/default-2/orders"))]
+        neighbours = [BrokerClient(broker, OTHER), BrokerClient(broker, TopicName.parse("/default-2/orders"))]
         await broker.policies.set(ANONYMOUS, "default", {"subscriptions_max": 1})
         for neighbour in neighbours:
             await neighbour.create()
@@ -108,38 +108,38 @@ async def test_a_topic_that_is_being_opened_while_its_policies_change_is_opened(
     async with open_broker(tmp_path) as broker:
         await a_topic(broker)
     async with open_broker(tmp_path) as broker:
-        fetching = asyncio.ensure_future(Door(broker).fetch())
+        fetching = asyncio.ensure_future(BrokerClient(broker).fetch())
         await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 10})
         await fetching
         with pytest.raises(Invalid, match="message_bytes_max"):
-            await Door(broker).publish(await Door(broker).producer(), [b"x" * 11])
+            await BrokerClient(broker).publish(await BrokerClient(broker).producer(), [b"x" * 11])
 
 
 async def test_closed_producers_do_not_count_towards_the_limit(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker, producers_max=2)
+        client = await a_topic(broker, producers_max=2)
         for _ in range(5):
-            opened = [await door.producer(), await door.producer("meter")]
+            opened = [await client.producer(), await client.producer("meter")]
             with pytest.raises(Full, match=r"has 2 producers.*producers_max is 2: close one, or raise"):
-                await door.producer()
-            await door.producer("meter")
+                await client.producer()
+            await client.producer("meter")
             for producer in opened:
                 producer.close()
                 producer.close()
-            (await door.producer("meter")).close()
+            (await client.producer("meter")).close()
         assert not broker.producers._groups, "nothing stays behind"
 
 
 async def test_a_producer_of_many_partitions_counts_once(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=4)
+        client = BrokerClient(broker)
+        await client.create(partitions=4)
         await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": 1})
-        first = await door.producer()
+        first = await client.producer()
         for index in range(1, 4):
-            await door.come_back(first, partition=index)
+            await client.come_back(first, partition=index)
         with pytest.raises(Full):
-            await door.producer(partition=1)
+            await client.producer(partition=1)
         described = await broker.describe_topic(ANONYMOUS, TOPIC)
         assert broker.producers.count(described.topic_id) == 1
         assert [one.producers for one in broker._partitions] == [1, 1, 1, 1]
@@ -147,101 +147,101 @@ async def test_a_producer_of_many_partitions_counts_once(tmp_path):
 
 async def test_many_producers_opened_at_once_do_not_exceed_the_limit(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker, producers_max=3)
-        opened = await asyncio.gather(*[door.producer() for _ in range(10)], return_exceptions=True)
+        client = await a_topic(broker, producers_max=3)
+        opened = await asyncio.gather(*[client.producer() for _ in range(10)], return_exceptions=True)
         assert sum(isinstance(one, Full) for one in opened) == 7
 
 
 async def test_closed_consumers_do_not_count_towards_the_limit(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker, consumers_max=2)
+        client = await a_topic(broker, consumers_max=2)
         for _ in range(3):
-            a, b = await door.subscribe("s", "a", kind=SHARED), await door.subscribe("t", "a")
+            a, b = await client.subscribe("s", "a", kind=SHARED), await client.subscribe("t", "a")
             with pytest.raises(Full, match=r"has 2 consumers.*consumers_max is 2: close one, or raise"):
-                await door.subscribe("s", "b", kind=SHARED)
-            b = await door.subscribe("t", "a")
+                await client.subscribe("s", "b", kind=SHARED)
+            b = await client.subscribe("t", "a")
             a.consumer.close()
-            c = await door.subscribe("s", "b", kind=SHARED)
+            c = await client.subscribe("s", "b", kind=SHARED)
             for one in (b, c):
                 one.consumer.close()
         with pytest.raises(Refused):
-            await door.subscribe("t", "z", kind=SHARED)
+            await client.subscribe("t", "z", kind=SHARED)
         assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["s", "t"]
 
 
 async def test_a_consumer_that_is_refused_leaves_no_subscription(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker, consumers_max=1)
-        await door.subscribe()
+        client = await a_topic(broker, consumers_max=1)
+        await client.subscribe()
         with pytest.raises(Full):
-            await door.subscribe("other")
+            await client.subscribe("other")
         assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == ["billing"]
 
 
 async def test_a_consumer_of_many_partitions_counts_once(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(partitions=3)
+        client = BrokerClient(broker)
+        await client.create(partitions=3)
         await broker.policies.set(ANONYMOUS, TOPIC, {"consumers_max": 1})
         for index in range(3):
-            await door.subscribe(partition=index)
+            await client.subscribe(partition=index)
         with pytest.raises(Full):
-            await door.subscribe("other", partition=2)
+            await client.subscribe("other", partition=2)
 
 
 async def test_subscriptions_are_limited_and_deleting_one_makes_room(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker, subscriptions_max=2)
-        await asyncio.gather(door.subscribe("a"), door.subscribe("b"))
-        for call in (door.subscribe("c"), broker.subscriptions.create(ANONYMOUS, TOPIC, "c", SHARED, LATEST)):
+        client = await a_topic(broker, subscriptions_max=2)
+        await asyncio.gather(client.subscribe("a"), client.subscribe("b"))
+        for call in (client.subscribe("c"), broker.subscriptions.create(ANONYMOUS, TOPIC, "c", SHARED, LATEST)):
             with pytest.raises(Full, match=r"has 2 subscriptions.*subscriptions_max is 2: delete one, or raise"):
                 await call
-        await door.subscribe("a")
+        await client.subscribe("a")
         await broker.subscriptions.delete(ANONYMOUS, TOPIC, "a")
-        created = await asyncio.gather(*[door.subscribe(name) for name in "cde"], return_exceptions=True)
+        created = await asyncio.gather(*[client.subscribe(name) for name in "cde"], return_exceptions=True)
         assert sum(isinstance(one, Full) for one in created) == 2
 
 
 async def test_a_lower_limit_closes_no_producer_and_a_higher_one_applies_at_once(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        opened = [await door.producer() for _ in range(3)]
+        client = await a_topic(broker)
+        opened = [await client.producer() for _ in range(3)]
         await broker.policies.set(ANONYMOUS, "default", {"producers_max": 1})
         for producer in opened:
-            await door.publish(producer, [b"x"])
+            await client.publish(producer, [b"x"])
         with pytest.raises(Full):
-            await door.producer()
+            await client.producer()
         await broker.policies.set(ANONYMOUS, TOPIC, {"producers_max": 4})
-        await door.producer()
+        await client.producer()
 
 
 async def test_the_largest_message_follows_the_policy_up_to_the_limit_of_the_broker(tmp_path):
     async with open_broker(tmp_path, message_bytes_max=1000) as broker:
-        door = await a_topic(broker, message_bytes_max=10)
-        producer = await door.producer()
+        client = await a_topic(broker, message_bytes_max=10)
+        producer = await client.producer()
         with pytest.raises(Invalid, match="message_bytes_max"):
-            await door.publish(producer, [b"x", b"x" * 11])
-        await door.publish(producer, [b"x" * 10] * 5)
+            await client.publish(producer, [b"x", b"x" * 11])
+        await client.publish(producer, [b"x" * 10] * 5)
         await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": None})
-        await door.publish(producer, [b"x" * 1000])
+        await client.publish(producer, [b"x" * 1000])
         report = await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 5000})
         assert report.effective.message_bytes_max == 1000
         with pytest.raises(Invalid, match=r"limits\.message_bytes_max"):
-            await door.publish(producer, [b"x" * 1001])
+            await client.publish(producer, [b"x" * 1001])
 
 
 async def test_the_dispatch_rate_applies_to_existing_and_new_subscriptions(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = await a_topic(broker)
-        await door.subscribe("before")
+        client = await a_topic(broker)
+        await client.subscribe("before")
         await broker.policies.set(ANONYMOUS, "default", {"dispatch_messages_per_s": 5})
-        await door.subscribe("after")
+        await client.subscribe("after")
         (partition,) = broker._partitions
         assert all(one._rate is not None for one in partition.subscriptions.values())
         await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": 0})
         assert all(one._rate is None for one in partition.subscriptions.values())
     async with open_broker(tmp_path) as broker:
         await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": None})
-        await Door(broker).fetch()
+        await BrokerClient(broker).fetch()
         (partition,) = broker._partitions
         assert all(one._rate is not None for one in partition.subscriptions.values())

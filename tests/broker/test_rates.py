@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, Collector, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,12 +75,12 @@ def test_the_stricter_of_messages_and_bytes_applies():
 async def test_publishes_past_the_rate_are_answered_later_in_order_and_none_is_lost(tmp_path, reliable, policy):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create(reliable=reliable)
-        consumer, producer = await door.subscribe(), await door.producer()
+        client = BrokerClient(broker)
+        await client.create(reliable=reliable)
+        consumer, producer = await client.subscribe(), await client.producer()
         await broker.policies.set(ANONYMOUS, TOPIC, policy)
         order: list[int] = []
-        answers = [door.publish(producer, [b"x" * 1000], sequence=n) for n in range(50)]
+        answers = [client.publish(producer, [b"x" * 1000], sequence=n) for n in range(50)]
         for answer in answers:
             answer.add_done_callback(lambda done: order.append(done.result().base_offset))
         await settle()
@@ -97,12 +97,12 @@ async def test_publishes_past_the_rate_are_answered_later_in_order_and_none_is_l
 async def test_a_batch_larger_than_the_rate_goes_and_the_next_one_waits_longer(tmp_path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 10})
-        producer = await door.producer()
-        await door.publish(producer, [b"x"] * 51, sequence=0)
-        late = door.publish(producer, [b"y"], sequence=51)
+        producer = await client.producer()
+        await client.publish(producer, [b"x"] * 51, sequence=0)
+        late = client.publish(producer, [b"y"], sequence=51)
         await pass_time(clock, 4.8)
         assert not late.done()
         await pass_time(clock, 0.5)
@@ -113,11 +113,11 @@ async def test_a_batch_larger_than_the_rate_goes_and_the_next_one_waits_longer(t
 async def test_a_changed_rate_applies_at_once_to_waiting_publishes(tmp_path, change):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
-        producer = await door.producer()
-        answers = [door.publish(producer, [b"x"] * 100, sequence=n * 100) for n in range(20)]
+        producer = await client.producer()
+        answers = [client.publish(producer, [b"x"] * 100, sequence=n * 100) for n in range(20)]
         await pass_time(clock, 1)
         assert not answers[-1].done()
         await broker.policies.set(ANONYMOUS, TOPIC, change)
@@ -127,7 +127,7 @@ async def test_a_changed_rate_applies_at_once_to_waiting_publishes(tmp_path, cha
 
 async def test_the_rate_of_one_topic_does_not_delay_other_topics(tmp_path):
     async with open_broker(tmp_path, clock=ManualClock()) as broker:
-        slow, other = Door(broker), Door(broker, TopicName.parse("/default/orders-dlq"))
+        slow, other = BrokerClient(broker), BrokerClient(broker, TopicName.parse("/default/orders-dlq"))
         await slow.create()
         await other.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
@@ -145,18 +145,18 @@ async def test_the_rate_of_one_topic_does_not_delay_other_topics(tmp_path):
 
 async def test_a_closing_broker_refuses_waiting_publishes_as_retryable(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"publish_messages_per_s": 1})
-        producer = await door.producer()
-        await door.publish(producer, [b"a"], sequence=0)
-        late = door.publish(producer, [b"b"], sequence=1)
+        producer = await client.producer()
+        await client.publish(producer, [b"a"], sequence=0)
+        late = client.publish(producer, [b"b"], sequence=1)
     with pytest.raises(Unavailable):
         await late
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        again = await door.come_back(producer)
-        assert (await door.publish(again, [b"b"], sequence=1)).base_offset == 1
+        client = BrokerClient(broker)
+        again = await client.come_back(producer)
+        assert (await client.publish(again, [b"b"], sequence=1)).base_offset == 1
 
 
 # -- delivering --------------------------------------------------------------------------------------------------------
@@ -165,12 +165,12 @@ async def test_a_closing_broker_refuses_waiting_publishes_as_retryable(tmp_path)
 async def test_a_dispatch_rate_delays_deliveries_and_discards_none(tmp_path):
     clock = ManualClock()
     async with open_broker(tmp_path, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"dispatch_messages_per_s": 10})
-        slow, producer = await door.subscribe(), await door.producer()
+        slow, producer = await client.subscribe(), await client.producer()
         for n in range(40):
-            await door.publish(producer, [b"x"], sequence=n)
+            await client.publish(producer, [b"x"], sequence=n)
         assert len(slow.received) <= 3
         await pass_time(clock, 2)
         assert 18 <= len(slow.received) <= 24
@@ -180,13 +180,13 @@ async def test_a_dispatch_rate_delays_deliveries_and_discards_none(tmp_path):
 
 async def test_a_slow_consumer_never_stops_producers_or_others(tmp_path):
     async with open_broker(tmp_path, tail_bytes=10_000) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         stuck = Collector()
         await broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, Attachment("stuck", "a", start=EARLIEST), stuck)
-        quick, producer = await door.subscribe("quick"), await door.producer()
+        quick, producer = await client.subscribe("quick"), await client.producer()
         async with asyncio.timeout(60):
             for n in range(300):
-                await door.publish(producer, [b"x" * 1000], sequence=n)
+                await client.publish(producer, [b"x" * 1000], sequence=n)
             assert [offset for offset, _ in await quick.wait_for(300)] == list(range(300))
         assert not stuck.received

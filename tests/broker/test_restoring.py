@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, TOPIC, Door, open_broker
+from broker_harness import TIERING, TOPIC, BrokerClient, open_broker
 
 from pydanube.broker.tiering.disaster_recovery import IDS_SKIPPED, OFFSETS_PER_S, Restored, rebuild
 from pydanube.core.access import ANONYMOUS
@@ -52,15 +52,15 @@ async def keys(objects: ObjectStore, prefix: str) -> list[str]:
 async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objects: ObjectStore):
     other = TopicName.parse("/shop/events")
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer("meter")
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer("meter")
         for n in range(30):
-            await door.publish(producer, [b"%d" % n], sequence=n)
+            await client.publish(producer, [b"%d" % n], sequence=n)
         await broker.create_namespace(ANONYMOUS, "shop")
         await broker.policies.set(ANONYMOUS, "shop", {"ttl_s": 600})
-        await Door(broker, other).create(partitions=3)
-        await Door(broker, other).publish(await Door(broker, other).producer(partition=2), [b"event"])
+        await BrokerClient(broker, other).create(partitions=3)
+        await BrokerClient(broker, other).publish(await BrokerClient(broker, other).producer(partition=2), [b"event"])
         await broker.policies.set(ANONYMOUS, other, {"producers_max": 5})
         await upload(broker)
         await broker.tiers.manifests.write()
@@ -68,9 +68,9 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objec
     assert (report.topics, report.partitions, report.missing, report.left_out) == (2, 4, [], [])
     assert (report.messages, report.cluster) == (31, "cluster")
     async with opened(tmp_path / "after", objects) as broker:
-        door = Door(broker)
-        assert await door.read_all() == [(n, b"%d" % n) for n in range(30)]
-        assert await Door(broker, other).read_all(2) == [(0, b"event")]
+        client = BrokerClient(broker)
+        assert await client.read_all() == [(n, b"%d" % n) for n in range(30)]
+        assert await BrokerClient(broker, other).read_all(2) == [(0, b"event")]
         assert await broker.list_namespaces(ANONYMOUS) == ["default", "shop"]
         effective = (await broker.policies.get(ANONYMOUS, other)).effective
         assert (effective.ttl_s, effective.producers_max) == (600, 5)
@@ -78,7 +78,7 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objec
 
 async def test_restored_metadata_is_another_store_and_names_the_one_it_succeeds(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects) as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         former = await broker._store.identity()
         revision = await broker._store.revision()
         await broker.tiers.manifests.write()
@@ -91,76 +91,76 @@ async def test_restored_metadata_is_another_store_and_names_the_one_it_succeeds(
 
 async def test_a_producer_goes_on_and_what_it_repeats_is_not_stored_twice(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer("meter")
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer("meter")
         for n in range(30):
-            await door.publish(producer, [b"x"], sequence=n)
+            await client.publish(producer, [b"x"], sequence=n)
         await upload(broker)
         await broker.tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
-        door = Door(broker)
-        again = await door.come_back(producer, "meter")
-        answer = await door.publish(again, [b"x"], sequence=29)
+        client = BrokerClient(broker)
+        again = await client.come_back(producer, "meter")
+        answer = await client.publish(again, [b"x"], sequence=29)
         assert (answer.base_offset, answer.duplicate) == (29, True)
-        assert (await door.publish(again, [b"y"], sequence=30)).base_offset > 30
+        assert (await client.publish(again, [b"y"], sequence=30)).base_offset > 30
 
 
 async def test_no_offset_is_used_again_and_the_gap_counts_as_consumed(tmp_path: Path, objects: ObjectStore):
     clock = ManualClock()
     async with opened(tmp_path / "before", objects, crash=True, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        await door.publish(producer, [b"kept"])
-        await door.subscribe("behind")
-        done = await door.subscribe("done")
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
+        await client.publish(producer, [b"kept"])
+        await client.subscribe("behind")
+        done = await client.subscribe("done")
         await upload(broker)
         await broker.tiers.manifests.write()
-        await door.publish(producer, [b"lost"] * 9)
+        await client.publish(producer, [b"lost"] * 9)
         await done.ack((0, 1))
     clock.advance(100)
     await restored(tmp_path / "after", objects, clock)
     async with opened(tmp_path / "after", objects, clock=clock) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 3})
-        assert await door.read_all() == [(0, b"kept")]
+        assert await client.read_all() == [(0, b"kept")]
         (tiered,) = broker.tiers.partitions.values()
         assert tiered.waiting() is None, "a gap is nothing to upload"
-        answer = await door.publish(await door.producer(), [b"new"])
+        answer = await client.publish(await client.producer(), [b"new"])
         assert answer.base_offset == 1 + 101 * OFFSETS_PER_S
-        assert await door.read_all() == [(0, b"kept"), (answer.base_offset, b"new")]
-        consumer = await door.subscribe("behind")
+        assert await client.read_all() == [(0, b"kept"), (answer.base_offset, b"new")]
+        consumer = await client.subscribe("behind")
         assert await consumer.wait_for(2) == [(0, b"kept"), (answer.base_offset, b"new")]
         await upload(broker)
-        assert await door.read_all() == [(0, b"kept"), (answer.base_offset, b"new")]
+        assert await client.read_all() == [(0, b"kept"), (answer.base_offset, b"new")]
 
 
 async def test_a_producer_whose_last_messages_are_lost_is_told_to_open_again(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer("meter")
-        await door.publish(producer, [b"kept"], sequence=0)
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer("meter")
+        await client.publish(producer, [b"kept"], sequence=0)
         await upload(broker)
         await broker.tiers.manifests.write()
-        await door.publish(producer, [b"lost"], sequence=1)
+        await client.publish(producer, [b"lost"], sequence=1)
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         with pytest.raises(Refused, match="is lost: open the producer again"):
-            await door.publish(await door.come_back(producer, "meter"), [b"next"], sequence=2)
-        anew = await door.producer("meter")
-        await door.publish(anew, [b"next"], sequence=0)
+            await client.publish(await client.come_back(producer, "meter"), [b"next"], sequence=2)
+        anew = await client.producer("meter")
+        await client.publish(anew, [b"next"], sequence=0)
 
 
 async def test_subscriptions_keep_their_positions(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"%d" % n for n in range(20)])
-        consumer = await door.subscribe("billing", kind=SubscriptionType.SHARED)
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"%d" % n for n in range(20)])
+        consumer = await client.subscribe("billing", kind=SubscriptionType.SHARED)
         await consumer.wait_for(20)
         await consumer.ack((0, 5), (7, 9), (15, 20))
         await upload(broker)
@@ -168,7 +168,7 @@ async def test_subscriptions_keep_their_positions(tmp_path: Path, objects: Objec
     assert (await restored(tmp_path / "after", objects)).subscriptions == 1
     for _ in range(2):
         async with opened(tmp_path / "after", objects) as broker:
-            consumer = await Door(broker).subscribe("billing", kind=SubscriptionType.SHARED)
+            consumer = await BrokerClient(broker).subscribe("billing", kind=SubscriptionType.SHARED)
             waiting = [5, 6, *range(9, 15)]
             assert [offset for offset, _ in await consumer.wait_for(8)] == waiting
             place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
@@ -179,29 +179,29 @@ async def test_positions_of_partitions_that_are_not_open_are_kept_from_manifest_
     tmp_path: Path, objects: ObjectStore
 ):
     async with opened(tmp_path / "before", objects) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"%d" % n for n in range(20)])
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"%d" % n for n in range(20)])
+        consumer = await client.subscribe()
         await consumer.ack((0, 5))
         await upload(broker)
         await broker.tiers.manifests.write()
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        await Door(broker, TopicName.parse("/default/other")).create()
+        await BrokerClient(broker, TopicName.parse("/default/other")).create()
         await broker.tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
-        consumer = await Door(broker).subscribe()
+        consumer = await BrokerClient(broker).subscribe()
         assert [offset for offset, _ in await consumer.wait_for(15)] == list(range(5, 20))
 
 
 async def test_ids_are_never_used_again(tmp_path: Path, objects: ObjectStore):
     names = ("topic", "subscription", "producer", "ledger")
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.subscribe()
-        await door.publish(await door.producer(), [b"x"])
+        client = BrokerClient(broker)
+        await client.create()
+        await client.subscribe()
+        await client.publish(await client.producer(), [b"x"])
         await upload(broker)
         await broker.tiers.manifests.write()
         before = {name: await last_id(broker._registry._store, name) for name in names}
@@ -211,21 +211,21 @@ async def test_ids_are_never_used_again(tmp_path: Path, objects: ObjectStore):
         assert broker._registry.topic(TOPIC).topic_id == topic_id
         for name in names:
             assert await last_id(broker._registry._store, name) >= before[name] + IDS_SKIPPED
-        other = Door(broker, TopicName.parse("/default/other"))
+        other = BrokerClient(broker, TopicName.parse("/default/other"))
         await other.create()
         assert broker._registry.topic(other.topic).topic_id > topic_id + IDS_SKIPPED
 
 
 async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        await door.publish(producer, [b"0"], sequence=0)
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
+        await client.publish(producer, [b"0"], sequence=0)
         await upload(broker)
         await broker.tiers.manifests.write()
         for n in range(1, 5):
-            await door.publish(producer, [b"%d" % n], sequence=n)
+            await client.publish(producer, [b"%d" % n], sequence=n)
             await upload(broker)
         later = (await keys(objects, "segments/"))[1:]
         gap = later.pop(2)
@@ -234,20 +234,20 @@ async def test_segments_newer_than_the_manifest_are_added_where_they_continue_it
     assert report.added == later[:2]
     assert report.left_out == later[2:]
     async with opened(tmp_path / "after", objects) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         assert (await broker.tiers.collector.collect_garbage()).waiting == 1, "what is left out has a grace period"
-        assert await door.read_all() == [(n, b"%d" % n) for n in range(3)]
-        again = await door.come_back(producer)
-        assert (await door.publish(again, [b"2"], sequence=2)).duplicate
+        assert await client.read_all() == [(n, b"%d" % n) for n in range(3)]
+        again = await client.come_back(producer)
+        assert (await client.publish(again, [b"2"], sequence=2)).duplicate
 
 
 async def test_a_damaged_later_segment_ends_what_is_added(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.tiers.manifests.write()
         for n in range(3):
-            await door.publish(await door.producer(), [b"%d" % n])
+            await client.publish(await client.producer(), [b"%d" % n])
             await upload(broker)
     _, second, third = await keys(objects, "segments/")
     whole = bytearray(await objects.get(second))
@@ -259,12 +259,12 @@ async def test_a_damaged_later_segment_ends_what_is_added(tmp_path: Path, object
 
 async def test_a_damaged_newest_manifest_is_passed_over_and_named(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"0"])
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         former = await broker.tiers.manifests.write()
-        await Door(broker, TopicName.parse("/default/later")).create()
+        await BrokerClient(broker, TopicName.parse("/default/later")).create()
         newest = await broker.tiers.manifests.write()
     await objects.put(newest, bytes(await objects.get(newest))[:-1])
     report = await restored(tmp_path / "after", objects)
@@ -281,9 +281,9 @@ async def test_a_store_without_manifests_is_no_store_to_restore_from(tmp_path: P
 
 async def test_a_missing_object_is_reported_and_read_as_damage(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"0"])
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         await broker.tiers.manifests.write()
     (key,) = await keys(objects, "segments/")
@@ -291,7 +291,7 @@ async def test_a_missing_object_is_reported_and_read_as_damage(tmp_path: Path, o
     assert (await restored(tmp_path / "after", objects)).missing == [key]
     async with opened(tmp_path / "after", objects) as broker:
         with pytest.raises(Corrupt, match=key):
-            await Door(broker).read_all()
+            await BrokerClient(broker).read_all()
 
 
 async def test_a_restored_broker_can_be_restored_again(tmp_path: Path, objects: ObjectStore):
@@ -302,38 +302,38 @@ async def test_a_restored_broker_can_be_restored_again(tmp_path: Path, objects: 
             report = await restored(path, objects)
             assert report.missing == report.left_out == []
         async with opened(path, objects, crash=True) as broker:
-            door = Door(broker)
+            client = BrokerClient(broker)
             if not round_:
-                await door.create()
-            await door.publish(await door.producer(), [b"%d" % round_])
+                await client.create()
+            await client.publish(await client.producer(), [b"%d" % round_])
             payloads.append(b"%d" % round_)
             await upload(broker)
             await broker.tiers.manifests.write()
-            assert [payload for _, payload in await door.read_all()] == payloads
+            assert [payload for _, payload in await client.read_all()] == payloads
     assert len({key.split("-")[0] for key in await keys(objects, "manifests/")}) == 3
 
 
 async def test_what_a_lost_broker_uploads_after_the_restore_is_not_history(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "lost", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"0"])
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         await broker.tiers.manifests.write()
         await restored(tmp_path / "second", objects)
-        await door.publish(await door.producer(), [b"of a ghost"])
+        await client.publish(await client.producer(), [b"of a ghost"])
         await upload(broker)
         ghost = (await keys(objects, "segments/"))[-1]
     async with opened(tmp_path / "second", objects, crash=True) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         await broker.tiers.manifests.write()
-        answer = await door.publish(await door.producer(), [b"1"])
+        answer = await client.publish(await client.producer(), [b"1"])
         await upload(broker)
     report = await restored(tmp_path / "third", objects)
     assert ghost in report.left_out
     assert len(report.added) == 1
     async with opened(tmp_path / "third", objects) as broker:
-        assert await Door(broker).read_all() == [(0, b"0"), (answer.base_offset, b"1")]
+        assert await BrokerClient(broker).read_all() == [(0, b"0"), (answer.base_offset, b"1")]
 
 
 @pytest.mark.parametrize("ack_level", [AckLevel.WRITTEN, AckLevel.MEMORY])
@@ -341,18 +341,18 @@ async def test_topics_with_weaker_ack_levels_are_restored_too(
     tmp_path: Path, objects: ObjectStore, ack_level: AckLevel
 ):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create(ack_level=ack_level)
-        await door.publish(await door.producer(), [b"0"])
-        await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create(ack_level=ack_level)
+        await client.publish(await client.producer(), [b"0"])
+        await client.subscribe()
         await upload(broker)
         await broker.tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
-        door = Door(broker)
-        answer = await door.publish(await door.producer(), [b"1"])
+        client = BrokerClient(broker)
+        answer = await client.publish(await client.producer(), [b"1"])
         assert answer.base_offset > 1_000_000
-        consumer = await door.subscribe()
+        consumer = await client.subscribe()
         expected = [(answer.base_offset, b"1")]
         if ack_level is AckLevel.WRITTEN:
             expected.insert(0, (0, b"0"))
@@ -361,9 +361,9 @@ async def test_topics_with_weaker_ack_levels_are_restored_too(
 
 async def test_a_deleted_topic_does_not_come_back(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"0"])
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         await broker.tiers.manifests.write()
         await broker.delete_topic(ANONYMOUS, TOPIC)
@@ -380,14 +380,14 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
 ):
     clock = ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        write_if_due, door = broker.tiers.manifests.write_if_due, Door(broker)
+        write_if_due, client = broker.tiers.manifests.write_if_due, BrokerClient(broker)
         assert await write_if_due()
-        await door.create()
+        await client.create()
         assert not await write_if_due(), "several changes share a manifest"
         clock.advance(5)
         assert await write_if_due()
-        await door.publish(await door.producer(), [b"x" * 10])
-        consumer = await door.subscribe()
+        await client.publish(await client.producer(), [b"x" * 10])
+        consumer = await client.subscribe()
         clock.advance(60)
         assert await write_if_due()
         await consumer.ack((0, 1))
@@ -400,7 +400,7 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
         clock.advance(1000)
         assert not await write_if_due(), "nothing happened"
         for _ in range(2 * KEPT):
-            await Door(broker, TopicName.parse(f"/default/t-{_}")).create()
+            await BrokerClient(broker, TopicName.parse(f"/default/t-{_}")).create()
             clock.advance(5)
             assert await write_if_due()
         assert len(await keys(objects, "manifests/")) == KEPT
@@ -409,16 +409,16 @@ async def test_a_manifest_follows_a_change_soon_positions_within_a_minute_and_no
 async def test_a_clean_end_leaves_a_last_manifest(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects) as broker:
         assert await broker.tiers._is_ours()
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"%d" % n for n in range(20)])
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"%d" % n for n in range(20)])
+        consumer = await client.subscribe()
         await upload(broker)
         await broker.tiers.manifests.write()
         await consumer.ack((0, 5))
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
-        consumer = await Door(broker).subscribe()
+        consumer = await BrokerClient(broker).subscribe()
         assert [offset for offset, _ in await consumer.wait_for(15)] == list(range(5, 20))
 
 
@@ -433,10 +433,10 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
 
     objects, clock = Away(), ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         assert not await broker.tiers.manifests.write_if_due()
-        await door.publish(await door.producer(), [b"x"])
+        await client.publish(await client.producer(), [b"x"])
         objects.away = False
         assert not await broker.tiers.manifests.write_if_due(), "not at once again"
         clock.advance(5)
@@ -446,16 +446,16 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
 
 async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, objects: ObjectStore):
     async with opened(tmp_path / "before", objects, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"x"] * 10)
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"x"] * 10)
         await upload(broker)
         await broker.tiers.manifests.write()
     await restored(tmp_path / "after", objects)
     async with opened(tmp_path / "after", objects) as broker:
         _, (partition,), _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
         assert (partition.messages, partition.waiting_messages, partition.waiting_bytes) == (10, 0, 0)
-        await Door(broker).publish(await Door(broker).producer(), [b"y"] * 5)
+        await BrokerClient(broker).publish(await BrokerClient(broker).producer(), [b"y"] * 5)
         _, (partition,), _ = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
         assert partition.waiting_messages == 5
         assert 0 < partition.waiting_bytes < 2000
@@ -464,7 +464,7 @@ async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, ob
 async def test_objects_that_a_restore_left_out_are_kept_for_a_day(tmp_path: Path, objects: ObjectStore):
     clock = ManualClock()
     async with opened(tmp_path / "before", objects, clock=clock, crash=True) as broker:
-        await Door(broker).create()
+        await BrokerClient(broker).create()
         await broker.tiers.manifests.write()
     await objects.put("segments/shared/00000000/unknown.seg", b"no segment at all")
     assert (await restored(tmp_path / "after", objects, clock)).left_out == ["segments/shared/00000000/unknown.seg"]

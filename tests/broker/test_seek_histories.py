@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from broker_harness import TOPIC, Collector, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, Collector, open_broker
 
 from pydanube.broker.subscriptions.subscriptions import Attachment
 from pydanube.core.access import ANONYMOUS
@@ -60,15 +60,15 @@ class History:
             crash = self.random.random() < 0.5
             async with AsyncExitStack() as stack:
                 broker = await stack.enter_async_context(open_broker(self.directory, crash=crash))
-                self.door = Door(broker)
+                self.client = BrokerClient(broker)
                 if not begun:
-                    await self.door.create()
+                    await self.client.create()
                     policy = FailurePolicy(delay_ms=0)
                     options = (TOPIC, "billing", self.kind, EARLIEST, policy)
                     await broker.subscriptions.create(ANONYMOUS, *options)
                     begun = True
                 self.consumers = []
-                self.producer = await self.door.producer()
+                self.producer = await self.client.producer()
                 ((_, self.live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
                 self.check()
                 await self.publish()
@@ -86,14 +86,14 @@ class History:
     async def publish(self) -> None:
         count = self.random.randint(1, 8)
         keys = [self.random.choice("abc") for _ in range(count)]
-        await self.door.publish(self.producer, [b"x"] * count, keys=keys)
+        await self.client.publish(self.producer, [b"x"] * count, keys=keys)
         self.end += count
 
     async def attach(self) -> None:
         name = "a" if self.kind is SubscriptionType.EXCLUSIVE else self.random.choice("abc")
         recorder = Recorder(self)
         options = Attachment("billing", name, self.kind)
-        recorder.consumer = await self.door.broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, options, recorder)
+        recorder.consumer = await self.client.broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 0, options, recorder)
         recorder.generation = recorder.consumer.generation
         self.consumers.append(recorder)
         recorder.consumer.credit(self.random.choice([3, 1_000]), 1 << 30)
@@ -138,7 +138,7 @@ class History:
 
     async def seek(self) -> None:
         position = self.random.randint(0, self.end)
-        await self.door.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", position))
+        await self.client.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", position))
         assert self.live.generation > self.generation
         self.generation = self.live.generation
         self.acked = set(range(position))

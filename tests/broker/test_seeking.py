@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from lifetimes_harness import open_client
 from metadata_harness import FaultyStore, puts
 
@@ -13,8 +13,8 @@ from pydanube.model.topics import AckLevel, SubscriptionType
 from pydanube.runtime.clock import ManualClock
 
 
-async def position(door: Door, name: str = "billing") -> int:
-    return (await door.broker.subscriptions.describe(ANONYMOUS, TOPIC, name)).partitions[0].position
+async def position(client: BrokerClient, name: str = "billing") -> int:
+    return (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, name)).partitions[0].position
 
 
 @pytest.mark.parametrize("where", [EARLIEST, Position("offset", 20), Position("time", 1)], ids=str)
@@ -39,31 +39,31 @@ async def test_a_seek_to_offsets_that_retention_is_trimming_goes_behind_them(tmp
 
 async def test_acks_that_a_consumer_sends_after_a_reconnect_count_despite_an_earlier_seek(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"x"] * 10)
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"x"] * 10)
         await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
-        consumer = await door.subscribe(kind=SubscriptionType.SHARED)
+        consumer = await client.subscribe(kind=SubscriptionType.SHARED)
         await consumer.wait_for(10)
         consumer.consumer.close()  # its connection breaks, and it comes back with acks that it could not send
-        again = await door.subscribe(kind=SubscriptionType.SHARED, credit=0)
+        again = await client.subscribe(kind=SubscriptionType.SHARED, credit=0)
         assert again.consumer.generation == consumer.consumer.generation > 0
         await again.ack((0, 7))
-        assert await position(door) == 7
+        assert await position(client) == 7
 
 
 async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generation(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"x"] * 10)
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"x"] * 10)
+        consumer = await client.subscribe()
         await consumer.wait_for(10)
         consumer.consumer.close()
         before = consumer.consumer.generation
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 3))
-        again = await door.subscribe()
+        again = await client.subscribe()
         assert again.consumer.owner_epoch == consumer.consumer.owner_epoch
         assert again.consumer.generation > before == 0
 
@@ -75,12 +75,12 @@ async def test_a_consumer_that_was_detached_during_a_seek_gets_the_new_generatio
 @pytest.mark.parametrize("ack_level", AckLevel)
 async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignored(tmp_path, kind, ack_level):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create(ack_level=ack_level)
-        await door.publish(await door.producer(), [b"x"] * 20)
-        consumer = await door.subscribe(kind=kind)
+        client = BrokerClient(broker)
+        await client.create(ack_level=ack_level)
+        await client.publish(await client.producer(), [b"x"] * 20)
+        consumer = await client.subscribe(kind=kind)
         await consumer.wait_for(20)
-        await door.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
+        await client.broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
         await consumer.wait_for(40)  # the replay: the same consumer has them again
         assert consumer.generation == consumer.consumer.generation > 0
         await consumer.ack((0, 20), generation=0)
@@ -88,25 +88,25 @@ async def test_acks_and_nacks_of_deliveries_before_a_seek_are_answered_and_ignor
             await consumer.ack((0, 15), cumulative=True, generation=0)
         await consumer.ack(*[(offset, offset + 1) for offset in range(0, 20, 2)], generation=0)
         consumer.consumer.nack([(0, 20)], reason="too late", generation=0)
-        assert await position(door) == 0
+        assert await position(client) == 0
         ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
         assert (live.dispatcher.unacked, live.dispatcher.counts.failed) == (20, 0)
         assert live.statistics().stale_acks >= 3
         await consumer.ack((0, 7), generation=consumer.generation)
-        assert await position(door) == 7
+        assert await position(client) == 7
 
 
 async def test_a_client_of_an_earlier_release_acks_what_is_in_flight_to_it_after_a_seek(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"x"] * 20)
-        consumer = await door.subscribe(kind=SubscriptionType.SHARED)
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"x"] * 20)
+        consumer = await client.subscribe(kind=SubscriptionType.SHARED)
         await consumer.wait_for(20)
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", 10))
         await consumer.wait_for(30)
         await consumer.ack((0, 15))
-        assert await position(door) == 15
+        assert await position(client) == 15
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -115,12 +115,12 @@ async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path,
     given = []
     for start in range(3):
         async with open_broker(tmp_path, crash=crash) as broker:
-            door = Door(broker)
+            client = BrokerClient(broker)
             if not start:
-                await door.create()
-                await door.publish(await door.producer(), [b"x"] * 10)
+                await client.create()
+                await client.publish(await client.producer(), [b"x"] * 10)
                 await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
-            consumer = await door.subscribe(kind=SubscriptionType.SHARED)
+            consumer = await client.subscribe(kind=SubscriptionType.SHARED)
             assert consumer.consumer.generation == (given[-1] if given else 0)
             for offset in (3, 0):
                 await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", Position("offset", offset))
@@ -134,18 +134,18 @@ async def test_a_generation_survives_a_restart_and_is_never_used_twice(tmp_path,
 
 async def test_a_generation_that_a_crash_lost_is_not_used_by_another_seek(tmp_path):
     async with open_broker(tmp_path, crash=True) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"x"] * 10)
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"x"] * 10)
+        consumer = await client.subscribe()
         await consumer.ack((0, 1), generation=0)
         ((_, live),) = await broker.subscriptions._on_partitions(TOPIC, "billing")
         live._context.state.change = lambda *_: None  # what would have been synced is lost with the process
         live.seek(0, lambda error: None)
         forgotten = consumer.consumer.generation
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        consumer = await door.subscribe()
+        client = BrokerClient(broker)
+        consumer = await client.subscribe()
         assert consumer.consumer.generation == 0
         await broker.subscriptions.seek(ANONYMOUS, TOPIC, "billing", EARLIEST)
         assert consumer.consumer.generation > forgotten

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from staging_harness import Query, payloads, quiet, staged_keys, stages_in, staging_broker, until
 from tiering_harness import Moody
 
@@ -111,7 +111,7 @@ async def test_a_commit_of_three_hundred_partitions_arrives_everywhere(tmp_path,
 
 async def test_what_is_published_is_signed_by_the_query(broker):
     await Query(broker).write(41, {0: [b"1", b"2"]}, {0: [b"3"]})
-    fetched = await Door(broker).fetch(EARLIEST)
+    fetched = await BrokerClient(broker).fetch(EARLIEST)
     headers = [Batch.open(view, stamped=True).header for view in fetched.batches]
     assert all(one.producer_id & STAGED_PRODUCER and one.producer_epoch == 42 for one in headers)
     assert [one.first_sequence for one in headers] == [0, 2]
@@ -119,10 +119,10 @@ async def test_what_is_published_is_signed_by_the_query(broker):
 
 async def test_a_producer_cannot_publish_with_the_id_of_a_query(broker):
     await Query(broker).write(0, {0: [b"1"]})
-    fetched = await Door(broker).fetch(EARLIEST)
+    fetched = await BrokerClient(broker).fetch(EARLIEST)
     producer_id = Batch.open(fetched.batches[0], stamped=True).header.producer_id
     with pytest.raises(Refused, match="never given out"):
-        await Door(broker).producer(producer_id=producer_id, epoch=100)
+        await BrokerClient(broker).producer(producer_id=producer_id, epoch=100)
 
 
 async def test_many_small_batches_and_large_ones_are_published_whole(broker):
@@ -223,7 +223,7 @@ async def test_stages_for_what_does_not_exist_are_refused_by_name(broker):
 
 
 async def test_a_topic_with_an_exclusive_producer_refuses_stages(broker):
-    await Door(broker).producer(access="exclusive")
+    await BrokerClient(broker).producer(access="exclusive")
     with pytest.raises(Refused, match="exclusive"):
         await Query(broker).stage(0, {0: [b"1"]})
 

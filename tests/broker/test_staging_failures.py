@@ -240,16 +240,16 @@ async def unused(tmp_path, metadata):
     clock = ManualClock()
     objects = MemoryStore(clock=clock)
     async with staging_broker(tmp_path, objects, clock=clock, metadata=metadata) as broker:
-        door = TimedClient(broker, clock)
-        await door.create(partitions=WRITES_AT_ONCE + 1)
-        await door.policies(inactive_topic_s=3600)
+        client = TimedClient(broker, clock)
+        await client.create(partitions=WRITES_AT_ONCE + 1)
+        await client.policies(inactive_topic_s=3600)
         clock.advance(3600)
-        yield door
+        yield client
 
 
-async def is_kept(door: TimedClient) -> bool:
-    await door.broker.lifetimes.round()
-    return str(TOPIC) in await door.broker.list_topics(ANONYMOUS)
+async def is_kept(client: TimedClient) -> bool:
+    await client.broker.lifetimes.round()
+    return str(TOPIC) in await client.broker.list_topics(ANONYMOUS)
 
 
 async def test_an_unused_topic_stays_while_the_pending_keys_of_a_decision_are_written(unused, metadata):

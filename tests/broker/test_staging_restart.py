@@ -5,7 +5,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door
+from broker_harness import TOPIC, BrokerClient
 from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
@@ -79,7 +79,7 @@ async def test_a_partition_remembers_a_query_for_as_long_as_it_has_something_to_
     objects, remembered = Hiding(), {"remembered_max": 2, "remembered_us": 1}
     async with staging_broker(tmp_path, objects, crash=True, **remembered) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await Door(broker).fetch()  # it is open before it has anything to get
+        await BrokerClient(broker).fetch()  # it is open before it has anything to get
         await half_published(broker, objects)
         await others(broker, b"a")
         if uploaded:
@@ -103,8 +103,8 @@ async def test_a_partition_remembers_a_query_for_as_long_as_it_has_something_to_
 
 async def others(broker, payload: bytes) -> None:
     for _ in range(5):
-        door = Door(broker)
-        await door.publish(await door.producer(), [payload], sequence=0)
+        client = BrokerClient(broker)
+        await client.publish(await client.producer(), [payload], sequence=0)
 
 
 async def test_published_rows_are_not_repeated_after_the_disk_refused_later_ones(tmp_path, monkeypatch):
@@ -114,14 +114,14 @@ async def test_published_rows_are_not_repeated_after_the_disk_refused_later_ones
     monkeypatch.setattr(stage_publisher, "RETRY_S", (60.0,))
     async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE, metadata=metadata) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        query, door = Query(broker), Door(broker)
+        query, client = Query(broker), BrokerClient(broker)
         assert (await query.write(0, {0: [b"1", b"2"]})).applied
         stage = await query.stage(1, {0: [b"3"]})
         disk.write_error = errno.ENOSPC
         await query.commit(1, stage, wait_ms=0)
         await until(lambda: [one.obstacles for one in broker.staging.decisions.of(number_of(broker))][-1])
         disk.write_error = 0
-        await until_cured(door, await door.producer(), sequence=0)
+        await until_cured(client, await client.producer(), sequence=0)
     monkeypatch.undo()
     async with staging_broker(tmp_path, objects) as broker:
         await quiet(broker)
@@ -154,7 +154,7 @@ async def test_a_query_stays_pinned_while_a_later_batch_has_a_pending_key(tmp_pa
         first.go_on()
         await later.asked.wait()
         await others(broker, b"other")
-        consumer = await Door(broker).subscribe()
+        consumer = await BrokerClient(broker).subscribe()
         await consumer.wait_for(7)
         await consumer.ack((0, 7))  # is stored with a snapshot of what is remembered
     async with staging_broker(tmp_path, objects, **remembered) as broker:
@@ -244,7 +244,7 @@ async def test_an_uncertain_commit_that_was_written_is_published_without_a_repet
 async def test_a_partition_whose_quota_is_full_gets_its_share_when_there_is_room(tmp_path):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
-        consumer = await Door(broker).subscribe("slow", credit=0)
+        consumer = await BrokerClient(broker).subscribe("slow", credit=0)
         await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 2})
         query = Query(broker)
         await query.write(0, {0: [b"1", b"2"]})
@@ -270,7 +270,7 @@ async def test_a_topic_with_an_exclusive_producer_gets_what_was_committed_before
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.mood = "unreadable"
         await Query(broker).commit(0, stage, wait_ms=0)
-        await Door(broker).producer(access="exclusive")
+        await BrokerClient(broker).producer(access="exclusive")
         objects.mood = "fine"
         assert await Query(broker).commit(0, stage) == (True, True)
 

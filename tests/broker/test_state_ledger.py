@@ -2,20 +2,20 @@
 
 import asyncio
 
-from broker_harness import Door, open_broker
+from broker_harness import BrokerClient, open_broker
 
 from pydanube.runtime.tasks import Tasks
 
 
 async def test_superseded_ledgers_stay_listed_when_the_broker_closes_before_they_are_dropped(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"x"] * 10)
-        await acked(broker, door)
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"x"] * 10)
+        await acked(broker, client)
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        state = (await broker._partitions.get(door.topic, 0)).state
+        client = BrokerClient(broker)
+        state = (await broker._partitions.get(client.topic, 0)).state
         former, failures = list(state._former), []
         assert former
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
@@ -31,9 +31,9 @@ async def test_superseded_ledgers_stay_listed_when_the_broker_closes_before_they
         assert set(former) <= set(listed)
 
 
-async def acked(broker, door: Door) -> None:
+async def acked(broker, client: BrokerClient) -> None:
     """Let a subscription ack something, so that the partition has a state ledger."""
-    consumer = await door.subscribe()
+    consumer = await client.subscribe()
     await consumer.wait_for(10)
     done = asyncio.get_running_loop().create_future()
     consumer.consumer.ack([(0, 5)], False, lambda error: done.set_result(error))

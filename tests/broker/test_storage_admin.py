@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from storage_harness import OTHER, SMALL, WAL, Away, collected, filled, keys, uploaded, usage, verified
 from tiering_harness import Moody
 
@@ -30,11 +30,11 @@ def objects() -> Away:
 async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, objects: Away):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create(partitions=2)
-        await filled(door, 40)
+        client = BrokerClient(broker)
+        await client.create(partitions=2)
+        await filled(client, 40)
         assert (await uploaded(broker)).failure == ""
-        await filled(door, 1, partition=1)
+        await filled(client, 1, partition=1)
         clock.advance(90)
         status, (first, second) = await usage(broker)
         assert (status.url, status.uploads, status.refusing, status.garbage) == (objects.url, "ok", "", 0)
@@ -52,10 +52,10 @@ async def test_usage_says_what_is_uploaded_and_what_waits(tmp_path: Path, object
 
 async def test_a_long_history_is_counted_in_parts(tmp_path: Path, objects: Away, monkeypatch: pytest.MonkeyPatch):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        for door in (Door(broker), Door(broker, OTHER)):
-            await door.create()
+        for client in (BrokerClient(broker), BrokerClient(broker, OTHER)):
+            await client.create()
             for _ in range(4):
-                await filled(door, 1)
+                await filled(client, 1)
                 await uploaded(broker)
         _, whole = await usage(broker)
         assert [one.segments for one in whole] == [4, 4]
@@ -74,15 +74,15 @@ async def test_usage_says_since_when_uploads_fail_and_whether_publishes_are_refu
     clock = ManualClock()
     tiering = replace(SMALL, log_bytes_max=1 << 18)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 10)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 10)
         objects.away = Unavailable("no route to the store")
         began = clock.now_us()
         state = await uploaded(broker)
         assert ("no route" in state.failure, state.partitions_left, state.left_bytes > 0) == (True, 1, True)
         with pytest.raises(Unavailable):
-            await filled(door, 100)
+            await filled(client, 100)
         clock.advance(60)
         await uploaded(broker)
         status, (about,) = await usage(broker)
@@ -100,9 +100,9 @@ async def test_usage_says_since_when_uploads_fail_and_whether_publishes_are_refu
 
 async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, objects: Away):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        for door in (Door(broker), Door(broker, OTHER)):
-            await door.create()
-            await filled(door, 3)
+        for client in (BrokerClient(broker), BrokerClient(broker, OTHER)):
+            await client.create()
+            await filled(client, 3)
         state = await uploaded(broker, OTHER)
         assert (state.done, state.left_bytes, state.partitions_left) == (True, 0, 0)
         assert state.total_bytes > 30_000
@@ -117,9 +117,9 @@ async def test_one_topic_is_uploaded_and_others_are_left_alone(tmp_path: Path, o
 async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tmp_path: Path):
     objects = Moody()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 3)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 3)
         await broker.tiers.check_ours()
         uploader, asked = broker.tiers.uploader, asyncio.Event()
         objects.mood = "hanging"
@@ -144,13 +144,13 @@ async def test_an_upload_that_is_done_by_others_while_it_waits_has_not_failed(tm
 async def test_segments_are_listed_by_offset_and_time_page_by_page(tmp_path: Path, objects: Away):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         times = []
         for _ in range(5):
             clock.advance(10)
             times.append(clock.now_us())
-            await filled(door, 1)
+            await filled(client, 1)
             await uploaded(broker)
 
         async def firsts(start: Position, most: int = 1000) -> tuple[list[int], int]:
@@ -180,9 +180,9 @@ async def test_intact_segments_are_verified_completely_in_steps_of_any_size(
     tmp_path: Path, objects: Away, bytes_max: int
 ):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=replace(SMALL, segment_bytes=1 << 22)) as broker:
-        for door in (Door(broker), Door(broker, OTHER)):
-            await door.create(partitions=2)
-            await filled(door, 200)
+        for client in (BrokerClient(broker), BrokerClient(broker, OTHER)):
+            await client.create(partitions=2)
+            await filled(client, 200)
         await uploaded(broker)
         found = await verified(broker, bytes_max=bytes_max)
         assert (found.segments, found.messages, found.damages) == (2, 40_000, [])
@@ -192,10 +192,10 @@ async def test_intact_segments_are_verified_completely_in_steps_of_any_size(
 
 async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_changed(tmp_path: Path, objects: Away):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         for _ in range(6):
-            await filled(door, 2)
+            await filled(client, 2)
             await uploaded(broker)
         batch, head, footer, short, gone, sound = await keys(objects)
         for key, at in ((batch, 5000), (head, 20), (footer, -70)):
@@ -221,9 +221,9 @@ async def test_each_damage_is_reported_with_object_and_offsets_and_nothing_is_ch
 
 async def test_bytes_between_batches_count_too(tmp_path: Path, objects: Away):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 2)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 2)
         await uploaded(broker)
         (segment,), _ = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1)
         whole = bytearray(await objects.get(segment.object))
@@ -237,10 +237,10 @@ async def test_bytes_between_batches_count_too(tmp_path: Path, objects: Away):
 @pytest.mark.parametrize("lost", [100, 200, 300])
 async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: Away, lost: int):
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         for _ in range(3):
-            await filled(door, 1)
+            await filled(client, 1)
             await uploaded(broker)
         topic_id = (await broker.describe_topic(ANONYMOUS, TOPIC)).topic_id
         await broker.storage._store.transact([], [Delete(segment_key(topic_id, 0, lost))])
@@ -251,10 +251,10 @@ async def test_a_hole_in_the_catalog_is_damage(tmp_path: Path, objects: Away, lo
 async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: Away):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         for _ in range(3):
-            await filled(door, 1)
+            await filled(client, 1)
             await uploaded(broker)
             clock.advance(100)
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 150})
@@ -271,9 +271,9 @@ async def test_what_retention_took_is_not_missed(tmp_path: Path, objects: Away):
 async def test_garbage_is_counted_first_and_goes_after_the_grace(tmp_path: Path, objects: Away):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 3)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 3)
         await uploaded(broker)
         await broker.delete_topic(ANONYMOUS, TOPIC)
         assert await collected(broker) == StorageCollected(looked_at=1, waiting=1)
@@ -291,10 +291,10 @@ async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
     clock = ManualClock()
     tiering = replace(SMALL, grace_s=60)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, clock=clock) as broker:
-        for door in (Door(broker), Door(broker, OTHER)):
-            await door.create()
-            await filled(door, 3)
-            await uploaded(broker, door.topic)
+        for client in (BrokerClient(broker), BrokerClient(broker, OTHER)):
+            await client.create()
+            await filled(client, 3)
+            await uploaded(broker, client.topic)
         needed, leaving = await keys(objects)
         for number in range(3):
             await objects.put(f"segments/shared/00000000/orphan-{number}.seg", b"x" * 10)
@@ -313,9 +313,9 @@ async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
 async def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path, objects: Away):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 3)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 3)
         await uploaded(broker)
         await broker._registry.delete_topic(TOPIC)
         assert (await collected(broker)).waiting == 1
@@ -392,9 +392,9 @@ async def test_nothing_is_collected_in_the_store_of_another_cluster(tmp_path: Pa
 async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_takes(tmp_path: Path, objects: Away):
     clock = ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 3)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 3)
         there, go_on = asyncio.Event(), asyncio.Event()
 
         class Slow(Away):
@@ -418,10 +418,10 @@ async def test_what_is_on_its_way_into_the_catalog_is_no_orphan_however_long_it_
 async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(tmp_path: Path, objects: Away):
     tiering = replace(SMALL, segment_bytes=1 << 20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         for _ in range(60):
-            await filled(door, 1)
+            await filled(client, 1)
             await uploaded(broker)
         step, place = await broker.storage.verify(ANONYMOUS, None, StoragePlace(), 1)
         steps = 0
@@ -452,9 +452,9 @@ class Shaky(MemoryStore):
 async def test_a_verification_gets_on_with_a_store_that_fails_now_and_then(tmp_path: Path):
     objects = Shaky()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 300)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 300)
         await uploaded(broker)
         segments = await broker.storage.segments(ANONYMOUS, TOPIC, 0, EARLIEST, 1000)
         lost = segments[0][4]

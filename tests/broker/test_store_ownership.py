@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, everything, filled, keys, upload_all
 
 from pydanube.broker.tiering.disaster_recovery import rebuild
@@ -87,20 +87,20 @@ async def test_of_many_brokers_that_come_at_once_one_cluster_gets_the_store(tmp_
 async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(tmp_path: Path):
     objects = MemoryStore()
     async with opened(tmp_path / "lost", objects) as lost:
-        door = Door(lost)
-        await door.create()
-        await filled(door, 20)
+        client = BrokerClient(lost)
+        await client.create()
+        await filled(client, 20)
         assert await lost.tiers._round()
         await lost.tiers.manifests.write()
         await restored(tmp_path / "new", objects)
-        await filled(door, 10, first=20)
+        await filled(client, 10, first=20)
         assert await lost.tiers.upload(lost.tiers.partitions.keys()), "nobody has taken it over yet"
         async with opened(tmp_path / "new", objects) as new:
             await new.tiers._round()
-            await filled(Door(new), 10, first=30)
+            await filled(BrokerClient(new), 10, first=30)
             await upload_all(new)
             before = await keys(objects, "")
-            await filled(door, 10, first=40)
+            await filled(client, 10, first=40)
             lost.tiers.ownership._checked_at -= DELETE_CHECK_S
             with pytest.raises(Refused, match="taken over"):
                 await lost.tiers.objects.delete(before)
@@ -113,17 +113,17 @@ async def test_a_broker_that_was_restored_elsewhere_stops_writing_to_the_store(t
                 await lost.storage.collect(ANONYMOUS, False, False, "")
             await lost.tiers.close()
             assert await keys(objects, "") == before
-            assert (await door.publish(await door.producer(), [b"00000000"])).base_offset > 0, "it serves on"
-            assert await everything(Door(new)) == [*range(2000), *range(3000, 4000)]
+            assert (await client.publish(await client.producer(), [b"00000000"])).base_offset > 0, "it serves on"
+            assert await everything(BrokerClient(new)) == [*range(2000), *range(3000, 4000)]
             assert new.describe(ANONYMOUS).state == "ok"
 
 
 async def test_what_is_garbage_to_the_lost_broker_stays_if_the_restored_one_needs_it(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     async with opened(tmp_path / "lost", objects, clock=clock) as lost:
-        door = Door(lost)
-        await door.create()
-        await filled(door, 20)
+        client = BrokerClient(lost)
+        await client.create()
+        await filled(client, 20)
         await lost.tiers._round()
         await lost.tiers.manifests.write()
         await lost.delete_topic(ANONYMOUS, TOPIC)
@@ -133,13 +133,13 @@ async def test_what_is_garbage_to_the_lost_broker_stays_if_the_restored_one_need
             await new.tiers._round()
             clock.advance(1000)
             await lost.tiers._collect(orphans=True)
-            assert await everything(Door(new)) == list(range(2000))
+            assert await everything(BrokerClient(new)) == list(range(2000))
 
 
 async def test_of_two_restores_the_one_that_starts_first_gets_the_store(tmp_path: Path):
     objects = MemoryStore()
     async with opened(tmp_path / "lost", objects) as lost:
-        await Door(lost).create()
+        await BrokerClient(lost).create()
         await lost.tiers._round()
     for name in ("one", "two"):
         await restored(tmp_path / name, objects)
@@ -159,7 +159,7 @@ async def test_of_two_restores_the_one_that_starts_first_gets_the_store(tmp_path
 async def test_manifests_of_a_restored_broker_are_newer_than_any_of_the_lost_one(tmp_path: Path):
     objects = MemoryStore()
     async with opened(tmp_path / "lost", objects) as lost:
-        await Door(lost).create()
+        await BrokerClient(lost).create()
         await lost.tiers._round()
         await restored(tmp_path / "new", objects)
         async with opened(tmp_path / "new", objects) as new:
@@ -200,7 +200,7 @@ async def test_a_store_without_conditional_puts_is_taken_over_too(tmp_path: Path
 
     objects = Simple()
     async with opened(tmp_path / "lost", objects) as lost:
-        await Door(lost).create()
+        await BrokerClient(lost).create()
         await lost.tiers._round()
     await restored(tmp_path / "new", objects)
     async with ownership_of(tmp_path / "new", objects) as ownership, ownership_of(tmp_path / "lost", objects) as former:
@@ -220,7 +220,7 @@ async def test_a_store_that_does_not_allow_the_take_over_says_so(tmp_path: Path)
 
     objects = ReadOnly()
     async with opened(tmp_path / "lost", objects) as lost:
-        await Door(lost).create()
+        await BrokerClient(lost).create()
         await lost.tiers._round()
     await restored(tmp_path / "new", objects)
     objects.closed = True
@@ -232,19 +232,19 @@ async def test_a_store_that_does_not_allow_the_take_over_says_so(tmp_path: Path)
 async def test_an_old_copy_of_a_data_directory_leaves_alone_what_was_uploaded_since(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        await Door(broker).create()
-        await filled(Door(broker), 10)
+        await BrokerClient(broker).create()
+        await filled(BrokerClient(broker), 10)
         await broker.tiers._round()
         await broker.tiers.manifests.write()
     await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "copy")
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
-        await filled(Door(broker), 10, first=10)
+        await filled(BrokerClient(broker), 10, first=10)
         await broker.tiers._round()
         await broker.tiers.manifests.write()
     stored = await keys(objects, "")  # with the manifest of its end, if it wrote one
     clock.advance(10**9)
     async with opened(tmp_path / "copy", objects, clock=clock) as copy:
-        await Door(copy).fetch()
+        await BrokerClient(copy).fetch()
         assert await copy.tiers._round() == 0
         await copy.tiers._collect(orphans=True)
         assert "older copy" in copy.describe(ANONYMOUS).state
@@ -252,4 +252,4 @@ async def test_an_old_copy_of_a_data_directory_leaves_alone_what_was_uploaded_si
     async with opened(tmp_path / "data", objects, clock=clock) as broker:
         await broker.tiers._round()
         assert broker.describe(ANONYMOUS).state == "ok"
-        assert await everything(Door(broker)) == list(range(2000))
+        assert await everything(BrokerClient(broker)) == list(range(2000))

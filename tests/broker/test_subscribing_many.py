@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_harness import TIERING, Door, open_broker
+from broker_harness import TIERING, BrokerClient, open_broker
 from metadata_harness import FaultyStore, puts
 
 from pydanube.core.access import ANONYMOUS
@@ -18,14 +18,14 @@ from pydanube.runtime.locks import SharedLock
 from pydanube.runtime.objects.memory import MemoryStore
 
 
-async def create(door: Door, name: str = "billing") -> None:
-    await door.broker.subscriptions.create(ANONYMOUS, door.topic, name, SubscriptionType.SHARED, EARLIEST)
+async def create(client: BrokerClient, name: str = "billing") -> None:
+    await client.broker.subscriptions.create(ANONYMOUS, client.topic, name, SubscriptionType.SHARED, EARLIEST)
 
 
-async def doors(broker, count: int) -> list[Door]:
-    made = [Door(broker, TopicName.parse(f"/default/t{number}")) for number in range(count)]
-    for door in made:
-        await door.create()
+async def doors(broker, count: int) -> list[BrokerClient]:
+    made = [BrokerClient(broker, TopicName.parse(f"/default/t{number}")) for number in range(count)]
+    for client in made:
+        await client.create()
     return made
 
 
@@ -58,11 +58,11 @@ async def test_a_subscription_whose_commit_takes_long_does_not_delay_subscriptio
 async def test_ids_are_unique_when_many_subscriptions_are_created_at_once(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
         made = await doors(broker, 50)
-        await asyncio.gather(*(create(door, name) for door in made for name in ("a", "b")))
+        await asyncio.gather(*(create(client, name) for client in made for name in ("a", "b")))
     async with open_broker(tmp_path) as broker:
         ids = [
-            (await broker.subscriptions.describe(ANONYMOUS, door.topic, name)).subscription_id
-            for door in made
+            (await broker.subscriptions.describe(ANONYMOUS, client.topic, name)).subscription_id
+            for client in made
             for name in ("a", "b")
         ]
         assert len(set(ids)) == 100
@@ -70,22 +70,22 @@ async def test_ids_are_unique_when_many_subscriptions_are_created_at_once(tmp_pa
 
 async def test_the_limit_of_a_topic_holds_when_many_are_created_at_once(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
-        (door,) = await doors(broker, 1)
-        await broker.policies.set(ANONYMOUS, door.topic, {"subscriptions_max": 3})
-        outcomes = await asyncio.gather(*(create(door, f"s{number}") for number in range(10)), return_exceptions=True)
+        (client,) = await doors(broker, 1)
+        await broker.policies.set(ANONYMOUS, client.topic, {"subscriptions_max": 3})
+        outcomes = await asyncio.gather(*(create(client, f"s{number}") for number in range(10)), return_exceptions=True)
         assert sum(isinstance(one, Full) for one in outcomes) == 7
-        assert len(await broker.subscriptions.names(ANONYMOUS, door.topic)) == 3
+        assert len(await broker.subscriptions.names(ANONYMOUS, client.topic)) == 3
 
 
 async def test_a_new_partition_knows_the_ledgers_it_opened(tmp_path: Path) -> None:
     async with MemoryStore() as objects:
         async with open_broker(tmp_path, objects=objects, tiering=TIERING) as broker:
-            (door,) = await doors(broker, 1)
-            await door.publish(await door.producer(), [b"one"])
-            partition = broker._partitions.open_of(broker._registry.topic(door.topic).topic_id)[0]
+            (client,) = await doors(broker, 1)
+            await client.publish(await client.producer(), [b"one"])
+            partition = broker._partitions.open_of(broker._registry.topic(client.topic).topic_id)[0]
             assert [one.kind for _, one in await partition._ownership.ledgers()] == ["data"]
         async with open_broker(tmp_path, objects=objects, tiering=TIERING) as broker:
-            assert await Door(broker, door.topic).read_all() == [(0, b"one")]
+            assert await BrokerClient(broker, client.topic).read_all() == [(0, b"one")]
 
 
 # -- the lock ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from lifetimes_harness import open_client
 from metadata_harness import FaultyStore, deletes
 from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
@@ -34,20 +34,20 @@ async def test_a_full_log_takes_publishes_again_although_nothing_is_left_to_uplo
     objects = Moody()
     objects.mood = "away"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         with pytest.raises(Unavailable, match="log_bytes_max"):
-            await filled(door, 1000)
+            await filled(client, 1000)
         assert state_of(broker).startswith("publishes are refused: ")
         objects.mood = "fine"
         await upload_all(broker, trim=False)  # and the broker dies before it trims
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=LIMITED) as broker:
         assert broker.tiers.refusal() is not None
-        door = Door(broker)
-        await door.fetch()
+        client = BrokerClient(broker)
+        await client.fetch()
         running = asyncio.create_task(broker.tiers.run())
         await until(lambda: broker.tiers.refusal() is None)
-        await door.publish(await door.producer(), [b"x"])
+        await client.publish(await client.producer(), [b"x"])
         running.cancel()
 
 
@@ -55,9 +55,9 @@ async def test_what_is_uploaded_leaves_the_log_soon_although_no_more_comes(tmp_p
     soon = replace(SMALL, upload_interval_s=0.01)
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=soon) as broker:
         running = asyncio.create_task(broker.tiers.run())
-        door = Door(broker)
-        await door.create()
-        await filled(door, 100)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 100)
         await until(lambda: broker._writer.stored_bytes <= WAL.file_bytes)
         running.cancel()
 
@@ -80,9 +80,9 @@ async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Pat
         running = asyncio.create_task(broker.tiers.run())
         await until(lambda: "ZeroDivisionError: a mistake" in state_of(broker))
         del broker.tiers.partitions[99, 0]
-        door = Door(broker)
-        await door.create()
-        await filled(door, 5)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 5)
         await until(lambda: state_of(broker) == "ok" and broker.tiers.uploader.objects_made)
         running.cancel()
 
@@ -90,9 +90,9 @@ async def test_a_bug_in_an_upload_is_reported_and_uploads_continue(tmp_path: Pat
 async def test_a_failure_is_over_when_what_failed_was_deleted(tmp_path: Path):
     objects = Moody()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 5)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 5)
         objects.mood = "away"
         await broker.tiers._round()
         assert state_of(broker).startswith("uploads fail: ")
@@ -106,9 +106,9 @@ async def test_a_partition_whose_log_is_damaged_is_named_until_it_can_be_uploade
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1, "clock": ManualClock()}
     async with open_broker(tmp_path, **settings) as broker:
         damaged, fine = door_to(broker, "damaged"), door_to(broker, "fine")
-        for door in (damaged, fine):
-            await door.create()
-            await filled(door, 5)
+        for client in (damaged, fine):
+            await client.create()
+            await filled(client, 5)
         (first, *_) = sorted((tmp_path / "wal").glob("*.log"))
         whole = first.read_bytes()
         where = whole.index(b"00000120x")
@@ -134,16 +134,16 @@ async def test_a_clean_stop_uploads_what_is_waiting(tmp_path: Path):
     ending = replace(SMALL, segment_age_s=3600, segment_bytes=1 << 30, shutdown_upload_s=20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
         doors = [door_to(broker, f"t-{n}") for n in range(5)]
-        for door in doors:
-            await door.create()
-            await filled(door, 1, size=1)
+        for client in doors:
+            await client.create()
+            await filled(client, 1, size=1)
         await filled(doors[0], 32, first=1)
         assert await keys(objects) == []
     assert len(await keys(objects)) == 2, "one of its own, and one that the small ones share"
     assert len(await keys(objects, "manifests/")) == 1
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending, tail_bytes=1) as broker:
-        for door in doors:
-            door.broker = broker
+        for client in doors:
+            client.broker = broker
         usage = await broker.storage.usage(ANONYMOUS, None, StoragePlace())
         assert [one.waiting_messages for one in usage[1]] == [0] * 5
         assert await everything(doors[0]) == list(range(3300))
@@ -154,25 +154,25 @@ async def test_a_stop_waits_for_the_store_only_for_the_configured_time(tmp_path:
     objects = Moody()
     ending = replace(SMALL, segment_age_s=3600, shutdown_upload_s=1)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 1)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 1)
         await broker.tiers.check_ours()
         objects.mood = mood
         began = time.monotonic()
     assert time.monotonic() - began < 60, "a second for what waits, five for the manifest"
     objects.mood = "fine"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=ending) as broker:
-        assert await everything(Door(broker)) == list(range(100))
+        assert await everything(BrokerClient(broker)) == list(range(100))
 
 
 async def test_collections_leave_objects_of_others_under_the_same_prefix_alone(tmp_path: Path):
     objects, clock = MemoryStore(), ManualClock()
     others = ["stages/0000000000000001/0000000002/18f-0-1-0-abc", "mine/notes.txt", "segments.txt"]
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 5)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 5)
         await upload_all(broker)
         for key in [*others, "segments/shared/00000000/orphan.seg"]:
             await objects.put(key, b"bytes")
@@ -181,7 +181,7 @@ async def test_collections_leave_objects_of_others_under_the_same_prefix_alone(t
         left = await keys(objects, "")
         assert set(others) < set(left)
         assert not [key for key in left if "orphan" in key]
-        assert await everything(door) == list(range(500))
+        assert await everything(client) == list(range(500))
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -242,9 +242,9 @@ async def test_a_read_that_fails_during_a_look_does_not_hide_what_others_have_pa
     assert (counted.position, counted.backlog, counted.expired) == (0, 3, 1), "those of 150 s live until 210 s"
 
 
-async def cannot_be_read(door: TimedClient, place: int, monkeypatch) -> None:
+async def cannot_be_read(client: TimedClient, place: int, monkeypatch) -> None:
     """The object store with the batch at this offset is away."""
-    stream = (await door.broker._partitions.get(door.topic, 0)).stream
+    stream = (await client.broker._partitions.get(client.topic, 0)).stream
     read = stream.read
 
     async def read_elsewhere(offset: int, bytes_max: int) -> list[memoryview]:

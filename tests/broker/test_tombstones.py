@@ -1,7 +1,7 @@
 """The log frees a ledger only when the metadata records that it was dropped; a kill between any two steps starts."""
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from metadata_harness import FaultyStore, deletes, puts
 
 from pydanube.broker.registry import records
@@ -42,10 +42,10 @@ async def lose(directory, *prefixes: str) -> list[str]:
 async def filled(directory, **options) -> int:
     """A topic with messages and a subscription; its id."""
     async with open_broker(directory, **options) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
-        await door.publish(await door.producer(), [b"1", b"2"])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
+        await client.publish(await client.producer(), [b"1", b"2"])
         await consumer.wait_for(2)
         await consumer.ack((0, 1))
         return broker._registry.topic(TOPIC).topic_id
@@ -75,7 +75,7 @@ async def test_a_replaced_state_ledger_leaves_a_tombstone(tmp_path):
     await filled(tmp_path)
     async with open_broker(tmp_path) as broker:
         (former,) = {known for known in await ledgers(broker) if broker._writer.ledger(known).has_state}
-        consumer = await Door(broker).subscribe()
+        consumer = await BrokerClient(broker).subscribe()
         await consumer.wait_for(1)
         await consumer.ack((1, 2))
         partition = await broker._partitions.get(TOPIC, 0)
@@ -86,7 +86,7 @@ async def test_a_replaced_state_ledger_leaves_a_tombstone(tmp_path):
 
 async def test_a_tombstone_is_removed_once_the_log_has_released_the_files_of_its_ledger(tmp_path):
     async with open_broker(tmp_path, wal=SMALL) as broker:
-        doomed, kept = Door(broker, OTHER), Door(broker)
+        doomed, kept = BrokerClient(broker, OTHER), BrokerClient(broker)
         await doomed.create()
         await kept.create()
         producer = await doomed.producer()
@@ -101,7 +101,7 @@ async def test_a_tombstone_is_removed_once_the_log_has_released_the_files_of_its
         held = await broker._writer.held(sorted(dropped))
         assert await tombstones(broker) == held
     async with open_broker(tmp_path, wal=SMALL) as broker:
-        assert await Door(broker).read_all() == [(0, b"kept")]
+        assert await BrokerClient(broker).read_all() == [(0, b"kept")]
 
 
 async def test_a_start_removes_the_tombstones_of_what_the_log_no_longer_holds(tmp_path):
@@ -151,7 +151,7 @@ async def test_metadata_that_lost_a_topic_is_refused_and_nothing_is_freed(tmp_pa
     for path, content in good.items():
         path.write_bytes(content)
     async with open_broker(tmp_path) as broker:
-        assert [payload for _, payload in await Door(broker).read_all()] == [b"1", b"2"]
+        assert [payload for _, payload in await BrokerClient(broker).read_all()] == [b"1", b"2"]
         place = (await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0]
         assert place.position == 1
 
@@ -172,15 +172,15 @@ async def test_a_lost_state_ledger_is_refused_too(tmp_path):
 async def test_what_an_earlier_release_dropped_without_tombstones_is_recorded_once(tmp_path):
     topic_id = await filled(tmp_path)
     async with open_broker(tmp_path, stamped=False) as broker:
-        door = Door(broker, OTHER)
-        await door.create()
-        await door.publish(await door.producer(), [b"kept"])
+        client = BrokerClient(broker, OTHER)
+        await client.create()
+        await client.publish(await client.producer(), [b"kept"])
         doomed = {records.ledger_of_key(key)[1] for key in await keys(broker._registry._store, records.ledgers_of(1))}
     everything = [records.topic_key(TOPIC), records.ledgers_of(topic_id), records.partitions_of(topic_id)]
     await lose(tmp_path, *everything, records.subscriptions_of(topic_id), records.DROPPED)
     async with open_broker(tmp_path) as broker:
         assert await tombstones(broker) >= doomed
-        assert await Door(broker, OTHER).read_all() == [(0, b"kept")]
+        assert await BrokerClient(broker, OTHER).read_all() == [(0, b"kept")]
         other_id = broker._registry.topic(OTHER).topic_id
     await lose(tmp_path, records.ledgers_of(other_id))
     with pytest.raises(Refused, match="neither lists nor records"):
@@ -211,7 +211,7 @@ STEPS = {
 async def test_a_kill_at_any_step_of_a_deletion_leaves_a_broker_that_starts(tmp_path, step):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata, crash=True) as broker:
-        doomed, kept = Door(broker), Door(broker, OTHER)
+        doomed, kept = BrokerClient(broker), BrokerClient(broker, OTHER)
         await doomed.create()
         await kept.create()
         consumer = await doomed.subscribe()
@@ -227,7 +227,7 @@ async def test_a_kill_at_any_step_of_a_deletion_leaves_a_broker_that_starts(tmp_
             assert step == "before the topic's key goes"
     for _ in range(2):
         async with open_broker(tmp_path, crash=True) as broker:
-            assert await Door(broker, OTHER).read_all() == [(0, b"kept")]
+            assert await BrokerClient(broker, OTHER).read_all() == [(0, b"kept")]
             known = await ledgers(broker) | await tombstones(broker)
             assert await broker._writer.held(sorted(held)) <= known, "listed, or with a tombstone"
 
@@ -235,7 +235,7 @@ async def test_a_kill_at_any_step_of_a_deletion_leaves_a_broker_that_starts(tmp_
 async def test_a_kill_between_a_release_and_the_sweep_leaves_a_broker_that_starts(tmp_path):
     metadata = FaultyStore()
     async with open_broker(tmp_path, wal=SMALL, metadata=metadata, crash=True) as broker:
-        doomed, kept = Door(broker, OTHER), Door(broker)
+        doomed, kept = BrokerClient(broker, OTHER), BrokerClient(broker)
         await doomed.create()
         await kept.create()
         producer = await doomed.producer()
@@ -250,13 +250,13 @@ async def test_a_kill_between_a_release_and_the_sweep_leaves_a_broker_that_start
     async with open_broker(tmp_path, wal=SMALL, crash=True) as broker:
         await broker._partitions._tombstones.sweep()
         assert await tombstones(broker) == await broker._writer.held(sorted(left))
-        assert await Door(broker).read_all() == [(0, b"kept")]
+        assert await BrokerClient(broker).read_all() == [(0, b"kept")]
 
 
 async def test_a_trim_that_a_disk_error_interrupts_keeps_the_tombstones(tmp_path):
     """Files are taken out of the readers' hands before the manifest is written: that is not released yet."""
     async with open_broker(tmp_path, wal=SMALL) as broker:
-        doomed = Door(broker, OTHER)
+        doomed = BrokerClient(broker, OTHER)
         await doomed.create()
         producer = await doomed.producer()
         for n in range(60):
@@ -279,10 +279,10 @@ def _failing(files) -> None:
 async def test_an_ack_that_comes_after_the_deletion_writes_nothing(tmp_path):
     """Its ledger's tombstone may be gone by then: the next start would find a ledger that nobody knows."""
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        consumer = await door.subscribe()
-        await door.publish(await door.producer(), [b"1", b"2"])
+        client = BrokerClient(broker)
+        await client.create()
+        consumer = await client.subscribe()
+        await client.publish(await client.producer(), [b"1", b"2"])
         await consumer.wait_for(2)
         await consumer.ack((0, 1))
         await broker.delete_topic(ANONYMOUS, TOPIC)
@@ -299,11 +299,11 @@ async def test_an_ack_that_comes_after_the_deletion_writes_nothing(tmp_path):
 async def test_a_ledger_that_is_opened_while_its_topic_is_deleted_gets_no_record(tmp_path):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         opening = metadata.hold_answer(puts(records.LEDGERS))
-        published = door.publish(producer, [b"1"])
+        published = client.publish(producer, [b"1"])
         await opening.asked.wait()
         await broker.delete_topic(ANONYMOUS, TOPIC)
         dropped = await tombstones(broker)

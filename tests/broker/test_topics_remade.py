@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from lifetimes_harness import HeldSearch
 from metadata_harness import FaultyStore
 
@@ -13,66 +13,66 @@ from pydanube.model.errors import NotFound
 from pydanube.model.positions import Position
 
 
-async def make_anew(door: Door) -> None:
-    await door.broker.delete_topic(ANONYMOUS, TOPIC)
-    await door.create()
+async def make_anew(client: BrokerClient) -> None:
+    await client.broker.delete_topic(ANONYMOUS, TOPIC)
+    await client.create()
 
 
-async def position(door: Door) -> int:
-    return (await door.broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0].position
+async def position(client: BrokerClient) -> int:
+    return (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).partitions[0].position
 
 
 async def test_a_subscription_whose_start_was_found_in_the_former_topic_is_not_created_in_the_new_one(tmp_path):
     async with open_broker(tmp_path) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.publish(await door.producer(), [b"old"] * 100)
+        client = BrokerClient(broker)
+        await client.create()
+        await client.publish(await client.producer(), [b"old"] * 100)
         (partition,) = broker._partitions
         search = HeldSearch(partition.stream)
-        subscribing = asyncio.create_task(door.subscribe(start=Position("time", 1 << 60)))
+        subscribing = asyncio.create_task(client.subscribe(start=Position("time", 1 << 60)))
         await search.has_found.wait()
-        await make_anew(door)
+        await make_anew(client)
         search.go_on.set()
         with pytest.raises(NotFound, match="was deleted and made anew since"):
             await subscribing
         assert await broker.subscriptions.names(ANONYMOUS, TOPIC) == []
-        await door.publish(await door.producer(), [b"new"])
-        consumer = await door.subscribe()
+        await client.publish(await client.producer(), [b"new"])
+        consumer = await client.subscribe()
         assert await consumer.wait_for(1) == [(0, b"new")]
-        assert await position(door) == 0
+        assert await position(client) == 0
 
 
 @pytest.mark.parametrize("name", ["", "meter"])
 async def test_a_producer_that_is_being_opened_when_its_topic_is_deleted_is_not_opened(tmp_path, name):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.fetch()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.fetch()
         asked_who_holds_it = metadata.hold_read(access_key(broker._registry.topic(TOPIC).topic_id))
-        opening = asyncio.create_task(door.producer(name))
+        opening = asyncio.create_task(client.producer(name))
         await asked_who_holds_it.asked.wait()
-        await make_anew(door)
+        await make_anew(client)
         asked_who_holds_it.go_on()
         with pytest.raises(NotFound, match="deleted"):
             await opening
-        assert (await door.publish(await door.producer(name), [b"new"])).base_offset == 0
+        assert (await client.publish(await client.producer(name), [b"new"])).base_offset == 0
         assert not broker.producers.count(1)
 
 
 async def test_an_exclusive_producer_of_the_former_topic_does_not_take_the_new_one(tmp_path):
     metadata = FaultyStore()
     async with open_broker(tmp_path, metadata=metadata) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.fetch()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.fetch()
         asked_who_holds_it = metadata.hold_read(access_key(broker._registry.topic(TOPIC).topic_id))
-        opening = asyncio.create_task(door.producer("meter", access="exclusive"))
+        opening = asyncio.create_task(client.producer("meter", access="exclusive"))
         await asked_who_holds_it.asked.wait()
-        await make_anew(door)
-        live = await door.producer("live")
+        await make_anew(client)
+        live = await client.producer("live")
         asked_who_holds_it.go_on()
         with pytest.raises(NotFound, match="was deleted and made anew since"):
             await opening
-        again = await door.come_back(live, "live")
-        assert (await door.publish(again, [b"new"])).base_offset == 0
+        again = await client.come_back(live, "live")
+        assert (await client.publish(again, [b"new"])).base_offset == 0

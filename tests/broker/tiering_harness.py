@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from broker_harness import TIERING, Door
+from broker_harness import TIERING, BrokerClient
 
 from pydanube.broker import Broker
 from pydanube.model.errors import Unavailable
@@ -21,20 +21,20 @@ SMALL = replace(TIERING, segment_bytes=1 << 18, shared_below_bytes=1 << 12, segm
 PER_BATCH = 100
 
 
-def door_to(broker: Broker, name: str) -> Door:
-    return Door(broker, TopicName.parse(f"/default/{name}"))
+def door_to(broker: Broker, name: str) -> BrokerClient:
+    return BrokerClient(broker, TopicName.parse(f"/default/{name}"))
 
 
-async def filled(door: Door, batches: int, first: int = 0, size: int = 100, **columns: Any) -> None:
+async def filled(client: BrokerClient, batches: int, first: int = 0, size: int = 100, **columns: Any) -> None:
     """Batches of numbered messages: batch n holds the numbers from n * PER_BATCH on."""
-    producer = await door.producer()
+    producer = await client.producer()
     for number in range(first, first + batches):
         numbers = range(number * PER_BATCH, (number + 1) * PER_BATCH)
-        await door.publish(producer, [b"%08d" % n + b"x" * size for n in numbers], **columns)
+        await client.publish(producer, [b"%08d" % n + b"x" * size for n in numbers], **columns)
 
 
-async def everything(door: Door, partition: int = 0) -> list[int]:
-    return numbers_of(await door.read_all(partition))
+async def everything(client: BrokerClient, partition: int = 0) -> list[int]:
+    return numbers_of(await client.read_all(partition))
 
 
 def numbers_of(rows: Sequence[tuple[int, bytes]]) -> list[int]:

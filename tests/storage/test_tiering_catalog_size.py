@@ -4,7 +4,7 @@ import tracemalloc
 from pathlib import Path
 
 import msgspec
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, filled, upload_all
 
 from pydanube.broker.registry.records import PartitionRecord, partition_key
@@ -68,9 +68,9 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}
     base = SEGMENTS * 1000
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        await door.fetch()
+        client = BrokerClient(broker)
+        await client.create()
+        await client.fetch()
         store = broker._registry._store
         (tier,) = broker.tiers.partitions.values()
         topic_id = tier.topic_id
@@ -87,10 +87,10 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
 
     async with open_broker(tmp_path, **settings) as broker:
         broker.tiers.history.producers = no_producers  # its objects are not there
-        door = Door(broker)
+        client = BrokerClient(broker)
         questions = Questions(broker._registry._store)
-        assert await questions.of(door.fetch(Position("latest", 0))) < 100, "a sample, not the catalog"
-        assert (await door.fetch(Position("latest", 0))).end_offset == base
+        assert await questions.of(client.fetch(Position("latest", 0))) < 100, "a sample, not the catalog"
+        assert (await client.fetch(Position("latest", 0))).end_offset == base
         tracemalloc.start()
         listed = [len(page) async for page in broker.tiers.catalog.pages(topic_id, 0)]
         peak = tracemalloc.get_traced_memory()[1]
@@ -102,9 +102,9 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
         assert await questions.of(broker.tiers.catalog.find_time(topic_id, 0, target, 0, base)) <= 30
         segment = await broker.tiers.catalog.find_time(topic_id, 0, target, 0, base)
         assert segment is not None and segment.record.first_time <= target <= segment.record.last_time
-        await filled(door, 30)
+        await filled(client, 30)
         await upload_all(broker)
-        assert (await door.fetch(Position("offset", base))).batches
+        assert (await client.fetch(Position("offset", base))).batches
         assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", clock.now_us())) == base
 
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from broker_harness import Door, open_broker
+from broker_harness import BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, door_to, everything, filled, keys, numbers_of, upload_all
 
 from pydanube.codec.segment import TRAILER_BYTES, read_trailer
@@ -45,9 +45,9 @@ async def test_damage_names_the_object_and_ends_when_a_copy_is_put_back(tmp_path
     objects = MemoryStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
         damaged, fine = door_to(broker, "damaged"), door_to(broker, "fine")
-        for door in (damaged, fine):
-            await door.create()
-            await filled(door, 60)
+        for client in (damaged, fine):
+            await client.create()
+            await filled(client, 60)
         await upload_all(broker)
         first_topic = min(key.split("/")[1] for key in await keys(objects))
         mine = await keys(objects, f"segments/{first_topic}/")
@@ -76,9 +76,9 @@ async def test_no_flipped_bit_of_an_object_is_ever_served(tmp_path: Path):
     chance = random.Random(seed)
     objects = MemoryStore()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 20)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 20)
         await upload_all(broker)
         (key, *_) = await keys(objects)
         whole = bytes(await objects.get(key))
@@ -88,7 +88,7 @@ async def test_no_flipped_bit_of_an_object_is_ever_served(tmp_path: Path):
         await objects.put(key, changed)
         async with open_broker(tmp_path, crash=True, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
             try:
-                found = await everything(Door(broker))
+                found = await everything(BrokerClient(broker))
             except Corrupt as error:
                 assert key in error.message  # noqa: PT017 - either is right
             else:
@@ -99,9 +99,9 @@ async def test_a_damaged_log_harms_nobody_where_objects_have_the_same(tmp_path: 
     objects = MemoryStore()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 30)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 30)
         await upload_all(broker, trim=False)
     files = sorted((tmp_path / "wal").glob("*.wal")) or sorted((tmp_path / "wal").glob("*.log"))
     assert files, list((tmp_path / "wal").iterdir())
@@ -109,7 +109,7 @@ async def test_a_damaged_log_harms_nobody_where_objects_have_the_same(tmp_path: 
     content[100_000] ^= 1
     files[0].write_bytes(content)
     async with open_broker(tmp_path, **settings) as broker:
-        assert await everything(Door(broker)) == list(range(3000))
-        await filled(Door(broker), 5, first=30)
-        assert await everything(Door(broker)) == list(range(3500))
-        assert (await Door(broker).fetch(Position("offset", 150))).batches
+        assert await everything(BrokerClient(broker)) == list(range(3000))
+        await filled(BrokerClient(broker), 5, first=30)
+        assert await everything(BrokerClient(broker)) == list(range(3500))
+        assert (await BrokerClient(broker).fetch(Position("offset", 150))).batches

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, Moody, door_to, everything, filled, keys, numbers_of, upload_all
 
 from pydanube.codec.batch import Batch, Codec
@@ -19,12 +19,12 @@ from pydanube.runtime.objects.memory import MemoryStore
 BATCHES = 150
 
 
-async def read_on(door: Door, until: int, bytes_max: int, pause_s: float = 0) -> list[int]:
+async def read_on(client: BrokerClient, until: int, bytes_max: int, pause_s: float = 0) -> list[int]:
     """As a reader does: from the beginning, each time where the last one ended."""
     found: list[int] = []
     offset = 0
     while offset < until:
-        fetched = await door.fetch(Position("offset", offset), wait_ms=1000, bytes_max=bytes_max)
+        fetched = await client.fetch(Position("offset", offset), wait_ms=1000, bytes_max=bytes_max)
         for view in fetched.batches:
             batch = Batch.open(view, stamped=True)
             found += [int(payload[:8]) for payload in batch.payloads]
@@ -38,9 +38,9 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
     tiering = replace(SMALL, segment_bytes=1 << 17, cache_bytes=1 << 20)
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": tiering, "tail_bytes": 1 << 16}
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 10, codec=codec)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 10, codec=codec)
 
         async def tier() -> None:
             while True:
@@ -48,16 +48,16 @@ async def test_every_message_comes_once_and_in_order_while_all_happens_at_once(t
                 await broker.tiers.trim()
 
         tiering_task = asyncio.create_task(tier())
-        shared = [await door.subscribe("shared", consumer=str(n), kind=SubscriptionType.SHARED) for n in range(3)]
-        alone = await door.subscribe("alone")
+        shared = [await client.subscribe("shared", consumer=str(n), kind=SubscriptionType.SHARED) for n in range(3)]
+        alone = await client.subscribe("alone")
         total = BATCHES * PER_BATCH
         readers = [
-            asyncio.create_task(read_on(door, total, bytes_max, pause_s))
+            asyncio.create_task(read_on(client, total, bytes_max, pause_s))
             for bytes_max, pause_s in ((1, 0), (1 << 14, 0.001), (1 << 17, 0.005), (1 << 20, 0.02))
         ]
         for batch in range(10, BATCHES):
-            await filled(door, 1, first=batch, codec=codec)
-        late = await door.subscribe("late")
+            await filled(client, 1, first=batch, codec=codec)
+        late = await client.subscribe("late")
         async with asyncio.timeout(200):
             for reader in readers:
                 assert await reader == list(range(total))
@@ -73,11 +73,11 @@ async def test_many_subscriptions_at_different_speeds_share_what_is_read(tmp_pat
     objects = Moody()
     tiering = replace(SMALL, cache_bytes=1 << 22)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 100)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 100)
         await upload_all(broker)
-        consumers = [await door.subscribe(f"s{n}", credit=50 * (n + 1)) for n in range(10)]
+        consumers = [await client.subscribe(f"s{n}", credit=50 * (n + 1)) for n in range(10)]
         for n, consumer in enumerate(consumers):
             while len(consumer.received) < 10_000:
                 consumer.consumer.credit(500 * (n + 1), 1 << 30)
@@ -90,14 +90,14 @@ async def test_messages_of_a_megabyte_come_back_byte_by_byte(tmp_path: Path):
     payloads = [random.Random(n).randbytes(1 << 20) for n in range(6)]
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1, "fetch_bytes_max": 1 << 16}
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
         for payload in payloads:
-            await door.publish(producer, [payload])
+            await client.publish(producer, [payload])
         await upload_all(broker)
-        assert [payload for _, payload in await door.read_all()] == payloads
-        consumer = await door.subscribe()
+        assert [payload for _, payload in await client.read_all()] == payloads
+        consumer = await client.subscribe()
         assert [payload for _, payload in await consumer.wait_for(6)] == payloads
 
 
@@ -106,25 +106,25 @@ async def test_retention_under_a_reader_leaves_it_its_place_or_the_new_start(tmp
     objects, clock = MemoryStore(), ManualClock()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1, "clock": clock}
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         for batch in range(100):
             clock.advance(1)
-            await filled(door, 1, first=batch)
+            await filled(client, 1, first=batch)
         await upload_all(broker)
         (tier,) = broker.tiers.partitions.values()
         planned = await broker.tiers.catalog.find(tier.topic_id, 0, 0)
         assert planned is not None
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 50})
         await broker.lifetimes.round()
-        fetched = await door.fetch(Position("offset", 10))
+        fetched = await client.fetch(Position("offset", 10))
         assert Batch.trust(fetched.batches[0]).base_offset == fetched.start_offset == 4900
         await broker.tiers.collector.collect_garbage()
         assert await broker.tiers.history.read(planned, 0, 1 << 20), "planned before, within the grace"
         clock.advance(3601)
         await broker.tiers.collector.collect_garbage()
         assert planned.record.object not in await keys(objects)
-        assert (await everything(door))[0] == 4900
+        assert (await everything(client))[0] == 4900
 
 
 async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: Path):
@@ -134,9 +134,9 @@ async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: 
     chance = random.Random(seed)
     settings = {"wal": WAL, "objects": MemoryStore(), "tiering": SMALL, "tail_bytes": 1}
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 20)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 20)
         partition = await broker._partitions.get(TOPIC, 0)
         ended = asyncio.Event()
 
@@ -147,7 +147,7 @@ async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: 
 
         async def write() -> None:
             for batch in range(20, 120):
-                await filled(door, 1, first=batch)
+                await filled(client, 1, first=batch)
             ended.set()
 
         async def read() -> None:
@@ -171,16 +171,16 @@ async def test_a_reader_keeps_up_with_retention_that_runs_ahead_of_it(tmp_path: 
 async def test_topics_in_one_object_are_kept_apart(tmp_path: Path):
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=SMALL, tail_bytes=1) as broker:
         doors = [door_to(broker, f"t{n}") for n in range(8)]
-        for number, door in enumerate(doors):
-            await door.create()
-            await filled(door, 1, first=number, size=0)
+        for number, client in enumerate(doors):
+            await client.create()
+            await filled(client, 1, first=number, size=0)
         await upload_all(broker)
         busy = door_to(broker, "busy")
         await busy.create()
         await filled(busy, 60)
         await upload_all(broker)
-        for number, door in enumerate(doors):
-            assert await everything(door) == list(range(number * 100, number * 100 + 100))
+        for number, client in enumerate(doors):
+            assert await everything(client) == list(range(number * 100, number * 100 + 100))
         await broker.delete_topic(ANONYMOUS, doors[0].topic)
         await broker.tiers.collector.collect_garbage()
         assert await everything(doors[1]) == list(range(100, 200))

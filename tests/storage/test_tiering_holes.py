@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_harness import SETTINGS, Door, open_broker
+from broker_harness import SETTINGS, BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, everything, filled, upload_all
 
 from pydanube.broker.tiering.disaster_recovery import rebuild
@@ -41,9 +41,9 @@ def opened(path: Path, objects, **changes):
 
 async def uploaded(directory: Path, objects: MemoryStore, ack_level: AckLevel = AckLevel.DURABLE) -> None:
     async with opened(directory, objects) as broker:
-        door = Door(broker)
-        await door.create(ack_level=ack_level)
-        await filled(door, 100)
+        client = BrokerClient(broker)
+        await client.create(ack_level=ack_level)
+        await filled(client, 100)
         await upload_all(broker)
         await broker.tiers.manifests.write()
 
@@ -55,13 +55,13 @@ async def test_what_the_catalog_has_lost_is_an_error_that_names_it(tmp_path: Pat
     await uploaded(tmp_path, objects, ack_level)
     lost = await lose(tmp_path, number)
     async with opened(tmp_path, objects) as broker:
-        door = Door(broker)
+        client = BrokerClient(broker)
         named = f"offsets {lost.first_offset}..{lost.end_offset - 1} of partition 0"
         with pytest.raises(Corrupt, match=named):
-            await everything(door)
+            await everything(client)
         with pytest.raises(Corrupt, match=f"offsets {lost.end_offset - 10}..{lost.end_offset - 1} "):
-            await door.fetch(Position("offset", lost.end_offset - 10))
-        assert (await door.fetch(Position("offset", lost.end_offset))).batches, "what is behind it can be read"
+            await client.fetch(Position("offset", lost.end_offset - 10))
+        assert (await client.fetch(Position("offset", lost.end_offset))).batches, "what is behind it can be read"
         verified, _ = await broker.storage.verify(ANONYMOUS, None, StoragePlace(), 1 << 30)
         assert [(one.kind, one.first_offset) for one in verified.damages] == [("missing", lost.first_offset)]
 
@@ -72,17 +72,17 @@ async def test_the_beginning_of_a_durable_topic_cannot_be_missing_either(tmp_pat
     lost = await lose(tmp_path, 0)
     async with opened(tmp_path, objects) as broker:
         with pytest.raises(Corrupt, match=f"offsets 0..{lost.end_offset - 1} of partition 0"):
-            await Door(broker).fetch(Position("offset", 0))
+            await BrokerClient(broker).fetch(Position("offset", 0))
 
 
 async def test_what_retention_took_is_not_missed(tmp_path: Path):
     objects = MemoryStore()
     await uploaded(tmp_path, objects)
     async with opened(tmp_path, objects) as broker:
-        partition = await broker._partitions.get(Door(broker).topic, 0)
+        partition = await broker._partitions.get(BrokerClient(broker).topic, 0)
         await partition.trim(5050)
-        assert await everything(Door(broker)) == list(range(5000, 10_000)), "whole batches"
-        assert (await Door(broker).fetch(Position("offset", 10))).start_offset == 5050
+        assert await everything(BrokerClient(broker)) == list(range(5000, 10_000)), "whole batches"
+        assert (await BrokerClient(broker).fetch(Position("offset", 10))).start_offset == 5050
 
 
 async def restored(path: Path, objects: MemoryStore) -> None:
@@ -98,10 +98,10 @@ async def test_the_gap_that_a_restore_leaves_is_passed_over(tmp_path: Path):
         place = tmp_path / f"restored-{number}"
         await restored(place, objects)
         async with opened(place, objects) as broker:
-            await filled(Door(broker), 5, first=100 + 5 * number)
+            await filled(BrokerClient(broker), 5, first=100 + 5 * number)
             await upload_all(broker)
             await broker.tiers.manifests.write()
-            assert await everything(Door(broker)) == list(range(10_000 + 500 * (number + 1)))
+            assert await everything(BrokerClient(broker)) == list(range(10_000 + 500 * (number + 1)))
 
 
 async def test_a_restore_does_not_hide_what_the_catalog_had_lost_before(tmp_path: Path):
@@ -113,18 +113,18 @@ async def test_a_restore_does_not_hide_what_the_catalog_had_lost_before(tmp_path
     await restored(tmp_path / "restored", objects)
     async with opened(tmp_path / "restored", objects) as broker:
         with pytest.raises(Corrupt, match=f"offsets {lost.first_offset}..{lost.end_offset - 1} of partition 0"):
-            await everything(Door(broker))
+            await everything(BrokerClient(broker))
 
 
 async def test_a_gap_that_a_crash_left_in_a_written_topic_is_passed_over(tmp_path: Path):
     objects = MemoryStore()
     async with opened(tmp_path, objects, crash=True) as broker:
-        await Door(broker).create(ack_level=AckLevel.WRITTEN)
-        await filled(Door(broker), 25)
+        await BrokerClient(broker).create(ack_level=AckLevel.WRITTEN)
+        await filled(BrokerClient(broker), 25)
         await upload_all(broker)
     async with opened(tmp_path, objects) as broker:
-        await filled(Door(broker), 25, first=25)
+        await filled(BrokerClient(broker), 25, first=25)
         await upload_all(broker)
-        stored = await Door(broker).read_all()
+        stored = await BrokerClient(broker).read_all()
         assert stored[2500][0] == 3 * SETTINGS.offset_block
-        assert await everything(Door(broker)) == list(range(5000))
+        assert await everything(BrokerClient(broker)) == list(range(5000))

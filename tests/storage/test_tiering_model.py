@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, door_to, filled, upload_all
 
 from pydanube.codec.batch import Batch
@@ -61,22 +61,22 @@ class Run:
         while left > 0:
             crash = self.chance.random() < 0.5
             async with open_broker(self.directory, crash=crash, **self.settings) as broker:
-                door = Door(broker)
+                client = BrokerClient(broker)
                 if left == steps:
-                    await door.create()
+                    await client.create()
                     await door_to(broker, "busy").create()
                 for _ in range(min(left, self.chance.randint(5, 60))):
                     left -= 1
-                    await self.step(broker, door)
-                await self.check_all(door)
+                    await self.step(broker, client)
+                await self.check_all(client)
 
-    async def step(self, broker, door: Door) -> None:
+    async def step(self, broker, client: BrokerClient) -> None:
         kinds = ["append", "read", "time", "upload", "trim log", "retention", "at once", "others"]
         kind = self.chance.choices(kinds, [30, 30, 10, 8, 5, 3, 5, 5])[0]
         if kind == "append":
-            await self.append(door)
+            await self.append(client)
         elif kind == "read":
-            await self.read(door)
+            await self.read(client)
         elif kind == "time":
             await self.find(broker)
         elif kind == "upload":
@@ -89,26 +89,26 @@ class Run:
             self.model.start = max(self.model.start, partition.stream.start_offset)
         elif kind == "at once":
             await asyncio.gather(
-                upload_all(broker), *(one for _ in range(3) for one in (self.read(door), self.find(broker)))
+                upload_all(broker), *(one for _ in range(3) for one in (self.read(client), self.find(broker)))
             )
         else:
             await filled(door_to(broker, "busy"), self.chance.randint(1, 20))
             await upload_all(broker)
 
-    async def append(self, door: Door) -> None:
-        producer = await door.producer()
+    async def append(self, client: BrokerClient) -> None:
+        producer = await client.producer()
         for _ in range(self.chance.randint(1, 10)):
             self.clock.advance(self.chance.choice([0, 0, 0.001, 1]))
             count = self.chance.randint(1, 20)
             payloads = [b"%d" % (self.payloads + n) + b"x" * self.chance.randint(0, 2000) for n in range(count)]
             self.payloads += count
-            answer = await door.publish(producer, payloads)
+            answer = await client.publish(producer, payloads)
             assert answer.base_offset == self.model.end, f"seed={self.seed}"
             self.model.batches.append((answer.base_offset, answer.base_offset + count, self.clock.now_us(), payloads))
 
-    async def read(self, door: Door) -> None:
+    async def read(self, client: BrokerClient) -> None:
         offset = self.chance.randint(0, self.model.end)
-        fetched = await door.fetch(Position("offset", offset), bytes_max=1 << self.chance.randint(0, 20))
+        fetched = await client.fetch(Position("offset", offset), bytes_max=1 << self.chance.randint(0, 20))
         expected = self.model.at(offset)
         if expected is None:
             assert not fetched.batches, f"seed={self.seed}"
@@ -127,8 +127,8 @@ class Run:
         found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
         assert found == self.model.time(time_us), f"seed={self.seed}"
 
-    async def check_all(self, door: Door) -> None:
-        stored = await door.read_all()
+    async def check_all(self, client: BrokerClient) -> None:
+        stored = await client.read_all()
         expected = [
             (base + n, payload)
             for base, end, _, payloads in self.model.batches

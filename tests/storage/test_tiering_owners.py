@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from broker_harness import SETTINGS, TOPIC, Door
+from broker_harness import SETTINGS, TOPIC, BrokerClient
 from tiering_harness import SMALL, WAL, Moody, everything, filled, upload_all
 
 from pydanube.broker import Broker, BrokerParts
@@ -52,17 +52,17 @@ async def test_what_a_replaced_owner_uploads_late_is_seen_by_nobody(tmp_path: Pa
         broker_over(store, objects, tmp_path / "a", clock) as first,
         AsyncExitStack() as later,
     ):
-        await Door(first).create()
-        await filled(Door(first), 10)
+        await BrokerClient(first).create()
+        await filled(BrokerClient(first), 10)
         await upload_all(first)
-        await filled(Door(first), 5, first=10)
+        await filled(BrokerClient(first), 5, first=10)
         objects.mood = "late"
         late = asyncio.create_task(first.tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         objects.mood = "fine"
         second = await later.enter_async_context(broker_over(store, objects, tmp_path / "b", clock))
-        assert await everything(Door(second)) == list(range(1000)), "what is in objects belongs to everybody"
-        await filled(Door(second), 5, first=10)
+        assert await everything(BrokerClient(second)) == list(range(1000)), "what is in objects belongs to everybody"
+        await filled(BrokerClient(second), 5, first=10)
         await upload_all(second)
         before = await segments_of(second)
         objects.answer.set()
@@ -70,7 +70,7 @@ async def test_what_a_replaced_owner_uploads_late_is_seen_by_nobody(tmp_path: Pa
         assert await segments_of(second) == before
         assert [(start, end) for start, end, _ in before] == [(0, 1000), (1000, 1500)]
         assert [epoch for _, _, epoch in before] == [1, 2]
-        assert await everything(Door(second)) == list(range(1500))
+        assert await everything(BrokerClient(second)) == list(range(1500))
     await store.close()
 
 
@@ -78,21 +78,21 @@ async def test_both_upload_at_once_and_only_the_owner_is_listed(tmp_path: Path):
     clock, objects = SystemClock(), Moody()
     store = await EmbeddedStore.open(tmp_path / "metadata.db", clock)
     async with broker_over(store, objects, tmp_path / "a", clock) as first:
-        await Door(first).create()
-        await filled(Door(first), 10)
+        await BrokerClient(first).create()
+        await filled(BrokerClient(first), 10)
         async with broker_over(store, objects, tmp_path / "b", clock) as second:
             await upload_all(first, trim=False)
-            await Door(second).fetch()  # it takes the partition
-            await filled(Door(second), 10, first=10)
+            await BrokerClient(second).fetch()  # it takes the partition
+            await filled(BrokerClient(second), 10, first=10)
             partition = await first._partitions.get(TOPIC, 0)
             try:
-                await filled(Door(first), 10, first=20)
+                await filled(BrokerClient(first), 10, first=20)
                 await asyncio.gather(*(one.tiers.uploader.round(everything=True) for one in (first, second)))
                 await partition.trim(500)
             except StaleEpoch:
                 pass  # as it should be, wherever it is noticed
             assert {epoch for _, _, epoch in await segments_of(second)} == {1, 2}
-            assert await everything(Door(second)) == list(range(2000))
+            assert await everything(BrokerClient(second)) == list(range(2000))
             partition = await second._partitions.get(TOPIC, 0)
             assert partition.stream.start_offset == 0
     await store.close()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
 
 from pydanube.codec.batch import Batch
@@ -29,11 +29,11 @@ class Slow(MemoryStore):
         return data
 
 
-async def read_on(door: Door, chance: random.Random, until_offset: int) -> int:
+async def read_on(client: BrokerClient, chance: random.Random, until_offset: int) -> int:
     """Read to the end with fetches of any size: offsets follow each other, but for what retention took."""
     offset, read = 0, 0
     while offset < until_offset:
-        fetched = await door.fetch(Position("offset", offset), bytes_max=chance.randrange(1, 100_000))
+        fetched = await client.fetch(Position("offset", offset), bytes_max=chance.randrange(1, 100_000))
         for view in fetched.batches:
             batch = Batch.open(view)
             base = batch.header.base_offset
@@ -45,10 +45,10 @@ async def read_on(door: Door, chance: random.Random, until_offset: int) -> int:
     return read
 
 
-async def crumbled(broker, door: Door, segments: int) -> None:
+async def crumbled(broker, client: BrokerClient, segments: int) -> None:
     """A history of batches that were uploaded one by one."""
     for number in range(segments):
-        await filled(door, 1, first=number)
+        await filled(client, 1, first=number)
         await upload_all(broker)
 
 
@@ -58,9 +58,9 @@ async def test_readers_pass_over_what_retention_takes_and_over_nothing_else(tmp_
     chance = random.Random(seed)
     objects = Slow()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=AT_ONCE, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 150)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 150)
         await upload_all(broker)
         partition = await broker._partitions.get(TOPIC, 0)
 
@@ -73,7 +73,7 @@ async def test_readers_pass_over_what_retention_takes_and_over_nothing_else(tmp_
                 for _ in range(chance.randrange(30)):
                     await asyncio.sleep(0)
 
-        reads = await asyncio.gather(*(read_on(door, chance, 15_000) for _ in range(5)), retain())
+        reads = await asyncio.gather(*(read_on(client, chance, 15_000) for _ in range(5)), retain())
         assert all(reads[:5])
 
 
@@ -82,36 +82,36 @@ async def test_readers_do_not_notice_that_segments_are_merged_and_their_objects_
     objects = Slow()
     tiny = replace(AT_ONCE, segment_bytes=1 << 20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiny, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        await crumbled(broker, door, 60)
+        client = BrokerClient(broker)
+        await client.create()
+        await crumbled(broker, client, 60)
         before = len(await keys(objects))
 
         async def merge() -> None:
             while await broker.tiers.merger.round():
                 await broker.tiers.collector.collect_garbage()
 
-        *reads, _ = await asyncio.gather(*(read_on(door, chance, 6000) for _ in range(5)), merge())
+        *reads, _ = await asyncio.gather(*(read_on(client, chance, 6000) for _ in range(5)), merge())
         assert reads == [60] * 5
         assert len(await keys(objects)) < before
-        assert await everything(door) == list(range(6000))
+        assert await everything(client) == list(range(6000))
 
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_path: Path, again: bool):
     objects, clock = Moody(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 10)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 10)
         objects.mood = "late"
         uploading = asyncio.create_task(broker.tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         objects.mood = "fine"
         await broker.delete_topic(ANONYMOUS, TOPIC)
         if again:
-            await door.create()
-            await filled(door, 3)
+            await client.create()
+            await filled(client, 3)
         objects.answer.set()
         await uploading
         assert len(await keys(objects)) == 1
@@ -122,19 +122,19 @@ async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_p
         await broker.tiers._collect(orphans=True)
         assert len(await keys(objects)) == again
         if again:
-            assert await everything(door) == list(range(300))
+            assert await everything(client) == list(range(300))
         else:
             with pytest.raises(NotFound):
-                await everything(door)
+                await everything(client)
 
 
 async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_in_the_catalog(tmp_path: Path):
     objects, shared = MemoryStore(), replace(AT_ONCE, shared_below_bytes=1 << 20)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=shared, clock=ManualClock()) as broker:
         gone, stays = door_to(broker, "gone"), door_to(broker, "stays")
-        for door in (gone, stays):
-            await door.create()
-            await filled(door, 2)
+        for client in (gone, stays):
+            await client.create()
+            await filled(client, 2)
         _, second = broker.tiers.partitions.values()
         commit = second.commit
 
@@ -157,10 +157,10 @@ async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_i
 async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_there(tmp_path: Path, merging: bool):
     objects, clock = Moody(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
-        await (crumbled(broker, door, 20) if merging else filled(door, 20))
+        await (crumbled(broker, client, 20) if merging else filled(client, 20))
         objects.mood = "late"
         round_ = broker.tiers.merger.round() if merging else broker.tiers.uploader.round(everything=True)
         on_its_way = asyncio.create_task(round_)
@@ -175,18 +175,18 @@ async def test_what_retention_passes_on_its_way_into_the_catalog_does_not_stay_t
         clock.advance(3601)
         await broker.tiers.collector.collect_garbage()
         assert await keys(objects) == []
-        await filled(door, 1, first=20)
+        await filled(client, 1, first=20)
         await upload_all(broker)
-        assert await everything(door) == list(range(2000, 2100))
+        assert await everything(client) == list(range(2000, 2100))
 
 
 async def test_a_merge_and_retention_do_not_change_the_catalog_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     objects, clock = Moody(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
-        await crumbled(broker, door, 20)
+        await crumbled(broker, client, 20)
         (tier,) = broker.tiers.partitions.values()
         rewrite, remove, replacing = tier.rewrite, broker.tiers.catalog.remove, asyncio.Event()
 
@@ -220,19 +220,19 @@ async def test_a_clock_that_is_set_back_does_not_keep_messages_from_the_store(tm
     clock = ManualClock()
     waiting = replace(SMALL, segment_age_s=600)
     async with open_broker(tmp_path, wal=WAL, objects=MemoryStore(), tiering=waiting, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 1)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 1)
         assert await broker.tiers.uploader.round() == 0
         clock._now_us -= 30 * 24 * 3600 * 10**6
         clock.advance(601)
         assert await broker.tiers.uploader.round() == 1
         clock._now_us += 365 * 24 * 3600 * 10**6
-        await filled(door, 1, first=1)
+        await filled(client, 1, first=1)
         assert await broker.tiers.uploader.round() == 0, "a jump ahead makes nothing older"
         clock._now_us -= 300 * 24 * 3600 * 10**6
         clock.advance(601)
         assert await broker.tiers.uploader.round() == 1
-        assert await everything(door) == list(range(200))
+        assert await everything(client) == list(range(200))
         times = [one.record for one in await broker.tiers.catalog.after(1, 0, 0, 10)]
         assert times[0].last_time <= times[1].first_time, "times rise with offsets"

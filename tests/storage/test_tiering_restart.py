@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC, Door, open_broker
+from broker_harness import TOPIC, BrokerClient, open_broker
 from tiering_harness import PER_BATCH, SMALL, WAL, door_to, everything, filled, keys, upload_all
 
 from pydanube.broker.partitions.ownership import Ownership
@@ -35,67 +35,67 @@ async def rolled(broker, rounds: int = 3) -> None:
 @pytest.mark.parametrize("crash", [False, True])
 async def test_the_log_lets_go_of_what_was_uploaded_before_a_start(tmp_path: Path, settings: dict, crash: bool):
     async with open_broker(tmp_path, crash=crash, **settings) as broker:
-        await Door(broker).create()
-        await filled(Door(broker), 30)
+        await BrokerClient(broker).create()
+        await filled(BrokerClient(broker), 30)
         await upload_all(broker, trim=False)
     async with open_broker(tmp_path, **settings) as broker:
-        await Door(broker).fetch()  # opens it
+        await BrokerClient(broker).fetch()  # opens it
         await rolled(broker)
         assert broker._writer.stored_bytes < 3 * WAL.file_bytes
-        assert await everything(Door(broker)) == list(range(3000))
+        assert await everything(BrokerClient(broker)) == list(range(3000))
 
 
 async def test_subscriptions_that_nobody_uses_pin_no_file(tmp_path: Path, settings: dict):
     async with open_broker(tmp_path, **settings) as broker:
-        await Door(broker).create()
-        await filled(Door(broker), 5)
-        consumer = await Door(broker).subscribe("idle")
+        await BrokerClient(broker).create()
+        await filled(BrokerClient(broker), 5)
+        consumer = await BrokerClient(broker).subscribe("idle")
         await consumer.wait_for(500)
         await consumer.ack((0, 120))
         await upload_all(broker)
     async with open_broker(tmp_path, **settings) as broker:
-        await Door(broker).fetch()
+        await BrokerClient(broker).fetch()
         await rolled(broker)
         await rolled(broker)
         assert broker._writer.stored_bytes < 3 * WAL.file_bytes
     async with open_broker(tmp_path, **settings) as broker:
-        consumer = await Door(broker).subscribe("idle")
+        consumer = await BrokerClient(broker).subscribe("idle")
         assert [offset for offset, _ in await consumer.wait_for(380)] == list(range(120, 500))
 
 
 async def test_a_ledger_that_was_begun_and_never_filled_pins_no_file(tmp_path: Path, settings: dict):
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        producer = await door.producer()
-        await door.publish(producer, [b"%08d" % 0], sequence=0)
+        client = BrokerClient(broker)
+        await client.create()
+        producer = await client.producer()
+        await client.publish(producer, [b"%08d" % 0], sequence=0)
         await upload_all(broker)
     async with open_broker(tmp_path, **settings) as broker:
-        again = await Door(broker).come_back(producer)
-        assert (await Door(broker).publish(again, [b"%08d" % 0], sequence=0)).duplicate
+        again = await BrokerClient(broker).come_back(producer)
+        assert (await BrokerClient(broker).publish(again, [b"%08d" % 0], sequence=0)).duplicate
     async with open_broker(tmp_path, **settings) as broker:
-        await Door(broker).fetch()
+        await BrokerClient(broker).fetch()
         await rolled(broker)
         assert broker._writer.stored_bytes < 3 * WAL.file_bytes
-        again = await Door(broker).come_back(producer)
-        assert (await Door(broker).publish(again, [b"%08d" % 0], sequence=0)).duplicate
-        assert await everything(Door(broker)) == [0]
+        again = await BrokerClient(broker).come_back(producer)
+        assert (await BrokerClient(broker).publish(again, [b"%08d" % 0], sequence=0)).duplicate
+        assert await everything(BrokerClient(broker)) == [0]
 
 
 async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(tmp_path: Path, settings: dict):
     clock = ManualClock()
     settings = {**settings, "clock": clock, "tiering": replace(SMALL, segment_bytes=1 << 30, segment_age_s=10**6)}
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
-        producer = await door.producer()
+        producer = await client.producer()
         for number in range(30):
-            await door.publish(producer, [b"x" * 10_000], sequence=number)
+            await client.publish(producer, [b"x" * 10_000], sequence=number)
         for _ in range(2):
             clock.advance(100)
             await broker.lifetimes.round()
-            await door.publish(producer, [b"x" * 10_000], sequence=(await door.fetch()).end_offset)
+            await client.publish(producer, [b"x" * 10_000], sequence=(await client.fetch()).end_offset)
         clock.advance(100)
         await broker.lifetimes.round()
         busy = door_to(broker, "busy")
@@ -109,20 +109,20 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
         assert broker._writer.stored_bytes < 4 * WAL.file_bytes
         assert await keys(settings["objects"]) == []
     async with open_broker(tmp_path, **settings) as broker:
-        again = await Door(broker).come_back(producer)
-        assert (await Door(broker).publish(again, [b"y"], sequence=31)).duplicate
-        assert (await Door(broker).publish(again, [b"y"], sequence=32)).base_offset == 32
+        again = await BrokerClient(broker).come_back(producer)
+        assert (await BrokerClient(broker).publish(again, [b"y"], sequence=31)).duplicate
+        assert (await BrokerClient(broker).publish(again, [b"y"], sequence=32)).base_offset == 32
 
 
 async def expired_at_once(broker, clock: ManualClock) -> None:
     """A topic that was written to once: all of it goes, none of it was uploaded, and nothing follows."""
-    door = Door(broker)
-    await door.create()
+    client = BrokerClient(broker)
+    await client.create()
     await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
-    await filled(door, 5)
+    await filled(client, 5)
     clock.advance(100)
     await broker.lifetimes.round()
-    assert (await door.fetch()).start_offset == 500
+    assert (await client.fetch()).start_offset == 500
 
 
 async def test_an_idle_topic_of_which_all_expired_before_it_was_uploaded_pins_no_file(tmp_path: Path, settings: dict):
@@ -132,7 +132,7 @@ async def test_an_idle_topic_of_which_all_expired_before_it_was_uploaded_pins_no
         await rolled(broker)
         assert broker._writer.stored_bytes < 3 * WAL.file_bytes
     async with open_broker(tmp_path, clock=clock, **settings) as broker:
-        assert (await Door(broker).publish(await Door(broker).producer(), [b"next"])).base_offset == 500
+        assert (await BrokerClient(broker).publish(await BrokerClient(broker).producer(), [b"next"])).base_offset == 500
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -141,28 +141,28 @@ async def test_it_pins_no_file_after_a_start_either(tmp_path: Path, settings: di
     async with open_broker(tmp_path, clock=clock, crash=crash, **settings) as broker:
         await expired_at_once(broker, clock)
     async with open_broker(tmp_path, clock=clock, **settings) as broker:
-        await Door(broker).fetch()  # opens it
+        await BrokerClient(broker).fetch()  # opens it
         await rolled(broker)
         assert broker._writer.stored_bytes < 3 * WAL.file_bytes
     async with open_broker(tmp_path, clock=clock, **settings) as broker:
-        assert (await Door(broker).publish(await Door(broker).producer(), [b"next"])).base_offset == 500
+        assert (await BrokerClient(broker).publish(await BrokerClient(broker).producer(), [b"next"])).base_offset == 500
 
 
 async def test_a_written_topic_keeps_its_gaps_and_nothing_else_is_missing(tmp_path: Path, settings: dict):
     async with open_broker(tmp_path, crash=True, **settings) as broker:
-        await Door(broker).create(ack_level=AckLevel.WRITTEN)
-        await filled(Door(broker), 12)
+        await BrokerClient(broker).create(ack_level=AckLevel.WRITTEN)
+        await filled(BrokerClient(broker), 12)
         await upload_all(broker, trim=False)
-        await filled(Door(broker), 3, first=12)
+        await filled(BrokerClient(broker), 3, first=12)
     async with open_broker(tmp_path, crash=True, **settings) as broker:
-        await filled(Door(broker), 12, first=15)
+        await filled(BrokerClient(broker), 12, first=15)
         await upload_all(broker)
         await rolled(broker)
-        rows = await Door(broker).read_all()
+        rows = await BrokerClient(broker).read_all()
         assert [int(payload[:8]) for _, payload in rows] == list(range(27 * PER_BATCH))
         offsets = [offset for offset, _ in rows]
         assert offsets == sorted(set(offsets)) and offsets[-1] >= 2700, "a crash leaves a gap, and no offset twice"
-        consumer = await Door(broker).subscribe("all")
+        consumer = await BrokerClient(broker).subscribe("all")
         assert [offset for offset, _ in await consumer.wait_for(2700)] == offsets
 
 
@@ -170,8 +170,8 @@ async def test_a_topic_whose_deletion_was_cut_short_leaves_the_catalog(tmp_path:
     clock = ManualClock()
     settings = {**settings, "clock": clock}
     async with open_broker(tmp_path, crash=True, **settings) as broker:
-        await Door(broker).create()
-        await filled(Door(broker), 5)
+        await BrokerClient(broker).create()
+        await filled(BrokerClient(broker), 5)
         await upload_all(broker)
         topic_id = broker._registry.topic(TOPIC).topic_id
         writes = [Delete("/topics/default/orders"), Put(deleted_key(topic_id), b"")]
@@ -188,14 +188,14 @@ async def test_a_topic_whose_deletion_was_cut_short_leaves_the_catalog(tmp_path:
 async def test_an_owner_that_was_replaced_commits_nothing_and_stops_trying(tmp_path: Path, settings: dict):
     objects = settings["objects"]
     async with open_broker(tmp_path, crash=True, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 10)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 10)
         await upload_all(broker, trim=False)
         (tier,) = broker.tiers.partitions.values()
         other = Ownership(broker._registry._store, tier._ownership._ledger_ids, tier.topic_id, 0, "other")
         await other.acquire()
-        await filled(door, 10, first=10)
+        await filled(client, 10, first=10)
         before = len(await keys(objects))
         for _ in range(3):
             await broker.tiers.uploader.round(everything=True)

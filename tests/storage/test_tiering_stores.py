@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_harness import Door, open_broker
+from broker_harness import BrokerClient, open_broker
 from tiering_harness import SMALL, WAL, Moody, door_to, everything, filled, keys, upload_all
 
 from pydanube.core.access import ANONYMOUS
@@ -30,20 +30,20 @@ async def catalog_covers(broker, end: int) -> None:
 async def test_uploads_recover_by_themselves_while_publishes_go_on(tmp_path: Path, mood: str):
     objects = Moody()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 20)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 20)
         objects.mood = mood
         await broker.tiers.uploader.round(everything=True)
         if mood != "put twice":
             assert broker.tiers.uploader.failure is not None
-        await filled(door, 25, first=20)  # what is tried again is more than what was tried
+        await filled(client, 25, first=20)  # what is tried again is more than what was tried
         await broker.tiers.uploader.round(everything=True)
         objects.mood = "fine"
         await upload_all(broker)
         assert broker.tiers.uploader.failure is None
         await catalog_covers(broker, 4500)
-        assert await everything(door) == list(range(4500))
+        assert await everything(client) == list(range(4500))
 
 
 async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path: Path, monkeypatch):
@@ -52,9 +52,9 @@ async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path:
     objects.mood = "hanging"
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT) as broker:
         running = asyncio.create_task(broker.tiers.run())
-        door = Door(broker)
-        await door.create()
-        await filled(door, 20)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 20)
         await objects.waiting.wait()
         objects.mood = "fine"
         async with asyncio.timeout(200):
@@ -66,9 +66,9 @@ async def test_the_running_broker_uploads_again_once_the_store_is_back(tmp_path:
 async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_path: Path):
     objects, clock = Moody(), ManualClock()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, clock=clock) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 10)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 10)
         objects.mood = "put and failed"
         for _ in range(3):
             await broker.tiers.uploader.round(everything=True)
@@ -82,19 +82,19 @@ async def test_what_failed_puts_left_behind_is_collected_after_the_grace(tmp_pat
         assert (await broker.tiers.collector.collect_orphans()).deleted == 0
         objects.mood = "fine"
         assert (await broker.tiers.collector.collect_orphans()).deleted == 3
-        assert await everything(door) == list(range(1000))
+        assert await everything(client) == list(range(1000))
 
 
 async def test_a_broker_closes_while_a_put_hangs(tmp_path: Path):
     objects = Moody()
     async with asyncio.timeout(200), open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 10)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 10)
         objects.mood = "hanging"
         uploading = broker._partitions._tasks.spawn(broker.tiers.uploader.round(everything=True), "upload")
         await objects.waiting.wait()
-        await filled(door, 10, first=10)
+        await filled(client, 10, first=10)
         assert not uploading.done()
     assert uploading.cancelled()
 
@@ -103,45 +103,45 @@ async def test_a_broker_starts_and_takes_publishes_while_its_store_is_away(tmp_p
     objects = Moody()
     settings = {"wal": WAL, "objects": objects, "tiering": SMALL, "tail_bytes": 1}
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 60)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 60)
         await upload_all(broker)
-        await filled(door, 20, first=60)
+        await filled(client, 20, first=60)
     objects.mood = "unreadable"
     async with open_broker(tmp_path, **settings) as broker:
-        door = Door(broker)
-        await filled(door, 10, first=80)
+        client = BrokerClient(broker)
+        await filled(client, 10, first=80)
         with pytest.raises(Unavailable, match="no route"):
-            await everything(door)
+            await everything(client)
         objects.mood = "fine"
-        assert await everything(door) == list(range(9000))
+        assert await everything(client) == list(range(9000))
 
 
 async def test_a_read_that_hangs_ends_and_works_once_the_store_is_back(tmp_path: Path):
     objects = Moody()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=IMPATIENT, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 30)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 30)
         await upload_all(broker)
         objects.mood = "reads hang"
         with pytest.raises(Unavailable, match="no answer"):
-            await everything(door)
+            await everything(client)
         objects.mood = "fine"
-        assert await everything(door) == list(range(3000))
+        assert await everything(client) == list(range(3000))
 
 
 async def test_a_late_answer_counts_once(tmp_path: Path):
     objects = Moody()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
-        door = Door(broker)
-        await door.create()
-        await filled(door, 20)
+        client = BrokerClient(broker)
+        await client.create()
+        await filled(client, 20)
         objects.mood = "late"
         uploading = asyncio.create_task(broker.tiers.uploader.round(everything=True))
         await objects.waiting.wait()
-        await filled(door, 20, first=20)
+        await filled(client, 20, first=20)
         objects.mood = "fine"
         objects.answer.set()
         assert await uploading == 1
@@ -153,9 +153,9 @@ async def test_a_partition_whose_log_is_damaged_keeps_no_other_from_uploading(tm
     objects = Moody()
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=SMALL, tail_bytes=1) as broker:
         damaged, fine, quiet = door_to(broker, "damaged"), door_to(broker, "fine"), door_to(broker, "quiet")
-        for door, batches in ((damaged, 5), (fine, 5), (quiet, 1)):
-            await door.create()
-            await filled(door, batches, size=0 if door is quiet else 100)
+        for client, batches in ((damaged, 5), (fine, 5), (quiet, 1)):
+            await client.create()
+            await filled(client, batches, size=0 if client is quiet else 100)
         (first, *_) = broker.tiers.partitions.values()
 
         async def read(*_):
@@ -173,16 +173,16 @@ async def test_a_full_log_empties_although_its_warm_cache_would_be_larger(tmp_pa
     tiering = replace(SMALL, log_bytes_max=1 << 20, log_keep_bytes=1 << 30, segment_bytes=1 << 30, segment_age_s=10**6)
     async with open_broker(tmp_path, wal=WAL, objects=objects, tiering=tiering) as broker:
         running = asyncio.create_task(broker.tiers.run())
-        door = Door(broker)
-        await door.create()
+        client = BrokerClient(broker)
+        await client.create()
         stored = 0
         async with asyncio.timeout(200):
             while stored < 200:
                 try:
-                    await filled(door, 1, first=stored)
+                    await filled(client, 1, first=stored)
                     stored += 1
                 except Unavailable:  # it is full, and will be emptied
                     await asyncio.sleep(0.05)
-        assert await everything(door) == list(range(20_000))
+        assert await everything(client) == list(range(20_000))
         assert broker.describe(ANONYMOUS).state == "ok"
         running.cancel()
