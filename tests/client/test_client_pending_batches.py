@@ -297,6 +297,15 @@ def test_a_full_broker_is_waited_for_and_named_when_time_is_up(bench: Bench) -> 
     assert [type(error) for _, _, _, error in bench.settled] == [Full]
 
 
+def test_a_full_broker_is_named_when_time_is_up_during_another_attempt(bench: Bench) -> None:
+    (one,) = bench.sent(b"a")
+    bench.batches.refused(one, Full("disk"))
+    bench.batches.resend_refused()
+    assert bench.batches.mark_sent() is one
+    bench.batches.expire(1.0, lambda: Unavailable("timed out"))
+    assert [type(error) for _, _, _, error in bench.settled] == [Full]
+
+
 def test_an_answer_to_what_was_given_up_changes_nothing(bench: Bench) -> None:
     (one,) = bench.sent(b"a")
     bench.batches.expire(1.0, lambda: Unavailable("timed out"))

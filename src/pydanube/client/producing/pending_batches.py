@@ -197,7 +197,7 @@ class BatchStatus(Enum):
 class InFlightBatch:
     """One batch as bytes, with its place in the sequence."""
 
-    __slots__ = ("data", "first_sequence", "orphaned", "rows", "status", "uncertain")
+    __slots__ = ("data", "first_sequence", "full", "orphaned", "rows", "status", "uncertain")
 
     def __init__(self, rows: MessageRows, data: bytearray, first_sequence: int) -> None:
         self.rows = rows
@@ -208,6 +208,8 @@ class InFlightBatch:
         """An earlier batch is gone for good: the broker will not store this one under its sequence."""
         self.uncertain = False
         """An attempt to send it ended without an answer: it may be stored."""
+        self.full: Full | None = None
+        """The last refusal because a limit was reached: the reason to give if no later attempt succeeds in time."""
 
 
 OnSettled = Callable[[MessageRows, int, bool, DanubeError | None], None]
@@ -387,6 +389,8 @@ class PendingBatches:
             return
         self._mark_answered(batch)
         if isinstance(error, Unavailable | NotOwner | Full):
+            if isinstance(error, Full):
+                batch.full = error
             if not batch.orphaned:
                 self.refusal = self.refusal or error
         elif type(error) is Refused and batch.first_sequence > 0:
@@ -415,7 +419,8 @@ class PendingBatches:
     def expire(self, born_before: float, error: Callable[[], DanubeError]) -> None:
         """Fail every batch that was begun before then."""
         for batch in [one for one in self.in_flight if one.rows.born < born_before]:
-            self._give_up(batch, self.refusal if isinstance(self.refusal, Full) else error())
+            refusal = self.refusal if isinstance(self.refusal, Full) else batch.full
+            self._give_up(batch, error() if refusal is None else refusal)
         self.close_filling(born_before)
         while self._full and self._full[0].born < born_before:
             self._settle(self._full.popleft(), -1, False, error())
