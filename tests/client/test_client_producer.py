@@ -161,6 +161,15 @@ async def test_queued_messages_are_published_and_flush_waits_for_them(client: Cl
         await producer.flush()
 
 
+async def test_a_message_with_a_wrong_publish_time_takes_no_place_in_the_queue(client: Client) -> None:
+    async with client.producer(TOPIC, queue_messages=1) as producer:
+        for _ in range(3):
+            with pytest.raises((Invalid, AttributeError, TypeError)):
+                producer.send_nowait(b"x", publish_time="yesterday")
+        producer.send_nowait(b"x")
+        await producer.flush()
+
+
 async def test_a_full_queue_raises_full_and_has_room_again_after_flush(client: Client) -> None:
     async with client.producer(TOPIC, queue_messages=10) as producer:
         for _ in range(10):

@@ -147,10 +147,11 @@ class Producer(Openable):
         """
         payload, size, partition = self._checked(payload, key, attributes)
         deliver_us = self._delivery_time(deliver_at, deliver_after)
+        time_us = None if publish_time is None else micros_from_datetime(publish_time)
         if not self._buffer.take_nowait(1, size):
             await self._wait_for_buffer(1, size)
         waiter: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        self._add(partition, payload, key, attributes, publish_time, deliver_us, size, waiter)
+        self._add(partition, payload, key, attributes, time_us, deliver_us, size, waiter)
         placed = await waiter
         return Receipt(self.topic, placed.partition, placed.start, placed.duplicate)
 
@@ -184,9 +185,10 @@ class Producer(Openable):
             return
         payload, size, partition = self._checked(payload, key, attributes)
         deliver_us = self._delivery_time(deliver_at, deliver_after)
+        time_us = None if publish_time is None else micros_from_datetime(publish_time)
         if not self._buffer.take_nowait(1, size):
             raise self._buffer_full()
-        self._add(partition, payload, key, attributes, publish_time, deliver_us, size, None)
+        self._add(partition, payload, key, attributes, time_us, deliver_us, size, None)
 
     async def send_many(
         self,
@@ -277,14 +279,15 @@ class Producer(Openable):
         payload: bytes,
         key: str | None,
         attributes: Attributes | None,
-        publish_time: datetime | None,
+        time_us: int | None,
         deliver_us: int,
         size: int,
         waiter: asyncio.Future[Placed] | None,
     ) -> None:
         """Add one message that was checked and counted in the buffer."""
         target = self._target(partition)
-        time_us = self._clock.now_us() if publish_time is None else micros_from_datetime(publish_time)
+        if time_us is None:
+            time_us = self._clock.now_us()
         now = self._clock.monotonic()
         if target.batches.add(payload, key, attributes, time_us, size, now, waiter, deliver_us):
             target.send_due()
@@ -399,8 +402,9 @@ class Producer(Openable):
         except DanubeError as error:
             self._note_failure(error, 1)
             return
+        time_us = None if publish_time is None else micros_from_datetime(publish_time)
         self._buffer.force(1, size)
-        self._add(partition, payload, key, attributes, publish_time, deliver_us, size, None)
+        self._add(partition, payload, key, attributes, time_us, deliver_us, size, None)
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
