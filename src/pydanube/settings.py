@@ -68,7 +68,7 @@ class Section:
 class ServerSettings(Section):
     section: ClassVar[str] = "server"
     data_dir: Path = setting(Path("danube-data"), RequiredPath(), "Where everything is kept; one broker per directory.")
-    host: str = setting("127.0.0.1", HOST, "The address the doors listen on.")
+    host: str = setting("127.0.0.1", HOST, "The address of the listeners.")
     port: int = setting(6655, PORT, "The native protocol. 0 chooses a free port, here and below.")
     grpc_port: int = setting(6650, PORT, "The Danube gRPC API.")
     admin_port: int = setting(50051, PORT, "The Danube gRPC admin API.")
@@ -310,7 +310,7 @@ class Settings:
         for key in ("server.port", "server.grpc_port", "server.admin_port", "server.http_port"):
             port = self._value(key)
             if port and port in taken:
-                yield f"{key}={port} is {taken[port]} too: give every door a port of its own, or 0 for a free one"
+                yield f"{key}={port} is {taken[port]} too: give every listener a port of its own, or 0 for a free one"
             taken.setdefault(port, key)
 
     def _value(self, key: str) -> Any:
