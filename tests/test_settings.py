@@ -224,7 +224,9 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert "limits.connections_per_address_max=1000" in refusal(limits__connections_max=999)
     assert "limits.publish_window_bytes=32MiB" in refusal(limits__pending_publish_bytes_max="16MiB")
     assert "limits.message_bytes_max=10MiB" in refusal(limits__pending_publish_bytes_max="1MiB")
-    assert "server.http_port=6655 is server.port too" in refusal(server__http_port=6655)
+    assert refusal(server__http_port=6655) == (
+        "server.http_port=6655 is server.port too: give every listener a port of its own, or 0 for a free one"
+    )
     ports = {f"server.{name}": 0 for name in ("port", "grpc_port", "admin_port", "http_port")}
     assert Settings.load(None, {}, ports).server.http_port == 0
 
