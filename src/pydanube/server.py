@@ -45,6 +45,9 @@ log = get_logger(__name__)
 DEFAULT_NODE: Final = "broker-1"
 METADATA_PART: Final = "metadata"
 LOG_PART: Final = "wal"
+LOG_KEY: Final = "/log"
+"""In the metadata store: the generation of the file that the log began at the last start. A log without it is older."""
+
 IDENTITY_KEY: Final = "/identity"
 """The key of the broker's identity in the metadata store. It shows when metadata and data directory belong to
 different brokers."""
@@ -227,6 +230,13 @@ class Server:
 
         async def check(recovered: RecoveredLog) -> None:
             refuse_older(identity, revision, recovered.metadata, log_directory, metadata_path)
+            begun = await store.get(LOG_KEY)
+            if begun is not None and recovered.newest_generation < int(begun.value):
+                raise Refused(
+                    f"{log_directory} ends with file {recovered.newest_generation}, and {metadata_path} has seen file "
+                    f"{int(begun.value)}: the log is an older copy; put back the newest one, or log and metadata of "
+                    f"one moment"
+                )
             newest = max(recovered.ledgers, default=0)
             if newest > await last_id(store, LEDGER_COUNTER):
                 raise Refused(
@@ -248,6 +258,7 @@ class Server:
         )
         self._parts.push_async_callback(writer.close)
         directory.add_part(LOG_PART)
+        await store.transact([], [Put(LOG_KEY, b"%d" % writer.newest_generation)])
         writer.forget(set(writer.recovered.ledgers) - known.needed)
         return writer
 

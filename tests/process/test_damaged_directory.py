@@ -171,3 +171,29 @@ async def test_a_damaged_revision_file_is_named(tmp_path, content):
 async def read_back_topics(url: str) -> list[str]:
     async with pydanube.connect(url) as client:
         return await client.list_topics()
+
+
+@pytest.mark.parametrize("is_over_the_crashed_one", [False, True], ids=["the log alone", "a backup over the directory"])
+async def test_a_log_that_is_older_than_the_metadata_is_refused(tmp_path, is_over_the_crashed_one):
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with BrokerProcess(data) as broker:
+        await publish(broker.url)
+        broker.stop()
+        shutil.copytree(data, copy)
+        broker.start()
+        await publish(broker.url, OTHER)
+        broker.kill()
+        newest = tmp_path / "newest"
+        shutil.copytree(data, newest)
+        if is_over_the_crashed_one:  # as with `cp -a`: files stay that the backup does not have, metadata.db-wal too
+            shutil.copytree(copy, data, dirs_exist_ok=True)
+        else:
+            shutil.rmtree(data / "wal")
+            shutil.copytree(copy / "wal", data / "wal")
+        files = sorted(path.name for path in (data / "wal").iterdir())
+        assert "the log is an older copy" in refusal(broker)
+        assert sorted(path.name for path in (data / "wal").iterdir()) == files, "nothing is removed"
+        shutil.rmtree(data)
+        shutil.copytree(newest, data)
+        broker.start()
+        assert await read_back(broker.url) == await read_back(broker.url, OTHER) == PAYLOADS

@@ -56,6 +56,7 @@ LEFT_OUT: Final = (
     "/garbage/",
     "/identity",
     "/ledgers/",
+    "/log",
     "/manifests/",
     "/objects/",
     "/restored/",

@@ -2,13 +2,14 @@
 
 Order
     1. the manifest says which files must be there; one that is missing refuses the start
-    2. files that the manifest does not name are not part of the log: newer ones are unfinished and are removed, older
-       ones were released
-    3. closed files are taken from their indexes, or scanned; the last one is scanned unless it was closed cleanly, and
+    2. closed files are taken from their indexes, or scanned; the last one is scanned unless it was closed cleanly, and
        must reach up to the durable mark
-    4. the kept tail of the last file is written again in place, byte for byte, and synced before anything is served:
+    3. the kept tail of the last file is written again in place, byte for byte, and synced before anything is served:
        a sync that failed in an earlier process may have left pages that look clean and are not on the disk
-    5. writing continues in a new file, never in a recovered one; its base position cuts off what lies behind the end
+    4. the caller may refuse the start, because the log does not fit its metadata
+    5. files that the manifest does not name are not part of the log: newer ones are unfinished and are removed, older
+       ones were released
+    6. writing continues in a new file, never in a recovered one; its base position cuts off what lies behind the end
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class RecoveredLog:
     """Whether the newest file names its metadata store; files of earlier releases do not."""
     damaged: dict[int, Corrupt] = field(default_factory=dict)
     """Ledgers that must not be served, each with its reason and remedy."""
+    newest_generation: int = 0
+    """Of the newest file that the manifest names; 0 for a new log."""
     files: int = 0
     files_scanned: int = 0
     records_scanned: int = 0
@@ -95,6 +98,7 @@ class LogRecovery:
         self._unindexed: list[WalFile] = []
         self._spares: list[int] = []
         self._mark: Mark | None = None
+        self._manifest: LogManifest | None = None
         self.recovered = RecoveredLog()
 
     def run(self, *, must_exist: bool = False) -> Engine:
@@ -104,9 +108,10 @@ class LogRecovery:
 
     def read(self, *, must_exist: bool = False) -> RecoveredLog:
         """Decide which records count and make them durable. No file is released, and no new one is created."""
-        manifest = self._read_manifest(must_exist)
+        self._manifest = manifest = self._read_manifest(must_exist)
+        self.recovered.newest_generation = manifest.newest
         self._read_mark(manifest)
-        self._remove_leftovers(manifest)
+        self._require_files(manifest)
         self._read_first_records(manifest)
         for generation in range(manifest.oldest, manifest.newest + 1):
             self._load_file(generation, last=generation == manifest.newest)
@@ -116,7 +121,12 @@ class LogRecovery:
         return self.recovered
 
     def begin(self) -> Engine:
-        """Open the first file of this run, after `read`."""
+        """Remove what a crash left behind and open the first file of this run, after `read`.
+
+        A start that is refused between the two removes nothing: files that an older MANIFEST does not name may be the
+        newest of the log.
+        """
+        self._remove_leftovers()
         engine = self.engine_class(self._disk, self._directory, self._identity, self._settings, self._table)
         engine.metadata = self._metadata
         engine.spares = self._spares
@@ -159,14 +169,20 @@ class LogRecovery:
                 f"whole log is an older copy; put back the newest one (see docs/log.md, 'Damage')"
             )
 
-    def _remove_leftovers(self, manifest: LogManifest) -> None:
-        """Remove what a crash left behind, and check that no file is missing."""
-        names = self._disk.list(self._directory)
-        present = generations(names, "wal", "log")
+    def _require_files(self, manifest: LogManifest) -> None:
+        """Check that no file which the manifest names is missing."""
+        present = generations(self._disk.list(self._directory), "wal", "log")
         missing = sorted(set(range(manifest.oldest, manifest.newest + 1)) - set(present))
         if missing:
             path = log_path(self._directory, missing[0])
             raise Corrupt(f"{path} is missing ({len(missing)} file(s) of the log are): {REMEDY}")
+
+    def _remove_leftovers(self) -> None:
+        """Remove files that the manifest does not name, unfinished ones and spares beyond their number."""
+        manifest = self._manifest
+        assert manifest is not None
+        names = self._disk.list(self._directory)
+        present = generations(names, "wal", "log")
         for name in names:
             if name.endswith(".tmp"):
                 self._disk.unlink(self._directory / name)

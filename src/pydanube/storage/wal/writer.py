@@ -306,6 +306,11 @@ class LogWriter:
         written = self._engine.position
         return await self._run(lambda: self._reader.find_time(ledger_id, time_us, written))
 
+    @property
+    def newest_generation(self) -> int:
+        """The generation of the newest log file."""
+        return self._engine.table.newest
+
     def ledger(self, ledger_id: int) -> LedgerSummary | None:
         """Describe what can be read of a ledger now: also records that are not synced yet, but not those in files that
         are being released. None for an unknown ledger."""
