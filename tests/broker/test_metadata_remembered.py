@@ -120,7 +120,7 @@ async def test_another_store_is_refused_unless_it_succeeds_the_one_that_the_log_
     with pytest.raises(Refused, match=rf"wal depends on metadata store {store_id}"):
         await start(data)
     async with metadata_of(data) as store:
-        await store.record_succession(Succession(store_id, revision - 1))
+        await store.record_succession(Succession(store_id, revision - 2))  # the log began one revision before the last
     with pytest.raises(Refused, match="is older than"):
         await start(data)
     async with metadata_of(data) as store:
