@@ -73,7 +73,7 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerParts:
-    """What a broker is made of. Whoever opened a part closes it, after the broker."""
+    """What a broker is made of. The caller that opened a part closes it, after the broker."""
 
     store: MetadataStore
     registry: Registry

@@ -98,7 +98,7 @@ class Partitions:
         self._ledger_ids = IdBlocks(store, LEDGER_COUNTER, 1000)
         self._open = open_partitions
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
-        """What whoever waits for a partition will hear: None, or why it cannot be opened."""
+        """The outcome for callers that wait for a partition to open: None, or why it cannot be opened."""
         self._log_listener = LogListener(failed=self._log_failed, rotated=self._log_rotated, released=self.log_released)
         writer.subscribe(self._log_listener)
         self._tombstones = Tombstones(store, writer)
@@ -315,5 +315,5 @@ class Partitions:
                 await partition.close()
             except DanubeError as error:
                 log.warning("partition.close_failed", partition=partition.name, error=str(error))
-        # What the log says while it closes concerns nobody.
+        # The partitions are closed: later events of the log change nothing here.
         self._writer.unsubscribe(self._log_listener)
