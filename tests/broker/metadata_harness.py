@@ -28,22 +28,22 @@ class Fault:
 
     def __init__(self, happens: Literal["before", "after", "never"], *, fails: bool, waits: bool, times: int) -> None:
         self.happens = happens
-        """Before whoever asked has waited, or after it, or never."""
+        """Whether the transaction is made before the caller is held up, after it, or never."""
         self.times = times
-        """How often it is still met; negative: until it is ended."""
+        """How many more calls it applies to; negative: all until `end`."""
         self.asked = asyncio.Event()
-        """Somebody came upon it."""
+        """Set when a call met this fault."""
         self._fails = fails
         self._go_on = asyncio.Event()
         if not waits:
             self._go_on.set()
 
     def go_on(self) -> None:
-        """Whoever waits does so no longer."""
+        """Let the callers that are held up continue."""
         self._go_on.set()
 
     def end(self) -> None:
-        """Nobody else comes upon it."""
+        """Apply to no further calls."""
         self.times = 0
 
     async def wait(self) -> None:
@@ -87,7 +87,7 @@ class FaultyStore:
         return self._fault(concerns, Fault("never", fails=True, waits=False, times=-1))
 
     def lose_answer(self, concerns: Concerns) -> Fault:
-        """Such a transaction happens, and whoever made it hears that it failed."""
+        """Make such a transaction, and tell its caller that it failed."""
         return self._fault(concerns, Fault("before", fails=True, waits=False, times=1))
 
     def hold(self, concerns: Concerns) -> Fault:

@@ -107,7 +107,7 @@ class FailurePolicy:
         return min(self.delay_ms << min(failures - 1, 32), self.delay_max_ms)
 
     def is_exhausted(self, failures: int) -> bool:
-        """Return whether a message with so many failures is not redelivered any more."""
+        """Return whether a message that failed this many times is not redelivered any more."""
         return self.redeliveries_max is not None and failures > self.redeliveries_max
 
 

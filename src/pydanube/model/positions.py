@@ -72,7 +72,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def micros_from_datetime(moment: datetime) -> int:
-    """Return microseconds since 1970. A datetime without a time zone is taken as UTC."""
+    """Return microseconds since 1970. A datetime without a time zone counts as UTC. Raises Invalid for other types."""
+    if not isinstance(moment, datetime):
+        raise Invalid(f"{moment!r} is not a time: use a datetime")
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     delta = moment - _EPOCH

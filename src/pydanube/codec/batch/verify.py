@@ -23,7 +23,7 @@ from .header import TIME_MAX, BatchHeader
 from .layout import APPEND_TIME, ATTRIBUTES, DELIVER_AT, KEY, KEY_VALIDITY, OFFSETS, PUBLISH_TIME, Layout, padded
 
 _HASHES_CHECKED: Final = 8
-"""About so many key hashes of a batch are checked: all of a short one."""
+"""About how many key hashes of a batch are checked; of a short batch all of them are."""
 
 
 def verify(view: memoryview, header: BatchHeader, place: Layout, data: memoryview, *, check_hashes: bool) -> None:
