@@ -50,6 +50,10 @@ METADATA_VALUE_BYTES_MAX: Final = 1 * MIB
 METADATA_OPERATIONS_MAX: Final = 128
 """The limits of etcd, which every metadata store keeps."""
 
+SCHEMA_BYTES_MAX: Final = 512 * KIB
+"""The largest definition of a schema, in UTF-8: with its tags and references it fits one metadata value, and one
+control frame even where an answer has it twice."""
+
 PRODUCER_BATCHES_IN_FLIGHT_MAX: Final = 64
 """Unacknowledged batches of one producer and partition; the log remembers at least as many for deduplication."""
 
