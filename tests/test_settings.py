@@ -67,6 +67,7 @@ def test_every_setting_can_be_given_in_every_way(file: Path) -> None:
         "server.host": "::",
         "server.advertised": "broker.example.net:6655",
         "server.name": "node-1",
+        "server.http": "false",
         "log.directory": "/wal",
         "metadata.path": "/metadata/one.db",
         "topics.auto_create": "false",

@@ -7,14 +7,16 @@ broker, listeners. They are closed in reverse order, so that no publish is answe
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -31,7 +33,13 @@ from .metadata.store import Compare, MetadataStore, Put
 from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
-from .runtime.file_descriptors import KEPT, log_files, raise_descriptor_limit
+from .runtime.file_descriptors import (
+    KEPT,
+    ConnectionLimits,
+    log_files,
+    plan_http_connections,
+    raise_descriptor_limit,
+)
 from .runtime.objects.opening import open_store
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
@@ -39,6 +47,9 @@ from .settings import Settings
 from .storage.directory import DataDirectory
 from .storage.metadata_seen import read_seen, refuse_older, write_seen
 from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings
+
+if TYPE_CHECKING:
+    from .gateway.http import HttpServer, HttpSettings
 
 log = get_logger(__name__)
 
@@ -64,6 +75,9 @@ UPLOAD_INTERVAL_S: Final = 1.0
 DRAIN_SECONDS: Final = 10.0
 """How long a closing broker goes on answering requests that clients have sent."""
 
+HTTP_DRAIN_SECONDS_MIN: Final = 1.0
+"""How long HTTP requests get at least, when native clients needed all of that time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Components:
@@ -86,9 +100,12 @@ class Server:
         self._components = components
         self._parts = AsyncExitStack()
         self._native: NativeServer | None = None
+        self._http: HttpServer | None = None
         self._saved: MetadataStamp | None = None
         self._saving: asyncio.Future[None] | None = None
         self.native_address = ("", 0)
+        self.http_address = ("", 0)
+        """Port 0 if there is no HTTP listener."""
 
     @classmethod
     async def start(cls, settings: Settings, components: Components | None = None) -> Self:
@@ -105,8 +122,15 @@ class Server:
         """Stop accepting, answer what was sent, sync, unlock the directory. Cancelled: the directory is as after a
         crash."""
         native, self._native = self._native, None
+        http, self._http = self._http, None
+        clock = self._components.clock
+        deadline = clock.monotonic() + DRAIN_SECONDS
+        if http is not None:
+            http.drain()  # it goes on to say so on /readyz while the native clients get their answers
         if native is not None:
             await native.close(DRAIN_SECONDS)
+        if http is not None:
+            await http.close(max(HTTP_DRAIN_SECONDS_MIN, deadline - clock.monotonic()))
         await self._parts.aclose()
 
     @property
@@ -115,12 +139,17 @@ class Server:
         return f"danube://{_bracketed(host)}:{port}"
 
     @property
+    def http_url(self) -> str:
+        host, port = self.http_address
+        return f"http://{_bracketed(host)}:{port}"
+
+    @property
     def ready_line(self) -> str:
-        """The line that `danube serve` prints once clients can connect; a listener that is not implemented has port
-        0."""
+        """The line that `danube serve` prints once clients can connect; a listener that is off or not implemented has
+        port 0."""
         host, port = self.native_address
         host = _bracketed(host)
-        return f"danube ready native={host}:{port} grpc={host}:0 admin={host}:0 http={host}:0"
+        return f"danube ready native={host}:{port} grpc={host}:0 admin={host}:0 http={host}:{self.http_address[1]}"
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
@@ -156,8 +185,7 @@ class Server:
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
-        self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
-        self.native_address = host, _ = await self._native.start(settings.server.host, settings.server.port)
+        host = await self._open_listeners(broker, tasks)
         log.info("broker.started", address=broker.address, data_dir=str(directory.path), node=directory.identity.node)
         if not _is_loopback(host):
             log.warning(
@@ -165,6 +193,21 @@ class Server:
                 host=host,
                 advice="anyone who reaches this address may do anything",
             )
+
+    async def _open_listeners(self, broker: Broker, tasks: Tasks) -> str:
+        """Open the listeners, the native one last: who can connect there finds everything open. Return its host."""
+        settings, clock = self._settings, self._components.clock
+        server, reserved = settings.server, 0
+        if server.http:
+            from .gateway.http import HttpServer  # imports a web framework: only where it is used
+
+            places = _http_places(settings)
+            reserved = places.connections + 3 * places.at_once
+            self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks)
+            self.http_address = await _start("HTTP", "--http-port", self._http.start, server.host, server.http_port)
+        self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
+        self.native_address = await _start("native", "--port", self._native.start, server.host, server.port)
+        return self.native_address[0]
 
     def _advertised_address(self) -> str:
         """Return the host:port that clients are sent to: the one that is configured, or that of the native listener."""
@@ -284,6 +327,21 @@ async def run(settings: Settings) -> None:
     log.info("broker.stopped")
 
 
+async def _start(
+    listener: str, option: str, start: Callable[[str, int], Awaitable[tuple[str, int]]], host: str, port: int
+) -> tuple[str, int]:
+    """Start a listener and return its address. Raises Refused, with the option for another port, if it is taken."""
+    try:
+        return await start(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise Refused(
+            f"{_bracketed(host)}:{port} is taken, perhaps by another broker: choose another port for the {listener} "
+            f"listener with {option} (0 takes a free one)"
+        ) from None
+
+
 def _wal_settings(settings: Settings) -> WalSettings:
     return WalSettings(
         file_bytes=settings.log.file_bytes,
@@ -293,11 +351,31 @@ def _wal_settings(settings: Settings) -> WalSettings:
     )
 
 
-def _native_settings(settings: Settings) -> NativeSettings:
+def _http_places(settings: Settings) -> ConnectionLimits:
+    wanted, native = settings.limits.http_connections_max, settings.limits.connections_max
+    return plan_http_connections(raise_descriptor_limit(native + wanted + KEPT), wanted, native)
+
+
+def _http_settings(settings: Settings, places: ConnectionLimits) -> HttpSettings:
+    from .gateway.http import HttpSettings
+
+    limits = settings.limits
+    return HttpSettings(
+        connections_max=places.connections,
+        connections_per_address_max=limits.connections_per_address_max,
+        accepted_at_once=places.at_once,
+        header_timeout_ms=limits.handshake_timeout_ms,
+        body_bytes_max=limits.http_body_bytes_max,
+        bodies_bytes_max=max(limits.http_body_bytes_max, limits.pending_publish_bytes_max // 2),
+    )
+
+
+def _native_settings(settings: Settings, descriptors_reserved: int) -> NativeSettings:
     limits = settings.limits
     return NativeSettings(
         connections_max=limits.connections_max,
         connections_per_address_max=limits.connections_per_address_max,
+        descriptors_reserved=descriptors_reserved,
         handshake_timeout_ms=limits.handshake_timeout_ms,
         keep_alive_ms=limits.keep_alive_ms,
         publish_window_bytes=limits.publish_window_bytes,

@@ -72,7 +72,8 @@ class ServerSettings(Section):
     port: int = setting(6655, PORT, "The native protocol. 0 chooses a free port, here and below.")
     grpc_port: int = setting(6650, PORT, "The Danube gRPC API.")
     admin_port: int = setting(50051, PORT, "The Danube gRPC admin API.")
-    http_port: int = setting(8650, PORT, "REST, metrics and health.")
+    http_port: int = setting(8650, PORT, "HTTP: health and the schema registry.")
+    http: bool = setting(True, Flag(), "Whether there is an HTTP listener.")
     advertised: str = setting("", ADDRESS, "What clients are told to connect to, host:port; empty: host and port.")
     name: str = setting("", NODE_NAME, "What this node is called in the cluster; empty: made up once, then kept.")
 
@@ -108,6 +109,8 @@ class LimitSettings(Section):
     section: ClassVar[str] = "limits"
     connections_max: int = setting(10_000, Number(1, 1_000_000), "Connections at the same time.")
     connections_per_address_max: int = setting(1_000, Number(1, 1_000_000), "Of these, from one address.")
+    http_connections_max: int = setting(2_000, Number(1, 1_000_000), "HTTP connections, which are counted apart.")
+    http_body_bytes_max: int = setting(4 * MIB, Size(KIB, GIB), "The body of one HTTP request.")
     handshake_timeout_ms: int = setting(5_000, Number(10, 600_000), "Time a new connection has to say who it is.")
     keep_alive_ms: int = setting(
         5_000,

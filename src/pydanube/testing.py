@@ -1,4 +1,4 @@
-"""A real broker inside a test: the same code as `danube serve`, on a free port and with its own directory.
+"""A real broker inside a test: the same code as `danube serve`, on free ports and with its own directory.
 
 async with pydanube.testing.broker() as url: ...        # on the running loop
 with pydanube.testing.broker_thread() as url: ...       # on its own thread and loop, for blocking code
@@ -77,7 +77,8 @@ async def _server(data_dir: Path | str | None, overrides: dict[str, object]) -> 
     from .settings import Settings
 
     with TemporaryDirectory(prefix="danube-test-") as temporary:
-        chosen = {"server.data_dir": str(data_dir or temporary), "server.port": 0, **_by_setting_name(overrides)}
+        ports = {f"server.{name}": 0 for name in ("port", "grpc_port", "admin_port", "http_port")}
+        chosen = {"server.data_dir": str(data_dir or temporary), **ports, **_by_setting_name(overrides)}
         try:
             settings = Settings.load(None, {}, chosen)
         except Invalid as problem:  # Settings names overrides after the command line

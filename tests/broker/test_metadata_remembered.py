@@ -23,7 +23,7 @@ TOPIC = TopicName.parse("/default/orders")
 
 @asynccontextmanager
 async def served(directory, clock=None):
-    chosen = {"server.data_dir": str(directory), "server.port": 0}
+    chosen = {"server.data_dir": str(directory), "server.port": 0, "server.http_port": 0}
     components = Components(clock or SystemClock(), OsDisk(), AllowAll())
     server = await Server.start(Settings.load(overrides=chosen), components)
     try:

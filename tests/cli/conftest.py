@@ -14,6 +14,9 @@ import pytest
 
 READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:(\d+) admin=\S+:(\d+) http=\S+:(\d+)\n")
 
+PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
+"""Any free port for every listener: other brokers run on the same machine."""
+
 
 class Serve:
     """A running `danube serve`."""
@@ -22,7 +25,7 @@ class Serve:
         self.logs = data_dir.parent / f"{data_dir.name}.log"
         with self.logs.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), "--port", "0", *options],
+                [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(data_dir), *PORTS, *options],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.process
+PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
 
 
 def test_the_readiness_line_names_all_doors_and_is_all_of_stdout(serve, tmp_path: Path):
     running = serve(tmp_path / "data")
     door = r"127\.0\.0\.1"
-    line = rf"danube ready native={door}:[1-9]\d* grpc={door}:\d+ admin={door}:\d+ http={door}:\d+\n"
+    line = rf"danube ready native={door}:[1-9]\d* grpc={door}:0 admin={door}:0 http={door}:[1-9]\d*\n"
     assert re.fullmatch(line, running.ready_line)
     assert running.end() == 0
     assert running.process.stdout.read() == ""
@@ -49,13 +52,13 @@ def refused(*arguments: str) -> str:
 
 def test_one_broker_per_directory(serve, tmp_path: Path):
     serve(tmp_path / "data")
-    assert str(tmp_path / "data") in refused("--data-dir", str(tmp_path / "data"), "--port", "0")
+    assert str(tmp_path / "data") in refused("--data-dir", str(tmp_path / "data"), *PORTS)
 
 
 def test_a_port_in_use_is_one_clear_line(serve, tmp_path: Path):
     running = serve(tmp_path / "data")
     port = running.url.rpartition(":")[2]
-    assert port in refused("--data-dir", str(tmp_path / "other"), "--port", port)
+    assert port in refused("--data-dir", str(tmp_path / "other"), *PORTS, "--port", port)
 
 
 def test_a_wrong_setting_is_named(tmp_path: Path):
@@ -79,7 +82,7 @@ def test_a_port_that_is_none_is_wrong_usage():
 )
 def test_a_door_that_cannot_be_opened_is_one_line_with_the_remedy(tmp_path, arguments, message):
     ended = subprocess.run(
-        [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), "--port", "0", *arguments],
+        [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), *PORTS, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -90,13 +93,14 @@ def test_a_door_that_cannot_be_opened_is_one_line_with_the_remedy(tmp_path, argu
     assert "Traceback" not in ended.stderr
 
 
-def test_a_port_that_is_taken_says_so(tmp_path):
+@pytest.mark.parametrize(("option", "listener"), [("--port", "native"), ("--http-port", "HTTP")])
+def test_a_port_that_is_taken_says_whose_it_is_and_how_to_choose_another(tmp_path, option, listener):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         ended = subprocess.run(
-            [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), "--port", port],
+            [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "d"), *PORTS, option, port],
             capture_output=True,
             text=True,
             timeout=120,
@@ -104,3 +108,21 @@ def test_a_port_that_is_taken_says_so(tmp_path):
         )
     assert ended.returncode == 1
     assert f"127.0.0.1:{port} is taken" in ended.stderr
+    assert f"another port for the {listener} listener with {option} (0 takes a free one)" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_without_http_there_is_no_such_listener(serve, tmp_path: Path):
+    running = serve(tmp_path / "data", "--no-http")
+    assert "http=127.0.0.1:0\n" in running.ready_line
+    assert running.end() == 0
+
+
+def test_health_is_answered_on_the_http_port_of_the_readiness_line(serve, tmp_path: Path):
+    running = serve(tmp_path / "data")
+    address = running.ready_line.split("http=")[1].strip()
+    for path, status in (("healthz", "ok"), ("readyz", "ready")):
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=60) as answer:
+            assert json.load(answer) == {"status": status}
+    assert running.end() == 0
+    assert "warning" not in running.logs.read_text()

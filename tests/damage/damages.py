@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from brokers import PORTS
 from expected import Expected
 from oracle import Judgement, judge, judge_restore
 from stored_files import BY_NAME, Kind, classify
@@ -221,7 +222,7 @@ async def _restore(scratch: Path, expected: Expected, newest: str) -> Judgement:
 
 def refused_by_the_command(directory: Path) -> list[str]:
     """Run `danube serve` on a directory that is refused; return what is wrong with how it says so."""
-    command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(directory), "--port", "0"]
+    command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(directory), *PORTS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         served = process.stdout.readline()

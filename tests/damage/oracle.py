@@ -112,6 +112,7 @@ def _settings(directory: Path, expected: Expected) -> Settings:
         **expected.settings,
         "server.data_dir": str(directory),
         "server.port": 0,
+        "server.http_port": 0,
         "storage.shutdown_upload_s": 0,
         "storage.segment_age_s": 86400,
         "topics.auto_create": False,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,17 @@ class Place:
 
     directory: Path
     address: str
+    http_address: str
     environment: dict[str, str]
 
 
 @contextmanager
 def served(directory: Path) -> Iterator[Place]:
     environment = _environment(directory)
-    with _serving(directory, environment) as address:
+    with _serving(directory, environment) as (address, http_address):
         work = directory / "work"
         work.mkdir()
-        yield Place(work, address, {**environment, "DANUBE_URL": f"danube://{address}"})
+        yield Place(work, address, http_address, {**environment, "DANUBE_URL": f"danube://{address}"})
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -45,16 +47,16 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _serving(directory: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The native address of a broker process that ends with the block, cleanly."""
-    command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(directory / "data"), "--port", "0"]
+def _serving(directory: Path, environment: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The native and the HTTP address of a broker process that ends with the block, cleanly."""
+    command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(directory / "data"), *PORTS]
     with (directory / "broker.log").open("w+b") as log:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert process.stdout is not None
             ready = process.stdout.readline()
             assert ready.startswith("danube ready "), (directory / "broker.log").read_text()
-            yield ready.split("native=")[1].split()[0]
+            yield ready.split("native=")[1].split()[0], ready.split("http=")[1].strip()
             process.terminate()
             assert process.wait(120) == 0, (directory / "broker.log").read_text()
         finally:

@@ -12,6 +12,7 @@ from served import ROOT
 
 from pydanube.codec.native import requests
 from pydanube.codec.native.frames import FrameKind
+from pydanube.gateway.http.errors import STATUS
 from pydanube.model import statistics
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.limits import ACKED_RANGES_MAX
@@ -92,3 +93,8 @@ def test_every_column_of_the_spark_data_source_is_listed() -> None:
 
 def test_the_documented_limit_of_ack_gaps_is_the_real_one() -> None:
     assert f"up to {ACKED_RANGES_MAX:,} gaps" in (DOCS / "concepts" / "subscriptions.md").read_text()
+
+
+@pytest.mark.parametrize("kind", STATUS, ids=lambda kind: kind.__name__)
+def test_every_error_is_listed_with_its_http_status(kind: Any) -> None:
+    assert re.match(rf"{STATUS[kind]}\b", rows_of("http.md")[kind.__name__][1])

@@ -29,6 +29,7 @@ OTHER_NAMES = {"py", "bash", "sh", "pycon", "python3", "zsh"}
 BLOCK_SECONDS_MAX = 300
 """Catches a block that hangs, not a busy machine."""
 ADDRESS = "127.0.0.1:6655"
+HTTP_ADDRESS = "127.0.0.1:8650"
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>\w*)[^\n`]*$")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
 PROGRAM = re.compile(r"\basyncio\.run\(|\bconnect_blocking\(|\bbroker_thread\(")
@@ -94,7 +95,7 @@ def test_what_the_page_shows_happens(
         for block in blocks_of(page.read_text()):
             if block.language not in LANGUAGES or block.not_run:
                 continue
-            source = block.source.replace(ADDRESS, place.address)
+            source = block.source.replace(ADDRESS, place.address).replace(HTTP_ADDRESS, place.http_address)
             try:
                 if block.language != "python":
                     session.run(asyncio.to_thread(run_commands, source, block.language, place))

@@ -13,11 +13,11 @@ from native_peer import TOPIC, Between, NativeListener, Peer, neighbour, one_bat
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
 from pydanube.gateway.native.publish_memory import PauseReason
-from pydanube.gateway.native.server import _counted_address
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 from pydanube.runtime.clock import ManualClock
 from pydanube.runtime.file_descriptors import log_files, plan_connections
+from pydanube.runtime.network import counted_address
 
 HELLO = frames.PREAMBLE + frames.encode(FrameKind.HELLO, requests.encode(requests.Hello()))
 
@@ -354,7 +354,7 @@ def test_connections_get_what_files_do_not_need(limit: int, in_use: int, places:
     ],
 )
 def test_whom_a_connection_is_counted_for(host: str, counted: str) -> None:
-    assert _counted_address(host) == counted
+    assert counted_address(host) == counted
 
 
 async def test_a_connection_has_a_limited_number_of_handles() -> None:

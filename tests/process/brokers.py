@@ -12,7 +12,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:\d+ admin=\S+:\d+ http=\S+:\d+\n")
+READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:\d+ admin=\S+:\d+ http=\S+:(\d+)\n")
+
+PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
+"""Any free port for every listener: other brokers run on the same machine."""
 
 
 def free_port() -> int:
@@ -30,6 +33,8 @@ class BrokerProcess:
     ) -> None:
         self.directory = directory
         self.port = port or free_port()
+        self.http_port = 0
+        """Another one after every start."""
         self.log = directory.with_suffix(".log")
         self._before_start = before_start
         self._process: subprocess.Popen[str] | None = None
@@ -47,7 +52,7 @@ class BrokerProcess:
         command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(self.directory)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port)],
+                [*command, "--port", str(self.port), *PORTS[1:]],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -57,6 +62,7 @@ class BrokerProcess:
         line = self._process.stdout.readline()
         found = READY.fullmatch(line)
         assert found, f"not ready: {line!r}\n{self.log.read_text()[-4000:]}"
+        self.http_port = int(found[3])
         return self
 
     def kill(self) -> None:

@@ -13,7 +13,7 @@ from brokers import BrokerProcess
 import pydanube
 
 pytestmark = pytest.mark.process
-LIMIT = 64
+LIMIT = 80
 TOPIC = "/default/orders"
 
 
@@ -48,10 +48,10 @@ async def test_a_broker_with_few_descriptors_serves_as_many_as_it_says(
                 await client.list_topics()  # connected, and stays so
             for _ in range(5):  # a flood of others, who are refused or closed
                 strangers = []
-                for _ in range(40):
+                for port in [broker.port, broker.http_port] * 40:
                     stranger = socket.socket()
                     stranger.setblocking(False)
-                    stranger.connect_ex(("127.0.0.1", broker.port))
+                    stranger.connect_ex(("127.0.0.1", port))
                     strangers.append(stranger)
                 await asyncio.sleep(0)
                 await asyncio.gather(*(works(client) for client in inside))

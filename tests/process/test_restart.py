@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from brokers import BrokerProcess
+from brokers import PORTS, BrokerProcess
 
 import pydanube
 
@@ -62,7 +62,7 @@ async def test_acks_survive_kill_9_without_being_waited_for(tmp_path):
 def test_two_brokers_never_share_a_directory(tmp_path):
     with BrokerProcess(tmp_path / "data") as broker:
         second = subprocess.run(
-            [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(broker.directory), "--port", "0"],
+            [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(broker.directory), *PORTS],
             capture_output=True,
             text=True,
             timeout=120,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from brokers import BrokerProcess, free_port
+from brokers import PORTS, BrokerProcess, free_port
 
 import pydanube
 
@@ -78,7 +78,7 @@ def test_a_store_that_is_configured_wrongly_refuses_the_start(
         pytest.importorskip("obstore")
     monkeypatch.setenv("DANUBE_STORAGE_URL", url)
     monkeypatch.setenv("DANUBE_STORAGE_OPTIONS", options)
-    command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "data"), "--port", "0"]
+    command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(tmp_path / "data"), *PORTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode in (1, 2)
     assert "danube: " in done.stderr and "Traceback" not in done.stderr

@@ -166,18 +166,24 @@ class Broker:
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
-        refusing, unwritable = self._writer.read_only, self._store.failure
         state = (self.tiers.trouble if self.tiers is not None else "") or "ok"
-        if unwritable is not None:
-            state = f"metadata cannot be written: {unwritable}"
         return BrokerDescription(
             version=__version__,
             node=self._settings.node,
             cluster=self._settings.cluster,
-            state=state if refusing is None else f"read-only: {refusing}",
+            state=next(iter(self.write_problems()), state),
             topics=len(self._registry.topics()),
             started_at=self._started_at,
         )
+
+    def write_problems(self) -> list[str]:
+        """Return why this broker cannot store what it is sent, the worst first; nothing when it can.
+
+        For the health of a listener, which answers it to anyone: no principal is asked for.
+        """
+        refusing, unwritable = self._writer.read_only, self._store.failure
+        problems = [] if refusing is None else [f"read-only: {refusing}"]
+        return problems if unwritable is None else [*problems, f"metadata cannot be written: {unwritable}"]
 
     @property
     def staging(self) -> Staging:

@@ -34,7 +34,8 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
 @click.option("--port", type=PORT, help="Native protocol; 0 chooses one.  [default: 6655]")
 @click.option("--grpc-port", type=PORT, help="Danube gRPC API.  [default: 6650]")
 @click.option("--admin-port", type=PORT, help="Danube gRPC admin API.  [default: 50051]")
-@click.option("--http-port", type=PORT, help="REST, metrics and health.  [default: 8650]")
+@click.option("--http-port", type=PORT, help="HTTP: health and the schema registry.  [default: 8650]")
+@click.option("--no-http", is_flag=True, help="Open no HTTP listener.")
 @config_option
 def serve(
     data_dir: Path | None,
@@ -43,13 +44,14 @@ def serve(
     grpc_port: int | None,
     admin_port: int | None,
     http_port: int | None,
+    no_http: bool,
     path: Path | None,
 ) -> None:
     """Start a broker.
 
     Needs no configuration. Prints one line on stdout when clients may come: "danube ready native=H:P grpc=H:P admin=H:P
-    http=H:P", with port 0 for a door that does not exist yet; logs go to stderr. SIGTERM and Ctrl-C end it in order:
-    what was published is answered and synced. A second signal ends it at once.
+    http=H:P", with port 0 for a listener that is off or does not exist yet; logs go to stderr. SIGTERM and Ctrl-C end
+    it in order: what was published is answered and synced. A second signal ends it at once.
     """
     from pydanube.runtime import telemetry
     from pydanube.server import run
@@ -62,6 +64,7 @@ def serve(
         "server.grpc_port": grpc_port,
         "server.admin_port": admin_port,
         "server.http_port": http_port,
+        "server.http": False if no_http else None,
     }
     settings = Settings.load(path, os.environ, overrides)
     telemetry.configure(settings.logging.level, settings.logging.json)
@@ -70,16 +73,14 @@ def serve(
     except (asyncio.CancelledError, KeyboardInterrupt):
         fail("stopped at once; what was not acked may be lost, what was acked is not")
     except OSError as error:
-        fail(_explain(error, settings.server.host, settings.server.port, settings.server.data_dir))
+        fail(_explain(error, settings.server.host, settings.server.data_dir))
 
 
-def _explain(error: OSError, host: str, port: int, data_dir: Path) -> str:
+def _explain(error: OSError, host: str, data_dir: Path) -> str:
     """Return the message for a broker that could not start or could not shut down cleanly."""
     if isinstance(error, socket.gaierror):
         return f"host {host!r} is unknown here: use an address of this machine, for example --host 127.0.0.1"
     match error.errno:
-        case errno.EADDRINUSE:
-            return f"{host}:{port} is taken, perhaps by another broker: choose another with --port (0 takes a free one)"
         case errno.EADDRNOTAVAIL:
             return f"{host} is no address of this machine: use one that is, for example --host 127.0.0.1"
         case errno.ENOSPC:

@@ -49,6 +49,15 @@ def plan_connections(limit: int, in_use: int) -> ConnectionLimits:
     return ConnectionLimits(max(1, limit - kept - 4 * at_once), at_once)
 
 
+def plan_http_connections(limit: int, wanted: int, others: int) -> ConnectionLimits:
+    """Return the limits of the HTTP listener: `wanted` connections if `limit` descriptors are enough for them and for
+    `others`, few otherwise, because most clients are native."""
+    if limit >= wanted + others + KEPT:
+        return ConnectionLimits(wanted, 64)
+    connections = max(1, min(wanted, limit // 32))
+    return ConnectionLimits(connections, max(1, min(64, connections // 8)))
+
+
 def open_descriptors() -> int:
     """Return how many files and sockets this process has open."""
     try:

@@ -24,6 +24,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import select
 import socket
@@ -475,17 +476,22 @@ Factory = Callable[[FramedConnection], Handler]
 async def listen(
     host: str, port: int, factory: Factory, framing: Framing, clock: Clock, accepted_at_once: int = BACKLOG
 ) -> asyncio.Server:
-    """Accept connections; `factory` makes the handler of each. Port 0 uses a free port, on one address only.
+    """Accept connections of frames; `factory` makes the handler of each. As `open_server` otherwise."""
+    return await open_server(host, port, lambda: FramedConnection(framing, clock, factory), accepted_at_once)
 
-    At most `accepted_at_once` connections are accepted before the first of them gets its handler.
+
+async def open_server(
+    host: str, port: int, protocol: Callable[[], asyncio.BaseProtocol], accepted_at_once: int = BACKLOG
+) -> asyncio.Server:
+    """Accept connections; `protocol` makes the protocol of each. Port 0 uses a free port, on one address only.
+
+    At most `accepted_at_once` connections are accepted before the first of them gets its protocol.
     """
     loop = asyncio.get_running_loop()
     if port == 0:
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         host = str(found[0][4][0])
-    server = await loop.create_server(
-        lambda: FramedConnection(framing, clock, factory), host or None, port, backlog=accepted_at_once
-    )
+    server = await loop.create_server(protocol, host or None, port, backlog=accepted_at_once)
     if accepted_at_once < BACKLOG:  # asyncio uses `backlog` for both; the others may still wait in the kernel
         for listening in server.sockets:
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
@@ -497,6 +503,16 @@ def address_of(server: asyncio.Server) -> tuple[str, int]:
     """Return host and port on which a server listens (the first, if there are several)."""
     host, port = server.sockets[0].getsockname()[:2]
     return str(host), int(port)
+
+
+def counted_address(host: str) -> str:
+    """Return what connections are counted by: an IPv4 address, or the /64 network of an IPv6 address."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
 async def connect(

@@ -8,7 +8,6 @@ round, so that a flood of connections is not a flood of log lines.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import Counter
 from typing import Final
 
@@ -18,7 +17,7 @@ from pydanube.model.errors import DanubeError, Full
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.file_descriptors import KEPT, open_descriptors, plan_connections, raise_descriptor_limit
-from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, listen
+from pydanube.runtime.network import BACKLOG, FramedConnection, Framing, Handler, address_of, counted_address, listen
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
@@ -91,7 +90,8 @@ class NativeServer:
     def _fit_descriptors(self) -> None:
         """Lower the connection limit where the process may open too few files: connections must not use up the file
         descriptors that the log needs."""
-        limit = raise_descriptor_limit(self._connections_max + KEPT)
+        reserved = self._settings.descriptors_reserved
+        limit = raise_descriptor_limit(self._connections_max + reserved + KEPT) - reserved
         if limit >= self._connections_max + KEPT:
             return
         places = plan_connections(limit, open_descriptors())
@@ -101,7 +101,7 @@ class NativeServer:
             log.warning(
                 "native.connections_limited",
                 connections_max=self._connections_max,
-                open_files_max=limit,
+                open_files_max=limit + reserved,
                 advice="raise the limit of open files (ulimit -n) for more",
             )
 
@@ -141,7 +141,7 @@ class NativeServer:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def _accept(self, connection: FramedConnection) -> Handler:
-        address = _counted_address(connection.peer[0])
+        address = counted_address(connection.peer[0])
         if len(self._sessions) >= self._connections_max:
             return self._refuse(connection, f"this broker has {self._connections_max} connections")
         if self._addresses[address] >= self._per_address_max:
@@ -153,7 +153,7 @@ class NativeServer:
 
     def _forget(self, session: Session) -> None:
         self._sessions.discard(session)
-        address = _counted_address(session.connection.peer[0])
+        address = counted_address(session.connection.peer[0])
         self._addresses[address] -= 1
         if self._addresses[address] <= 0:
             del self._addresses[address]
@@ -212,13 +212,3 @@ class _Refusal:
 def _preamble_length(_header: memoryview) -> int:
     """Return the length of the PREAMBLE, which is read like a frame before anything else."""
     return len(PREAMBLE)
-
-
-def _counted_address(host: str) -> str:
-    """Return what connections are counted by: an IPv4 address, or the /64 network of an IPv6 address."""
-    if ":" not in host:
-        return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((address, 64), strict=False))

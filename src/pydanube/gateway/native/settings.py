@@ -14,6 +14,8 @@ class NativeSettings:
 
     connections_max: int = 10_000
     connections_per_address_max: int = 1_000
+    descriptors_reserved: int = 0
+    """File descriptors that the connections of other listeners may need."""
     handshake_timeout_ms: int = 5_000
     """The longest time from accepting a connection to its HELLO."""
     handshake_frame_bytes_max: int = 64 * KIB
@@ -51,7 +53,8 @@ class NativeSettings:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise Invalid(f"native {name}={getattr(self, name)} must be at least 1")
+            least = 0 if name == "descriptors_reserved" else 1
+            if getattr(self, name) < least:
+                raise Invalid(f"native {name}={getattr(self, name)} must be at least {least}")
         if self.answers_bytes_max < self.write_high_bytes:
             raise Invalid("native answers_bytes_max must not be smaller than write_high_bytes")

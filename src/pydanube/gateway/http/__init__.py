@@ -1,0 +1,14 @@
+"""The HTTP listener: health, readiness and the Confluent Schema Registry API (docs/http.md).
+
+server          listens, counts connections, checks their timeouts, shuts down
+connection      one client: uvicorn's HTTP/1.1 protocol, with limits on the time of headers, bodies and answers
+application     every request: limits on bodies, errors, the routes
+errors          the one mapping of the error tree to HTTP status codes
+health          /healthz and /readyz
+settings        the limits and timeouts of this listener
+"""
+
+from .server import HttpServer
+from .settings import HttpSettings
+
+__all__ = ["HttpServer", "HttpSettings"]

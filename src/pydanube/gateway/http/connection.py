@@ -1,0 +1,181 @@
+"""One HTTP connection: uvicorn's protocol, with limits on time that uvicorn does not have.
+
+A connection is always in one phase. In the phase *header* the client owes the rest of a request line and headers, in
+the phase *body* the rest of a body (also if the answer was sent already), and in the phase *answer* it owes nothing:
+then only the reading of the answer is watched. Between two requests uvicorn's keep-alive timeout counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from enum import Enum
+from typing import Any, Final, Protocol
+
+import h11
+import msgspec
+from starlette.exceptions import HTTPException
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from pydanube.runtime.telemetry import get_logger
+
+from .errors import PROBLEM, problem_of_http
+from .settings import HttpSettings
+
+log = get_logger(__name__)
+
+
+class _Phase(Enum):
+    HEADER = "header"
+    BODY = "body"
+    ANSWER = "answer"
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs from the listener."""
+
+    settings: HttpSettings
+
+    def monotonic(self) -> float: ...
+
+    def admit(self, connection: HttpConnection) -> str:
+        """Count the connection; return why it is refused, or nothing."""
+        ...
+
+    def forget(self, connection: HttpConnection) -> None: ...
+
+    def count_invalid(self) -> None:
+        """Count a request that was none."""
+        ...
+
+
+class HttpConnection(H11Protocol):
+    """One client. All methods are called on the event loop."""
+
+    def __init__(self, config: Config, state: ServerState, owner: ConnectionOwner) -> None:
+        super().__init__(config, state, {}, asyncio.get_running_loop())
+        self.logger = _request_logger
+        self.access_log = False
+        self._owner = owner
+        self._phase: tuple[_Phase, Any] = (_Phase.HEADER, None)
+        self._since = owner.monotonic()
+        self._unsent_bytes = 0
+        self._unsent_since = self._since
+
+    # -- uvicorn's protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        refusal = self._owner.admit(self)
+        if refusal:
+            self._answer_and_close(503, refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._owner.forget(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # refused, and the client had sent something before
+            return
+        super().data_received(data)
+        self._note_phase()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note_phase()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unsent_since = self._owner.monotonic()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP. uvicorn calls this while it handles the exception of h11."""
+        self._owner.count_invalid()
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        self._answer_and_close(status, f"this is no HTTP/1.1 request: {error}")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: the request is answered as one without an upgrade."""
+
+    def shutdown(self) -> None:
+        """Close the connection once the request that runs is answered, at once if none does."""
+        with contextlib.suppress(h11.LocalProtocolError):  # it is closing already
+            super().shutdown()
+
+    # -- timeouts ------------------------------------------------------------------------------------------------------
+
+    def extend_timeouts(self, seconds: float) -> None:
+        """Do not count a time in which the event loop read from no client."""
+        self._since += seconds
+        self._unsent_since += seconds
+
+    def check_timeouts(self, now: float) -> None:
+        """Disconnect the client if it owes something for too long."""
+        settings, (phase, _) = self._owner.settings, self._phase
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent < self._unsent_bytes:
+            self._unsent_since = now
+        self._unsent_bytes = unsent
+        waited_ms = (now - self._since) * 1000
+        if unsent and (now - self._unsent_since) * 1000 > settings.answer_timeout_ms:
+            self.transport.abort()
+        elif self.transport.is_closing():
+            pass
+        elif phase is _Phase.HEADER and waited_ms > settings.header_timeout_ms:
+            self._answer_and_close(408, f"the headers did not arrive within {settings.header_timeout_ms} ms")
+        elif phase is _Phase.BODY and waited_ms > settings.body_timeout_ms:
+            self._answer_and_close(408, f"the body did not arrive within {settings.body_timeout_ms} ms")
+
+    def _note_phase(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY:
+            phase = _Phase.BODY
+        elif self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+            phase = _Phase.HEADER
+        else:
+            phase = _Phase.ANSWER
+        if self._phase != (phase, self.cycle):  # the same phase of another request is another phase
+            self._phase = (phase, self.cycle)
+            self._since = self._owner.monotonic()
+
+    def _answer_and_close(self, status: int, detail: str) -> None:
+        """Send an error, if no answer has begun, and close the connection. The application learns that its client is
+        gone."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = msgspec.json.encode(problem_of_http(HTTPException(status, detail)))
+            headers = [
+                ("content-type", PROBLEM),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            with contextlib.suppress(h11.LocalProtocolError):
+                events = (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+                self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
+
+
+class _RequestLog(logging.Handler):
+    """Passes what uvicorn logs about a request on to our log: a mistake in an application, with its traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, asyncio.CancelledError):  # a listener that closes cancels what runs
+            log.error("http.request_failed", problem=record.getMessage().strip(), exc_info=error)
+
+
+def _make_request_logger() -> logging.Logger:
+    """Return a logger that is known to nobody else: the process may have an own uvicorn with its own logging."""
+    logger: Final = logging.Logger("pydanube.gateway.http", logging.ERROR)
+    logger.addHandler(_RequestLog())
+    return logger
+
+
+_request_logger: Final = _make_request_logger()

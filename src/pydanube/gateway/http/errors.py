@@ -1,0 +1,95 @@
+"""The error tree as HTTP: the only place that chooses a status for an error.
+
+An error is answered as problem details (RFC 9457). `code` and `retryable` are those of the error tree, so that a client
+can react as a native one does:
+
+    {"title": "NotFound", "status": 404, "detail": "topic /default/orders does not exist", "code": 4}
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pydanube.model.errors import (
+    AlreadyExists,
+    Corrupt,
+    DanubeError,
+    Denied,
+    Full,
+    Invalid,
+    NotFound,
+    NotOwner,
+    Refused,
+    StaleEpoch,
+    Unauthenticated,
+    Unavailable,
+)
+
+PROBLEM: Final = "application/problem+json"
+
+STATUS: Final[dict[type[DanubeError], int]] = {
+    DanubeError: 500,
+    Invalid: 400,
+    Refused: 409,
+    NotFound: 404,
+    AlreadyExists: 409,
+    Denied: 403,
+    Unauthenticated: 401,
+    Full: 429,
+    NotOwner: 421,
+    StaleEpoch: 409,
+    Unavailable: 503,
+    Corrupt: 500,
+}
+
+_HEADERS: Final[dict[int, dict[str, str]]] = {
+    401: {"www-authenticate": "Bearer"},
+    429: {"retry-after": "1"},
+    503: {"retry-after": "1"},
+}
+"""Headers that belong to a status."""
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    """The body of an answer that is an error."""
+
+    title: str
+    status: int
+    detail: str
+    code: int = 0
+    """The code of the error tree; absent for errors of HTTP itself."""
+    retryable: bool = False
+    owner: str = ""
+    """The address of the broker to ask instead, of a NotOwner."""
+
+
+def status_of(error: DanubeError) -> int:
+    """Return the status of an error; a class that is not in the table has that of its nearest base."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def problem_of(error: DanubeError) -> Problem:
+    owner = error.owner if isinstance(error, NotOwner) else ""
+    kind = type(error)
+    return Problem(kind.__name__, status_of(error), error.message, kind.code, kind.retryable, owner)
+
+
+def problem_of_http(error: HTTPException) -> Problem:
+    """Return the body for an error of HTTP itself: no such path, method not allowed, body too large."""
+    return Problem("HTTP", error.status_code, error.detail)
+
+
+def headers_of(error: DanubeError | HTTPException) -> dict[str, str]:
+    if isinstance(error, HTTPException):
+        return {**_HEADERS.get(error.status_code, {}), **(error.headers or {})}
+    return dict(_HEADERS.get(status_of(error), {}))
+
+
+def respond(error: DanubeError | HTTPException) -> Response:
+    """Return the answer for an error."""
+    problem = problem_of_http(error) if isinstance(error, HTTPException) else problem_of(error)
+    return Response(msgspec.json.encode(problem), problem.status, headers_of(error), PROBLEM)

@@ -1,0 +1,174 @@
+"""The HTTP listener: accepts and counts connections, checks them for timeouts, drains them at shutdown.
+
+Of uvicorn only the HTTP/1.1 protocol is used, on the broker's event loop: no signal handler, no logging configuration,
+no process is uvicorn's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from email.utils import formatdate
+from typing import Final
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from pydanube.broker import Broker
+from pydanube.runtime.clock import MICROSECONDS, Clock
+from pydanube.runtime.network import address_of, counted_address, open_server
+from pydanube.runtime.tasks import Tasks
+from pydanube.runtime.telemetry import get_logger
+
+from .application import Application
+from .connection import HttpConnection
+from .settings import HttpSettings
+
+log = get_logger(__name__)
+
+_ROUND_S_MAX: Final = 1.0
+"""Connections are checked this often, or more often where a timeout is short."""
+
+_ROUNDS_PER_TIMEOUT: Final = 5
+
+_LATE_S: Final = 0.25
+"""A round that begins so much too late shows that the event loop was busy and read from no client meanwhile."""
+
+_DRAIN_ROUND_S: Final = 0.02
+
+
+class HttpServer:
+    """Serves HTTP/1.1 on one port."""
+
+    def __init__(self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._tasks = tasks
+        self._application = Application(broker, settings)
+        self._config = Config(
+            self._application,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
+            h11_max_incomplete_event_size=settings.header_bytes_max,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._connections: set[HttpConnection] = set()
+        self._addresses: Counter[str] = Counter()
+        self._refused = 0
+        self._invalid = 0
+        self._server: asyncio.Server | None = None
+        self._rounds: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on `host` and `port` and return the address in use. Raises OSError where that is impossible."""
+        assert self._server is None, "a listener starts once"
+        self._set_date()
+        self._server = await open_server(host, port, self._make_connection, self.settings.accepted_at_once)
+        self._rounds = self._tasks.spawn(self._check_connections(), "http connections")
+        return address_of(self._server)
+
+    def drain(self) -> None:
+        """Say on /readyz that the broker is shutting down, and refuse new requests; those that run are answered."""
+        self._application.drain()
+
+    async def close(self, drain_s: float) -> None:
+        """Stop accepting, answer what is in flight for at most `drain_s`, then close all connections.
+
+        Cancelled: some connections are still open; call it again.
+        """
+        self.drain()
+        if self._server is not None:
+            self._server.close()
+        if self._rounds is not None:
+            self._rounds.cancel()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        deadline = self._clock.monotonic() + drain_s
+        while (self._state.connections or self._state.tasks) and self._clock.monotonic() < deadline:
+            await self._clock.sleep(_DRAIN_ROUND_S)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # the connections learn that they are lost: what is cancelled below has no one to answer
+        running = list(self._state.tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def _make_connection(self) -> HttpConnection:
+        return HttpConnection(self._config, self._state, self)
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def admit(self, connection: HttpConnection) -> str:
+        """Count the connection; return why it is refused, or nothing."""
+        address = _address_of_client(connection)
+        why = ""
+        if len(self._connections) >= self.settings.connections_max:
+            why = f"this broker has {self.settings.connections_max} HTTP connections"
+        elif self._addresses[address] >= self.settings.connections_per_address_max:
+            why = f"address {address} has {self.settings.connections_per_address_max} HTTP connections"
+        if why:
+            self._refused += 1
+            return f"{why}, as many as it may have: close some or raise the limit"
+        self._connections.add(connection)
+        self._addresses[address] += 1
+        return ""
+
+    def forget(self, connection: HttpConnection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        address = _address_of_client(connection)
+        self._addresses[address] -= 1
+        if self._addresses[address] <= 0:
+            del self._addresses[address]
+
+    def count_invalid(self) -> None:
+        self._invalid += 1
+
+    # -- timeouts ------------------------------------------------------------------------------------------------------
+
+    async def _check_connections(self) -> None:
+        """Check the timeouts of all connections, round after round, until cancelled."""
+        settings = self.settings
+        shortest_ms = min(settings.header_timeout_ms, settings.body_timeout_ms, settings.answer_timeout_ms)
+        round_s = min(_ROUND_S_MAX, shortest_ms / 1000 / _ROUNDS_PER_TIMEOUT)
+        while True:
+            due = self._clock.monotonic() + round_s
+            await self._clock.sleep(round_s)
+            now = self._clock.monotonic()
+            self._set_date()
+            for connection in list(self._connections):
+                if now - due > _LATE_S:
+                    connection.extend_timeouts(now - due)
+                connection.check_timeouts(now)
+            self._log_counts()
+
+    def _log_counts(self) -> None:
+        """Log refusals as a number, once per round, so that a flood of them is not a flood of log lines."""
+        if self._refused:
+            log.warning("http.connections_refused", count=self._refused, connections=len(self._connections))
+            self._refused = 0
+        if self._invalid:
+            log.info("http.requests_invalid", count=self._invalid)
+            self._invalid = 0
+
+    def _set_date(self) -> None:
+        date = formatdate(self._clock.now_us() / MICROSECONDS, usegmt=True)
+        self._state.default_headers = [(b"date", date.encode()), (b"x-content-type-options", b"nosniff")]
+
+
+def _address_of_client(connection: HttpConnection) -> str:
+    return counted_address(connection.client[0]) if connection.client is not None else ""
