@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
-from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
@@ -33,11 +32,9 @@ from . import records
 from .ids import IdBlocks
 from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
 from .tombstones import KnownLedgers, drop_writes
+from .writing import write_surely
 
 log = get_logger(__name__)
-
-DOUBT_S: Final = 1.0
-"""How long to wait before a failed read of the metadata is tried again."""
 
 
 class Registry:
@@ -392,28 +389,7 @@ class Registry:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
-        """Write to the store; raise if nothing was written. Cancelled: the broker is closing."""
-        try:
-            result = await self._store.transact(compares, writes)
-        except DanubeError:
-            if not await self._is_written(writes[0]):
-                raise
-        else:
-            if not result.succeeded:
-                raise Unavailable("the metadata changed at the same moment: send the request again")
-
-    async def _is_written(self, write: Put | Delete) -> bool:
-        """Return whether a write that failed was written after all. Retries until the store answers, because nothing
-        else may be changed before that is known."""
-        while True:
-            try:
-                found = await self._store.get(write.key)
-            except DanubeError as error:
-                log.warning("metadata.in_doubt", key=write.key, error=error.message)
-                await self._clock.sleep(DOUBT_S)
-            else:
-                value = found.value if found is not None else None
-                return value == (write.value if isinstance(write, Put) else None)
+        await write_surely(self._store, self._clock, compares, writes)
 
     async def _delete_keys(self, keys: list[str]) -> None:
         for start in range(0, len(keys), METADATA_OPERATIONS_MAX):
