@@ -298,9 +298,16 @@ class Broker:
         access: Access = "shared",
         opener: int = 0,
     ) -> Producer:
-        """Open a producer; see codec.native.requests.OpenProducer. Without `producer_id` it gets a new identity."""
+        """Open a producer; see codec.native.requests.OpenProducer. Without `producer_id` it gets a new identity.
+
+        A producer that names a subject asks `schemas.choose` first.
+        """
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
         return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access, opener)
+
+    def check_may_publish(self, principal: Principal, topic: TopicName) -> None:
+        """Raise Denied if the principal may not publish to the topic, before anything is done for its producer."""
+        self._authorizer.check(principal, Action.PRODUCE, str(topic))
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         """Take one batch. `done` is called exactly once with the outcome, now or when the ack level is reached.

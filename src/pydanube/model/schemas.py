@@ -218,6 +218,15 @@ class Binding:
         if self.pinned_version and self.minimum_version:
             raise Invalid("a binding has a pinned version or a minimum version, not both")
 
+    @property
+    def rule(self) -> str:
+        """The versions that may be used, in words."""
+        if self.pinned_version:
+            return f"version {self.pinned_version} of subject {self.subject!r}"
+        if self.minimum_version:
+            return f"versions from {self.minimum_version} on of subject {self.subject!r}"
+        return f"all versions of subject {self.subject!r}"
+
     def allows(self, version: int) -> bool:
         """Return whether batches of this version may be published, if it is registered."""
         return version >= self.minimum_version and self.pinned_version in (0, version)

@@ -22,6 +22,7 @@ from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, Not
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
+from pydanube.model.schemas import Binding
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.locks import SharedLock
@@ -174,6 +175,32 @@ class Registry:
             former = self.topic(name)
             record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
             await self._replace_topic(name, record)
+
+    async def set_binding(self, name: TopicName, binding: Binding | None, *, first: bool = False) -> Binding | None:
+        """Bind a topic to a subject, or (None) to none, and return the binding that it has then. With `first`, a topic
+        that is bound already keeps its binding. Raises Refused if it is bound to another subject."""
+        async with self._changing:
+            former = self.topic(name)
+            bound = former.binding
+            if bound is not None and binding is not None:
+                if bound.subject != binding.subject:
+                    raise Refused(
+                        f"topic {name} is bound to subject {bound.subject!r}, not to {binding.subject!r}: unbind it "
+                        f"first, with `danube schemas unbind {name}`"
+                    )
+                if first:
+                    return bound
+            if bound != binding:
+                await self._replace_topic(name, msgspec.structs.replace(former, binding=binding))
+            return binding
+
+    def bound_topics(self, subject: str) -> list[TopicName]:
+        """Return the topics that are bound to a subject."""
+        return sorted(
+            name
+            for name, record in self._topics.items()
+            if record.binding is not None and record.binding.subject == subject
+        )
 
     async def grow_topic(self, name: TopicName, partitions: int) -> None:
         """Raise the number of partitions. Existing subscriptions begin at the start of the new partitions."""

@@ -24,7 +24,9 @@ from pydanube.model.limits import (
     SCHEMA_REFERENCES_MAX,
     SCHEMA_TAGS_MAX,
 )
+from pydanube.model.names import TopicName
 from pydanube.model.schemas import (
+    Binding,
     Compatibility,
     Incompatibility,
     RegisteredVersion,
@@ -33,6 +35,7 @@ from pydanube.model.schemas import (
     SchemaFormat,
     SchemaVersion,
     SubjectDescription,
+    ValidationPolicy,
     parse_subject,
 )
 from pydanube.runtime.clock import Clock
@@ -58,6 +61,13 @@ class ModeReport(NamedTuple):
 
     own: RegistryMode | None
     effective: RegistryMode
+
+
+class ChosenVersion(NamedTuple):
+    """What a producer writes into its batches."""
+
+    schema_id: int
+    version: int
 
 
 class Schemas:
@@ -223,7 +233,7 @@ class Schemas:
             own,
             effective,
             self._subjects.mode(found)[1],
-            (),
+            tuple(map(str, self._registry.bound_topics(subject))),
             found.record.created_at,
         )
 
@@ -246,6 +256,8 @@ class Schemas:
         self._check(principal, Action.DELETE, subject)
         async with self._subjects.changing:
             found, number = self._version(subject, version, deleted=permanent)
+            if found.live == [number] or list(found.versions) == [number]:
+                self._check_unbound(subject)
             self._check_deletable(found, [number], permanent)
             if permanent:
                 await self._subjects.remove(found, [number])
@@ -262,6 +274,7 @@ class Schemas:
         self._check(principal, Action.DELETE, subject)
         async with self._subjects.changing:
             found = self._subjects.subject(subject, deleted=permanent)
+            self._check_unbound(subject)
             versions = list(found.versions) if permanent else found.live
             self._check_deletable(found, versions, permanent)
             if permanent:
@@ -280,6 +293,63 @@ class Schemas:
         if self._subjects.mode(subject)[1] is RegistryMode.READONLY:
             raise Refused(f"subject {subject.name!r} is read-only: set its mode to readwrite first")
         self._subjects.check_unreferenced(subject, versions)
+
+    def _check_unbound(self, subject: str) -> None:
+        if bound := self._registry.bound_topics(subject):
+            raise Refused(f"topic {bound[0]} is bound to subject {subject!r}: unbind it first, then delete the subject")
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    async def bind(self, principal: Principal, topic: TopicName, binding: Binding) -> None:
+        """Bind a topic to a subject, or change how that is checked. It applies to what is published from now on.
+
+        Raises Refused if the topic is bound to another subject, and NotFound if the subject or a version that the
+        binding names does not exist.
+        """
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        async with self._subjects.changing:
+            self._subjects.version(binding.subject, binding.pinned_version or binding.minimum_version)
+            await self._registry.set_binding(topic, binding)
+        log.info("topic.bound", topic=str(topic), subject=binding.subject, policy=str(binding.policy))
+
+    async def unbind(self, principal: Principal, topic: TopicName) -> None:
+        """Let the topic carry anything again. Raises NotFound if it is not bound."""
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        if self._registry.topic(topic).binding is None:
+            raise NotFound(f"topic {topic} is not bound to a subject")
+        await self._registry.set_binding(topic, None)
+        log.info("topic.unbound", topic=str(topic))
+
+    async def binding(self, principal: Principal, topic: TopicName) -> Binding | None:
+        """Return the binding of a topic; None: it carries anything."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        return self._registry.topic(topic).binding
+
+    async def choose(
+        self, principal: Principal, topic: TopicName, subject: str, version: int = 0, minimum: int = 0
+    ) -> ChosenVersion:
+        """Return the version that a producer of a topic uses: `version`, or the latest, which must not be older than
+        `minimum`. The first producer that names a subject binds the topic to it, without a policy.
+
+        Raises NotFound for an unknown subject or version, and Refused if the topic is bound to another subject or does
+        not take this version.
+        """
+        self._check(principal, Action.DESCRIBE, subject)
+        async with self._subjects.changing:
+            found, chosen = self._version(subject, version or "latest", deleted=False)
+            if chosen < minimum:
+                raise NotFound(f"subject {subject!r} has no version {minimum} or later: its latest is {chosen}")
+            wanted = Binding(subject, ValidationPolicy.NONE)
+            binding = self._registry.topic(topic).binding
+            if binding is None or binding.subject != subject:
+                binding = await self._registry.set_binding(topic, wanted, first=True)
+                log.info("topic.bound", topic=str(topic), subject=subject, policy=str(wanted.policy))
+        assert binding is not None
+        if not version and not minimum and binding.pinned_version:
+            found, chosen = self._version(subject, binding.pinned_version, deleted=False)
+        if not binding.allows(chosen):
+            raise Refused(f"topic {topic} takes {binding.rule}, not version {chosen}")
+        return ChosenVersion(found.schema_id, chosen)
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
