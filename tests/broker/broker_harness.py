@@ -112,6 +112,7 @@ async def open_broker(
             tiering or TIERING,
         )
         broker = Broker(broker_parts, replace(SETTINGS, **changes))
+        await broker.schemas.start()
         if not crash:
             parts.push_async_callback(broker.close)
         yield broker

@@ -11,7 +11,7 @@ from metadata_harness import FaultyStore, deletes, puts
 from tiering_harness import PER_BATCH, SMALL, WAL, everything, filled, keys, upload_all
 
 from pydanube.broker.registry import records
-from pydanube.broker.registry.registry import DOUBT_S
+from pydanube.broker.registry.writing import DOUBT_S
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.store import Delete, Put, list_all
 from pydanube.model.errors import AlreadyExists, NotFound, Unavailable

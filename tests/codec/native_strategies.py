@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydanube.codec.native import requests
 from pydanube.model.failure import DELAY_MS_MAX, Backoff, FailurePolicy, Poison
 from pydanube.model.policies import FIELDS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, BacklogAction, Policies
+from pydanube.model.schemas import Binding, Framing, ValidationPolicy
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -60,6 +61,18 @@ def policies() -> st.SearchStrategy[Policies]:
     return st.builds(Policies, **numbers, backlog_action=st.none() | st.sampled_from(BacklogAction))
 
 
+def bindings() -> st.SearchStrategy[Binding]:
+    versions = st.tuples(U16, st.just(0)) | st.tuples(st.just(0), U16)
+    return st.builds(
+        lambda numbers, *others: Binding("orders/value", *others[:2], *numbers, *others[2:]),
+        versions,
+        st.sampled_from(ValidationPolicy),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from(Framing),
+    )
+
+
 PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
     int: st.integers(-(2**63), 2**64 - 1),
     float: st.floats(allow_nan=False),
@@ -69,6 +82,7 @@ PLAIN: dict[object, st.SearchStrategy[typing.Any]] = {
     type(None): st.none(),
     FailurePolicy: failure_policies(),
     Policies: policies(),
+    Binding: bindings(),
 }
 
 
@@ -80,6 +94,8 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
             return st.sampled_from(arguments)
         case builtin if builtin is list and name == "ranges":
             return OFFSET_RANGES
+        case builtin if builtin is tuple and arguments[1:] == (...,):
+            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
         case builtin if builtin is tuple:
             return st.tuples(*[values_of(one) for one in arguments])
         case builtin if builtin is list:
@@ -93,6 +109,6 @@ def values_of(kind: object, name: str = "") -> st.SearchStrategy[typing.Any]:
     assert isinstance(kind, type), kind
     if issubclass(kind, enum.Enum):
         return st.sampled_from(kind)
-    assert dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct), kind
+    assert dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct | tuple), kind
     hints = typing.get_type_hints(kind)
     return st.builds(kind, **{field: values_of(hint, field) for field, hint in hints.items() if field[0] != "_"})

@@ -12,6 +12,7 @@ import pytest
 from native_pending_samples import PENDING_HEADS
 from native_samples import GOLDEN as SAMPLES
 from native_samples import HEADS, PARTITION, STATISTICS_BEFORE_GAPS
+from native_schema_samples import SCHEMA_HEADS
 from native_staging_samples import STAGING_FRAMES, STAGING_HEADS
 from native_storage_samples import STORAGE_HEADS
 
@@ -114,12 +115,29 @@ def test_requests_keep_their_names() -> None:
         "stage.commit",
         "stage.queries",
         "stage.forget",
+        "schema.register",
+        "schema.check",
+        "schema.lookup",
+        "schema.get",
+        "schema.subjects",
+        "schema.versions",
+        "schema.describe",
+        "schema.delete",
+        "schema.compatibility",
+        "schema.set_compatibility",
+        "schema.tags",
+        "schema.referenced_by",
+        "schema.bind",
+        "schema.unbind",
+        "schema.binding",
         "broker.describe",
     }
 
 
 @pytest.mark.parametrize(
-    ("value", "golden"), [*HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS], ids=lambda one: type(one).__name__
+    ("value", "golden"),
+    [*HEADS, *PENDING_HEADS, *STORAGE_HEADS, *STAGING_HEADS, *SCHEMA_HEADS],
+    ids=lambda one: type(one).__name__,
 )
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(
     value: msgspec.Struct, golden: bytes

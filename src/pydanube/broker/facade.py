@@ -19,6 +19,7 @@ from pydanube.broker.partitions.recovery import PartitionRecovery
 from pydanube.broker.registry.policies import EffectivePolicies, broker_policies
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.staging.staging import Staging
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
@@ -135,6 +136,7 @@ class Broker:
             open_partitions,
             self.tiers,
         )
+        self.schemas = Schemas(parts.store, registry, authorizer, clock)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
@@ -192,7 +194,9 @@ class Broker:
         return self._staging
 
     async def start(self) -> None:
-        """Continue what was unfinished when the broker last stopped. Call this before the listeners open."""
+        """Load the schema registry, and continue what was unfinished when the broker last stopped. Call this before the
+        listeners open."""
+        await self.schemas.start()
         if self._staging is not None:
             await self._staging.start()
         self._partitions.log_released()
@@ -300,9 +304,16 @@ class Broker:
         access: Access = "shared",
         opener: int = 0,
     ) -> Producer:
-        """Open a producer; see codec.native.requests.OpenProducer. Without `producer_id` it gets a new identity."""
+        """Open a producer; see codec.native.requests.OpenProducer. Without `producer_id` it gets a new identity.
+
+        A producer that names a subject asks `schemas.choose` first.
+        """
         self._authorizer.check(principal, Action.PRODUCE, str(topic))
         return await self.producers.open(topic, partition, name, producer_id, producer_epoch, access, opener)
+
+    def check_may_publish(self, principal: Principal, topic: TopicName) -> None:
+        """Raise Denied if the principal may not publish to the topic, before anything is done for its producer."""
+        self._authorizer.check(principal, Action.PRODUCE, str(topic))
 
     def publish(self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone) -> None:
         """Take one batch. `done` is called exactly once with the outcome, now or when the ack level is reached.

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.dead_letters import DeadLetters
+from pydanube.client.admin.schemas import Schemas
 from pydanube.client.connection.address import parse_addresses
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
@@ -209,6 +210,11 @@ class Client(Admin, StagedWrites):
         task, attempt       which task and attempt stages this share of the batch; they only identify it
         """
         return self._keep(Stager(self._brokers, StageOrigin(query, run, batch_id, task, attempt)))
+
+    @property
+    def schemas(self) -> Schemas:
+        """The schema registry: register, read, check and delete schemas, and bind topics to them."""
+        return Schemas(self)
 
     def dead_letters(self, topic: str) -> DeadLetters:
         """Return the messages of a dead letter topic, to look at them or to send them back to their topic."""

@@ -60,6 +60,8 @@ class ProducerSettings:
     access: Literal["shared", "exclusive"] = "shared"
     schema: tuple[int, int] = (0, 0)
     """Schema id and version, which are written to every batch."""
+    subject: str = ""
+    """The subject of this schema. The first producer that names one binds the topic to it."""
 
     def __post_init__(self) -> None:
         if self.access not in ("shared", "exclusive"):

@@ -54,6 +54,22 @@ SCHEMA_BYTES_MAX: Final = 512 * KIB
 """The largest definition of a schema, in UTF-8: with its tags and references it fits one metadata value, and one
 control frame even where an answer has it twice."""
 
+SCHEMA_SUBJECTS_MAX: Final = 100_000
+"""The most subjects: the broker has an index of all versions in memory."""
+
+SCHEMA_VERSIONS_MAX: Final = 1_000
+"""The most versions of one subject, with deleted ones: the transitive compatibility levels compare with each of
+them."""
+
+SCHEMA_REFERENCES_MAX: Final = 200
+"""The most definitions that one definition refers to, also indirectly: they are parsed together."""
+
+SCHEMA_REFERENCE_BYTES_MAX: Final = 1_000
+"""The longest name by which a definition refers to another one, in UTF-8."""
+
+SCHEMA_TAGS_MAX: Final = 50
+"""The most tags of one version. A tag has at most NAME_CHARACTERS_MAX characters."""
+
 PRODUCER_BATCHES_IN_FLIGHT_MAX: Final = 64
 """Unacknowledged batches of one producer and partition; the log remembers at least as many for deduplication."""
 
@@ -72,5 +88,11 @@ STAGES_PER_COMMIT_MAX: Final = 10_000
 DELIVERY_DELAY_S_MAX: Final = 10 * 366 * 24 * 3600
 """The longest delivery delay of a message, about ten years: a longer one is a mistake of units."""
 
+assert (
+    SCHEMA_BYTES_MAX
+    + SCHEMA_REFERENCES_MAX * (SCHEMA_REFERENCE_BYTES_MAX + NAME_CHARACTERS_MAX + 32)
+    + SCHEMA_TAGS_MAX * NAME_CHARACTERS_MAX * 4
+    < METADATA_VALUE_BYTES_MAX
+), "a version is one metadata value"
 assert MESSAGE_BYTES_MAX + KEY_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX
 assert ACKED_RANGES_MAX * 8 + BATCH_MESSAGES_MAX * 2 + ALIGNMENT < CONTROL_BYTES_MAX, "a delivery's row selection"

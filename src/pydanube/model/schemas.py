@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from .errors import Invalid
 from .limits import NAME_CHARACTERS_MAX
@@ -105,3 +105,128 @@ class SchemaDefinition:
     format: SchemaFormat
     text: str
     references: tuple[SchemaReference, ...] = ()
+
+
+class Incompatibility(NamedTuple):
+    """One reason why data of the writer cannot be read by the reader. `path` names the field, `$` the whole."""
+
+    path: str
+    reason: str
+    version: int = 0
+    """The version it was compared with; 0: none."""
+
+    def __str__(self) -> str:
+        against = f" (version {self.version})" if self.version else ""
+        return f"{self.path}: {self.reason}{against}"
+
+
+class RegistryMode(_Word):
+    """What may be changed: everything, or nothing."""
+
+    READWRITE = "readwrite"
+    READONLY = "readonly"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredVersion:
+    """The answer to a registration. `is_new`: this call created the version; otherwise the subject had it already."""
+
+    schema_id: int
+    version: int
+    global_id: int
+    is_new: bool
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of a subject. `deleted`: it is deleted and can still be read by those who ask for deleted ones."""
+
+    subject: str
+    schema_id: int
+    version: int
+    global_id: int
+    definition: SchemaDefinition
+    fingerprint: str
+    tags: tuple[str, ...] = ()
+    deleted: bool = False
+    created_at: int = 0
+    """Microseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectDescription:
+    """A subject without its definitions. `compatibility` is None where the default of the broker applies."""
+
+    subject: str
+    schema_id: int
+    format: SchemaFormat
+    """The format of the newest version."""
+    versions: tuple[int, ...]
+    deleted_versions: tuple[int, ...]
+    compatibility: Compatibility | None
+    effective_compatibility: Compatibility
+    mode: RegistryMode
+    topics: tuple[str, ...] = ()
+    """The topics that are bound to the subject."""
+    created_at: int = 0
+
+
+class ValidationPolicy(_Word):
+    """What happens to a batch that does not fit the binding of its topic."""
+
+    NONE = "none"
+    """Nothing is checked."""
+    WARN = "warn"
+    """It is stored, counted and logged."""
+    ENFORCE = "enforce"
+    """It is refused with Invalid."""
+
+
+class Framing(_Word):
+    """What stands before the payload proper."""
+
+    NONE = "none"
+    CONFLUENT = "confluent"
+    """A zero byte and the global id of the schema in four bytes, as the serializers of Confluent write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a topic carries: payloads of one subject, and how that is checked.
+
+    Without `pinned_version` and `minimum_version` every registered version may be used, and a producer that names none
+    gets the latest.
+    """
+
+    subject: str
+    policy: ValidationPolicy = ValidationPolicy.ENFORCE
+    validate_payloads: bool = True
+    """False: only the schema id and version of each batch are checked."""
+    pinned_version: int = 0
+    """Only this version may be used; 0: no such rule."""
+    minimum_version: int = 0
+    """Only this version and later ones may be used; 0: no such rule."""
+    tombstones: bool = False
+    """Whether an empty payload is allowed; it is not validated then. It is invalid otherwise."""
+    framing: Framing = Framing.NONE
+
+    def __post_init__(self) -> None:
+        parse_subject(self.subject)
+        if self.pinned_version < 0 or self.minimum_version < 0:
+            raise Invalid("the version of a binding is 1 or more")
+        if self.pinned_version and self.minimum_version:
+            raise Invalid("a binding has a pinned version or a minimum version, not both")
+
+    @property
+    def rule(self) -> str:
+        """The versions that may be used, in words."""
+        if self.pinned_version:
+            return f"version {self.pinned_version} of subject {self.subject!r}"
+        if self.minimum_version:
+            return f"versions from {self.minimum_version} on of subject {self.subject!r}"
+        return f"all versions of subject {self.subject!r}"
+
+    def allows(self, version: int) -> bool:
+        """Return whether batches of this version may be published, if it is registered."""
+        return version >= self.minimum_version and self.pinned_version in (0, version)

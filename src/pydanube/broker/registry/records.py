@@ -30,6 +30,7 @@ from pydanube.model.errors import Corrupt
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
+from pydanube.model.schemas import Binding
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
 
@@ -48,6 +49,8 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
     ack_level: str = "durable"
     created_at: int = 0
     policies: Policies | None = None
+    binding: Binding | None = None
+    """The subject whose schemas the topic carries, and how that is checked; None: it carries anything."""
 
     def own_policies(self) -> Policies:
         return self.policies or Policies()

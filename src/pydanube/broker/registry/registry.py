@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
-from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.errors import AlreadyExists, DanubeError, Full, Invalid, NotFound, Refused
 from pydanube.model.failure import NATIVE, FailurePolicy
 from pydanube.model.limits import METADATA_OPERATIONS_MAX, PARTITIONS_MAX
 from pydanube.model.names import DEFAULT_NAMESPACE, TopicName
+from pydanube.model.schemas import Binding
 from pydanube.model.topics import SubscriptionType, TopicConfig
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.locks import SharedLock
@@ -33,11 +33,9 @@ from . import records
 from .ids import IdBlocks
 from .records import AccessRecord, NamespaceRecord, ProducerRecord, SubscriptionRecord, TopicRecord
 from .tombstones import KnownLedgers, drop_writes
+from .writing import write_surely
 
 log = get_logger(__name__)
-
-DOUBT_S: Final = 1.0
-"""How long to wait before a failed read of the metadata is tried again."""
 
 
 class Registry:
@@ -177,6 +175,32 @@ class Registry:
             former = self.topic(name)
             record = msgspec.structs.replace(former, policies=former.own_policies().changed(dict(changes)))
             await self._replace_topic(name, record)
+
+    async def set_binding(self, name: TopicName, binding: Binding | None, *, first: bool = False) -> Binding | None:
+        """Bind a topic to a subject, or (None) to none, and return the binding that it has then. With `first`, a topic
+        that is bound already keeps its binding. Raises Refused if it is bound to another subject."""
+        async with self._changing:
+            former = self.topic(name)
+            bound = former.binding
+            if bound is not None and binding is not None:
+                if bound.subject != binding.subject:
+                    raise Refused(
+                        f"topic {name} is bound to subject {bound.subject!r}, not to {binding.subject!r}: unbind it "
+                        f"first, with `danube schemas unbind {name}`"
+                    )
+                if first:
+                    return bound
+            if bound != binding:
+                await self._replace_topic(name, msgspec.structs.replace(former, binding=binding))
+            return binding
+
+    def bound_topics(self, subject: str) -> list[TopicName]:
+        """Return the topics that are bound to a subject."""
+        return sorted(
+            name
+            for name, record in self._topics.items()
+            if record.binding is not None and record.binding.subject == subject
+        )
 
     async def grow_topic(self, name: TopicName, partitions: int) -> None:
         """Raise the number of partitions. Existing subscriptions begin at the start of the new partitions."""
@@ -392,28 +416,7 @@ class Registry:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
-        """Write to the store; raise if nothing was written. Cancelled: the broker is closing."""
-        try:
-            result = await self._store.transact(compares, writes)
-        except DanubeError:
-            if not await self._is_written(writes[0]):
-                raise
-        else:
-            if not result.succeeded:
-                raise Unavailable("the metadata changed at the same moment: send the request again")
-
-    async def _is_written(self, write: Put | Delete) -> bool:
-        """Return whether a write that failed was written after all. Retries until the store answers, because nothing
-        else may be changed before that is known."""
-        while True:
-            try:
-                found = await self._store.get(write.key)
-            except DanubeError as error:
-                log.warning("metadata.in_doubt", key=write.key, error=error.message)
-                await self._clock.sleep(DOUBT_S)
-            else:
-                value = found.value if found is not None else None
-                return value == (write.value if isinstance(write, Put) else None)
+        await write_surely(self._store, self._clock, compares, writes)
 
     async def _delete_keys(self, keys: list[str]) -> None:
         for start in range(0, len(keys), METADATA_OPERATIONS_MAX):

@@ -298,8 +298,12 @@ class Admin(StorageAdmin):
         return _broker_description(await self._request(requests.DescribeBroker(), requests.BrokerInfo))
 
     async def _request_once(self, request: requests.Request) -> None:
+        await self._answer_once(request, requests.Done)
+
+    async def _answer_once(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
+        """Send a request to any broker once, and return the answer."""
         self._check_open()
-        await self._brokers.call(request, requests.Done, repeatable=False)
+        return await self._brokers.call(request, answer, repeatable=False)
 
 
 def _checked_target(text: str) -> str:

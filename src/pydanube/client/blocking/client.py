@@ -25,6 +25,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
+from pydanube.client.admin.schemas import Schemas
 from pydanube.client.client import DEFAULT_URL, Client
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
@@ -144,6 +145,35 @@ class BlockingDeadLetters:
         """Do nothing: there is nothing to pass on."""
 
 
+class BlockingSchemas:
+    """See `Schemas`."""
+
+    def __init__(self, inner: Schemas, thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    register = blocking(Schemas.register)
+    check = blocking(Schemas.check)
+    lookup = blocking(Schemas.lookup)
+    get = blocking(Schemas.get)
+    get_by_id = blocking(Schemas.get_by_id)
+    by_global_id = blocking(Schemas.by_global_id)
+    subjects = blocking(Schemas.subjects)
+    versions = blocking(Schemas.versions)
+    describe = blocking(Schemas.describe)
+    delete = blocking(Schemas.delete)
+    compatibility = blocking(Schemas.compatibility)
+    set_compatibility = blocking(Schemas.set_compatibility)
+    set_tags = blocking(Schemas.set_tags)
+    referenced_by = blocking(Schemas.referenced_by)
+    bind = blocking(Schemas.bind)
+    unbind = blocking(Schemas.unbind)
+    binding = blocking(Schemas.binding)
+
+    def _hand_over(self) -> None:
+        """Do nothing: there is nothing to pass on."""
+
+
 class BlockingStager(Blocking[Stager]):
     """See `Stager`."""
 
@@ -204,6 +234,11 @@ class BlockingClient(Blocking[Client]):
     consumer = _blocking_factory(Client.consumer, BlockingConsumer)
     reader = _blocking_factory(Client.reader, BlockingReader)
     stager = _blocking_factory(Client.stager, BlockingStager)
+
+    @property
+    def schemas(self) -> BlockingSchemas:
+        """See `Client.schemas`."""
+        return BlockingSchemas(self._inner.schemas, self._thread)
 
     def dead_letters(self, topic: str) -> BlockingDeadLetters:
         """See `Client.dead_letters`."""

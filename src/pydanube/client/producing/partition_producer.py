@@ -132,6 +132,8 @@ class PartitionProducer:
             producer_epoch=identity.producer_epoch if known else 0,
             access=self._settings.access,
             opener=identity.opener,
+            subject=self._settings.subject,
+            schema_version=self._settings.schema[1] if self._settings.subject else 0,
         )
 
     def close_request(self, handle: int) -> requests.CloseProducer:

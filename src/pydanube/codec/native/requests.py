@@ -16,6 +16,14 @@ from pydanube.model.errors import DanubeError, Invalid, NotOwner, from_code
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.pending import PendingMessage
 from pydanube.model.policies import Policies
+from pydanube.model.schemas import (
+    Binding,
+    Incompatibility,
+    RegisteredVersion,
+    SchemaDefinition,
+    SchemaVersion,
+    SubjectDescription,
+)
 from pydanube.model.staging import StagedQuery
 from pydanube.model.statistics import TopicStatistics
 from pydanube.model.storage import (
@@ -218,7 +226,9 @@ class OpenProducer(Request, tag="producer.open"):
     producer that has an identity already (from another partition, or before a reconnect) sends it and keeps it.
 
     `opener`: a random number that a producer chooses once and always sends, so that a repeated open, after a lost
-    answer, does not fence the producer itself.
+    answer, does not fence the producer itself. `subject`: what the producer publishes are schemas of this subject, of
+    `schema_version`, or (0) of the latest, which is at least `schema_version_min`. The answer has its schema id and
+    version. The first producer that names a subject binds the topic to it; another subject is Refused.
     """
 
     topic: str
@@ -228,6 +238,9 @@ class OpenProducer(Request, tag="producer.open"):
     producer_epoch: int = 0
     access: Literal["shared", "exclusive"] = "shared"
     opener: int = 0
+    subject: str = ""
+    schema_version: int = 0
+    schema_version_min: int = 0
 
 
 class CloseProducer(Request, tag="producer.close"):
@@ -477,6 +490,124 @@ class ForgetStagedQuery(Request, tag="stage.forget"):
     query: str
 
 
+class RegisterSchema(Request, tag="schema.register"):
+    """Make a definition the next version of a subject, unless the subject has it -> SchemaRegistered"""
+
+    subject: str
+    definition: SchemaDefinition
+
+
+class CheckSchema(Request, tag="schema.check"):
+    """List the reasons why a definition may not be registered -> Incompatibilities.
+
+    With `version`, it is compared with that version only (-1: the latest). `level` takes the place of the subject's.
+    """
+
+    subject: str
+    definition: SchemaDefinition
+    version: int = 0
+    level: str = ""
+
+
+class LookUpSchema(Request, tag="schema.lookup"):
+    """Find the version of a subject that has a definition -> Schema"""
+
+    subject: str
+    definition: SchemaDefinition
+    deleted: bool = False
+
+
+class GetSchema(Request, tag="schema.get"):
+    """Get a version (0: the latest) by `subject`, by `schema_id`, or by `global_id` without a version -> Schema.
+
+    By id, deleted versions are found as well.
+    """
+
+    subject: str = ""
+    version: int = 0
+    schema_id: int = 0
+    global_id: int = 0
+    deleted: bool = False
+
+
+class ListSubjects(Request, tag="schema.subjects"):
+    """List at most `count` subjects that begin with `prefix`, in order, from behind `after` on -> Names"""
+
+    prefix: str = ""
+    deleted: bool = False
+    after: str = ""
+    count: int = 1000
+
+
+class ListSchemaVersions(Request, tag="schema.versions"):
+    """-> SchemaVersions"""
+
+    subject: str
+    deleted: bool = False
+
+
+class DescribeSubject(Request, tag="schema.describe"):
+    """-> Subject"""
+
+    subject: str
+
+
+class DeleteSchema(Request, tag="schema.delete"):
+    """Delete a version (0: all of them, -1: the latest), or with `permanent` remove what is deleted -> SchemaVersions:
+    those that were deleted"""
+
+    subject: str
+    version: int = 0
+    permanent: bool = False
+
+
+class GetCompatibility(Request, tag="schema.compatibility"):
+    """-> CompatibilityLevel, of a subject or (empty) the broker's default"""
+
+    subject: str = ""
+
+
+class SetCompatibility(Request, tag="schema.set_compatibility"):
+    """Set the level of a subject, or (empty) the broker's default; `level` "" unsets it -> CompatibilityLevel"""
+
+    subject: str = ""
+    level: str = ""
+
+
+class SetSchemaTags(Request, tag="schema.tags"):
+    """Replace the tags of a version -> Done"""
+
+    subject: str
+    version: int
+    tags: list[str]
+
+
+class ListReferrers(Request, tag="schema.referenced_by"):
+    """List the global ids of the versions that refer to a version -> GlobalIds"""
+
+    subject: str
+    version: int
+
+
+class BindTopic(Request, tag="schema.bind"):
+    """Bind a topic to a subject, or change how that is checked -> Done"""
+
+    topic: str
+    binding: Binding
+
+
+class UnbindTopic(Request, tag="schema.unbind"):
+    """-> Done"""
+
+    topic: str
+
+
+class GetBinding(Request, tag="schema.binding"):
+    """-> TopicBinding"""
+
+    topic: str
+
+
 class DescribeBroker(Request, tag="broker.describe"):
     """-> BrokerInfo"""
 
@@ -518,6 +649,21 @@ AnyRequest = (
     | CommitStages
     | ListStagedQueries
     | ForgetStagedQuery
+    | RegisterSchema
+    | CheckSchema
+    | LookUpSchema
+    | GetSchema
+    | ListSubjects
+    | ListSchemaVersions
+    | DescribeSubject
+    | DeleteSchema
+    | GetCompatibility
+    | SetCompatibility
+    | SetSchemaTags
+    | ListReferrers
+    | BindTopic
+    | UnbindTopic
+    | GetBinding
     | DescribeBroker
 )
 
@@ -583,6 +729,9 @@ class ProducerOpened(msgspec.Struct, omit_defaults=True):
     producer_id: int
     producer_epoch: int
     owner_epoch: int = 0
+    schema_id: int = 0
+    schema_version: int = 0
+    """0: the producer named no subject."""
 
 
 class ConsumerOpened(msgspec.Struct, omit_defaults=True):
@@ -737,6 +886,46 @@ class StagedQueries(msgspec.Struct):
 
     queries: list[StagedQuery]
     next: str = ""
+
+
+class SchemaRegistered(msgspec.Struct):
+    registered: RegisteredVersion
+
+
+class Incompatibilities(msgspec.Struct, omit_defaults=True):
+    """Triples of path, reason and version. `left_out`: how many more there are than fit the answer."""
+
+    reasons: list[Incompatibility]
+    left_out: int = 0
+
+
+class Schema(msgspec.Struct):
+    schema: SchemaVersion
+
+
+class SchemaVersions(msgspec.Struct):
+    versions: list[int]
+
+
+class Subject(msgspec.Struct):
+    subject: SubjectDescription
+
+
+class CompatibilityLevel(msgspec.Struct, omit_defaults=True):
+    """The level in force, and the one that the subject or the broker sets itself; empty: none."""
+
+    effective: str
+    own: str = ""
+
+
+class GlobalIds(msgspec.Struct):
+    global_ids: list[int]
+
+
+class TopicBinding(msgspec.Struct, omit_defaults=True):
+    """None: the topic is not bound to a subject."""
+
+    binding: Binding | None = None
 
 
 # -- to bytes and back -------------------------------------------------------------------------------------------------

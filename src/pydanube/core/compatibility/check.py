@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from pydanube.codec.schemas import ParsedSchema
-from pydanube.model.schemas import Compatibility
+from pydanube.model.schemas import Compatibility, Incompatibility
 
-
-class Incompatibility(NamedTuple):
-    """One reason why data of the writer cannot be read by the reader. `path` names the field, `$` the whole."""
-
-    path: str
-    reason: str
-    version: int = 0
-    """The version it was compared with; 0: none."""
-
-    def __str__(self) -> str:
-        against = f" (version {self.version})" if self.version else ""
-        return f"{self.path}: {self.reason}{against}"
+__all__ = ["Incompatibility", "check_compatible", "find_incompatibilities"]
 
 
 def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[Incompatibility]:

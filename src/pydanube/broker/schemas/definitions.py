@@ -1,0 +1,135 @@
+"""Definitions of versions: read from the metadata store, parsed together with what they refer to, and cached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+from pydanube.codec.schemas import ParsedSchema, parse_schema
+from pydanube.model.errors import Invalid, NotFound
+from pydanube.model.limits import MIB, SCHEMA_BYTES_MAX, SCHEMA_REFERENCES_MAX
+from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+
+from .subjects import Subject, Subjects
+
+CACHED_BYTES: Final = 16 * MIB
+"""How much text of definitions is cached, and how much text the cached parsed schemas were made of."""
+
+TOGETHER_BYTES_MAX: Final = 4 * SCHEMA_BYTES_MAX
+"""The largest text of a definition with everything that it refers to."""
+
+ENTRY_BYTES: Final = 4096
+"""What an entry of a cache counts beside its text."""
+
+_PLAIN: Final = frozenset({SchemaFormat.BYTES, SchemaFormat.STRING, SchemaFormat.NUMBER})
+"""Formats whose definitions take no time to parse."""
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class BoundedCache(Generic[Key, Value]):
+    """Keeps what was used last, up to a total weight."""
+
+    def __init__(self, weight_max: int) -> None:
+        self._weight_max = weight_max
+        self._weight = 0
+        self._held: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: Key) -> Value | None:
+        found = self._held.get(key)
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        return found[0]
+
+    def put(self, key: Key, value: Value, weight: int) -> None:
+        """Keep the value; those that were not used for the longest time are dropped for it."""
+        former = self._held.pop(key, None)
+        self._weight += weight - (former[1] if former is not None else 0)
+        self._held[key] = (value, weight)
+        while self._weight > self._weight_max and len(self._held) > 1:
+            _, (_, dropped) = self._held.popitem(last=False)
+            self._weight -= dropped
+
+
+class Definitions:
+    """The definitions of all versions. A schema id with a version is never used again, so nothing cached goes stale."""
+
+    def __init__(self, subjects: Subjects) -> None:
+        self._subjects = subjects
+        self._texts: BoundedCache[tuple[int, int], SchemaDefinition] = BoundedCache(CACHED_BYTES)
+        self._parsed: BoundedCache[tuple[int, int], ParsedSchema] = BoundedCache(CACHED_BYTES)
+
+    async def get(self, subject: Subject, version: int) -> SchemaDefinition:
+        """Return the definition of a version, as it was registered."""
+        key = (subject.schema_id, version)
+        definition = self._texts.get(key)
+        if definition is None:
+            definition = (await self._subjects.read(subject, version)).definition()
+            self._texts.put(key, definition, len(definition.text) + ENTRY_BYTES)
+        return definition
+
+    def find_parsed(self, schema_id: int, version: int) -> ParsedSchema | None:
+        """Return the parsed schema of a version if it is cached."""
+        return self._parsed.get((schema_id, version))
+
+    async def parsed(self, subject: Subject, version: int) -> ParsedSchema:
+        """Return the parsed schema of a version."""
+        key = (subject.schema_id, version)
+        parsed = self._parsed.get(key)
+        if parsed is None:
+            definition = await self.get(subject, version)
+            references = await self._resolve(definition)
+            parsed = await _parse(definition, references)
+            self._parsed.put(key, parsed, _size(definition, references) + ENTRY_BYTES)
+        return parsed
+
+    async def parse(self, definition: SchemaDefinition) -> ParsedSchema:
+        """Parse a definition that is not registered. Raises Invalid, and Refused if its libraries are missing."""
+        return await _parse(definition, await self._resolve(definition))
+
+    async def _resolve(self, definition: SchemaDefinition) -> dict[str, SchemaDefinition]:
+        """Return what the definition refers to, also indirectly, by name. Raises Invalid for what cannot be found."""
+        found: dict[str, SchemaDefinition] = {}
+        places: dict[str, tuple[str, int]] = {}
+        waiting = list(definition.references)
+        while waiting:
+            one = waiting.pop()
+            place = (one.subject, one.version)
+            if places.setdefault(one.name, place) != place:
+                raise Invalid(
+                    f"reference {one.name!r} means both {places[one.name]} and {place}: use one version everywhere"
+                )
+            if one.name in found:
+                continue
+            if len(places) > SCHEMA_REFERENCES_MAX:
+                raise Invalid(f"a definition refers to more than {SCHEMA_REFERENCES_MAX} others, also indirectly")
+            if one.version < 1:
+                raise Invalid(f"reference {one.name!r}: {one.version} is not a version")
+            try:
+                # A deleted version is found as well: what was registered before its deletion must stay readable.
+                subject, version = self._subjects.version(one.subject, one.version, deleted=True)
+                found[one.name] = await self.get(subject, version)
+            except NotFound as error:
+                raise Invalid(f"reference {one.name!r} cannot be resolved: {error.message}") from None
+            if _size(definition, found) > TOGETHER_BYTES_MAX:
+                raise Invalid(f"a definition and all that it refers to have more than {TOGETHER_BYTES_MAX} bytes")
+            waiting += found[one.name].references
+        return found
+
+
+def _size(definition: SchemaDefinition, references: dict[str, SchemaDefinition]) -> int:
+    return len(definition.text) + sum(len(one.text) for one in references.values())
+
+
+async def _parse(definition: SchemaDefinition, references: dict[str, SchemaDefinition]) -> ParsedSchema:
+    """Parse on a thread, because a large definition takes long. Cancelled: the thread ends by itself."""
+    if definition.format in _PLAIN:
+        return parse_schema(definition, references)
+    return await asyncio.to_thread(parse_schema, definition, references)

@@ -1,0 +1,439 @@
+"""The schema registry as listeners call it: `broker.schemas`.
+
+Each call names a principal, and the authorizer is asked first. The resource of a subject is `schema:<subject>`, that of
+the whole registry is the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from pydanube.broker.registry.registry import Registry
+from pydanube.codec.schemas import ParsedSchema
+from pydanube.codec.schemas.parsed import fingerprint
+from pydanube.core.access import BROKER, Action, Authorizer, Principal
+from pydanube.core.compatibility import check_compatible
+from pydanube.metadata.store import MetadataStore
+from pydanube.model.errors import Invalid, NotFound, Refused
+from pydanube.model.limits import (
+    NAME_CHARACTERS_MAX,
+    SCHEMA_BYTES_MAX,
+    SCHEMA_REFERENCE_BYTES_MAX,
+    SCHEMA_REFERENCES_MAX,
+    SCHEMA_TAGS_MAX,
+)
+from pydanube.model.names import TopicName
+from pydanube.model.schemas import (
+    Binding,
+    Compatibility,
+    Incompatibility,
+    RegisteredVersion,
+    RegistryMode,
+    SchemaDefinition,
+    SchemaFormat,
+    SchemaVersion,
+    SubjectDescription,
+    ValidationPolicy,
+    parse_subject,
+)
+from pydanube.runtime.clock import Clock
+from pydanube.runtime.telemetry import get_logger
+
+from .definitions import Definitions
+from .subjects import Subject, Subjects
+
+log = get_logger(__name__)
+
+AnyVersion = int | Literal["latest"]
+
+
+class CompatibilityReport(NamedTuple):
+    """What a subject, or the broker, sets itself (None: nothing), and the level in force."""
+
+    own: Compatibility | None
+    effective: Compatibility
+
+
+class ModeReport(NamedTuple):
+    """What a subject, or the broker, sets itself (None: nothing), and the mode in force."""
+
+    own: RegistryMode | None
+    effective: RegistryMode
+
+
+class ChosenVersion(NamedTuple):
+    """What a producer writes into its batches."""
+
+    schema_id: int
+    version: int
+
+
+class Schemas:
+    """Registers, reads and deletes schemas. Loaded by `start`, before the listeners open."""
+
+    def __init__(self, store: MetadataStore, registry: Registry, authorizer: Authorizer, clock: Clock) -> None:
+        self._registry = registry
+        self._authorizer = authorizer
+        self._subjects = Subjects(store, clock)
+        self._definitions = Definitions(self._subjects)
+
+    async def start(self) -> None:
+        await self._subjects.load()
+
+    # -- registering ---------------------------------------------------------------------------------------------------
+
+    async def register(self, principal: Principal, subject: str, definition: SchemaDefinition) -> RegisteredVersion:
+        """Make a definition the next version of a subject, and return the version. It is durable on return.
+
+        A definition that the subject has already, perhaps written differently, is found and nothing changes. Raises
+        Invalid for a definition that cannot be parsed, and Refused, with every reason, for one that is not compatible
+        with the versions before it. Cancelled: the version may be registered; registering again finds it.
+        """
+        self._check(principal, Action.CREATE, subject)
+        _check_definition(definition)
+        parsed = await self._definitions.parse(definition)
+        mark = fingerprint(parsed)
+        if (found := self._registered(subject, definition, mark)) is not None:
+            return found
+        async with self._subjects.changing:
+            if (found := self._registered(subject, definition, mark)) is not None:
+                return found  # by another caller, meanwhile
+            self._check_references(definition)
+            former = self._subjects.find(subject)
+            if self._subjects.mode(former)[1] is RegistryMode.READONLY:
+                raise Refused(f"subject {subject!r} is read-only: set its mode to readwrite first")
+            reasons = await self._compare(former, parsed, None, None)
+            if reasons:
+                level = self._subjects.compatibility(former)[1]
+                listed = "; ".join(map(str, reasons))
+                raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
+            version = await self._subjects.add(subject, definition, mark, str(principal))
+        log.info("schema.registered", subject=subject, version=version, format=str(definition.format))
+        registered = self._subjects.subject(subject)
+        global_id = registered.versions[version].global_id
+        return RegisteredVersion(registered.schema_id, version, global_id, True, mark)
+
+    async def check(
+        self,
+        principal: Principal,
+        subject: str,
+        definition: SchemaDefinition,
+        version: AnyVersion | None = None,
+        level: Compatibility | None = None,
+    ) -> list[Incompatibility]:
+        """Return every reason why a definition may not be registered; none: it may be.
+
+        With a `version`, it is compared with that version only. `level` is used in place of the subject's own.
+        """
+        self._check(principal, Action.DESCRIBE, subject)
+        _check_definition(definition)
+        parsed = await self._definitions.parse(definition)
+        if version is None:
+            return await self._compare(self._subjects.find(subject), parsed, None, level)
+        found, number = self._version(subject, version, deleted=False)
+        return await self._compare(found, parsed, number, level)
+
+    async def lookup(
+        self, principal: Principal, subject: str, definition: SchemaDefinition, deleted: bool = False
+    ) -> SchemaVersion:
+        """Return the version of a subject that has this definition, perhaps written differently. Raises NotFound."""
+        self._check(principal, Action.DESCRIBE, subject)
+        _check_definition(definition)
+        found = self._subjects.subject(subject, deleted)
+        mark = fingerprint(await self._definitions.parse(definition))
+        version = found.find(mark, _triples(definition), deleted)
+        if not version:
+            raise NotFound(f"subject {subject!r} has no version with this definition")
+        return await self._read(found, version)
+
+    def _registered(self, subject: str, definition: SchemaDefinition, mark: str) -> RegisteredVersion | None:
+        found = self._subjects.find(subject)
+        version = found.find(mark, _triples(definition)) if found is not None else 0
+        if found is None or not version:
+            return None
+        return RegisteredVersion(found.schema_id, version, found.versions[version].global_id, False, mark)
+
+    def _check_references(self, definition: SchemaDefinition) -> None:
+        for one in definition.references:
+            try:
+                self._subjects.version(one.subject, one.version)
+            except NotFound as error:
+                raise Invalid(f"reference {one.name!r} cannot be resolved: {error.message}") from None
+
+    async def _compare(
+        self, subject: Subject | None, parsed: ParsedSchema, version: int | None, level: Compatibility | None
+    ) -> list[Incompatibility]:
+        """Compare with one version, or with those that the level asks for. Runs on a thread, because it may take
+        long."""
+        chosen = level or self._subjects.compatibility(subject)[1]
+        if subject is None or not (chosen.reads_older or chosen.read_by_older):
+            return []
+        versions = [version] if version else subject.live if chosen.transitive else subject.live[-1:]
+        earlier = [(one, await self._definitions.parsed(subject, one)) for one in versions]
+        return await asyncio.to_thread(check_compatible, chosen, parsed, earlier) if earlier else []
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def get(
+        self, principal: Principal, subject: str, version: AnyVersion = "latest", deleted: bool = False
+    ) -> SchemaVersion:
+        """Return one version. With `deleted`, a deleted one is found as well, until it is removed for good."""
+        self._check(principal, Action.DESCRIBE, subject)
+        return await self._read(*self._version(subject, version, deleted))
+
+    async def get_by_id(self, principal: Principal, schema_id: int, version: AnyVersion = "latest") -> SchemaVersion:
+        """Return the version that a batch with this schema id and version was written with, also a deleted one."""
+        subject = self._subjects.by_schema_id(schema_id)
+        self._check(principal, Action.DESCRIBE, subject.name)
+        return await self._read(*self._version(subject.name, version, deleted=True))
+
+    async def by_global_id(self, principal: Principal, global_id: int) -> SchemaVersion:
+        """Return the first version with this global id, also a deleted one."""
+        for name, version in self._subjects.by_global_id(global_id):
+            self._check(principal, Action.DESCRIBE, name)
+            return await self._read(*self._version(name, version, deleted=True))
+        raise AssertionError("a global id that is known has a version")
+
+    async def versions_of_global_id(
+        self, principal: Principal, global_id: int, deleted: bool = False
+    ) -> list[tuple[str, int]]:
+        """Return the subjects and versions that have this global id."""
+        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        places = self._subjects.by_global_id(global_id)
+        return [
+            (name, version)
+            for name, version in places
+            if deleted or version not in self._subjects.subject(name, deleted=True).deleted
+        ]
+
+    async def subjects(self, principal: Principal, prefix: str = "", deleted: bool = False) -> list[str]:
+        """Return the subjects whose names begin with `prefix`; with `deleted`, also those that are deleted."""
+        self._authorizer.check(principal, Action.DESCRIBE, BROKER)
+        return self._subjects.names(prefix, deleted)
+
+    async def versions(self, principal: Principal, subject: str, deleted: bool = False) -> list[int]:
+        self._check(principal, Action.DESCRIBE, subject)
+        found = self._subjects.subject(subject, deleted)
+        return list(found.versions) if deleted else found.live
+
+    async def describe(self, principal: Principal, subject: str) -> SubjectDescription:
+        """Describe a subject without its definitions, also a deleted one."""
+        self._check(principal, Action.DESCRIBE, subject)
+        found = self._subjects.subject(subject, deleted=True)
+        newest = found.versions[found.latest or max(found.versions)]
+        own, effective = self._subjects.compatibility(found)
+        return SubjectDescription(
+            subject,
+            found.schema_id,
+            SchemaFormat.parse(newest.format),
+            tuple(found.live),
+            tuple(sorted(found.deleted)),
+            own,
+            effective,
+            self._subjects.mode(found)[1],
+            tuple(map(str, self._registry.bound_topics(subject))),
+            found.record.created_at,
+        )
+
+    async def referenced_by(self, principal: Principal, subject: str, version: AnyVersion) -> list[int]:
+        """Return the global ids of the versions that refer to this one."""
+        self._check(principal, Action.DESCRIBE, subject)
+        found, number = self._version(subject, version, deleted=True)
+        places = self._subjects.referrers((found.name, number))
+        return sorted({self._subjects.subject(name, True).versions[one].global_id for name, one in places})
+
+    # -- deleting ------------------------------------------------------------------------------------------------------
+
+    async def delete_version(
+        self, principal: Principal, subject: str, version: AnyVersion, permanent: bool = False
+    ) -> int:
+        """Delete a version, and return it. It can still be read by its ids.
+
+        With `permanent`, a deleted version is removed for good. Raises Refused if another version refers to it.
+        """
+        self._check(principal, Action.DELETE, subject)
+        async with self._subjects.changing:
+            found, number = self._version(subject, version, deleted=permanent)
+            if found.live == [number] or list(found.versions) == [number]:
+                self._check_unbound(subject)
+            self._check_deletable(found, [number], permanent)
+            if permanent:
+                await self._subjects.remove(found, [number])
+            else:
+                await self._subjects.set_deleted(found, [number])
+        log.info("schema.deleted", subject=subject, version=number, permanent=permanent)
+        return number
+
+    async def delete_subject(self, principal: Principal, subject: str, permanent: bool = False) -> list[int]:
+        """Delete all versions of a subject, and return those that were deleted by this call.
+
+        With `permanent`, a deleted subject is removed for good; made again, it gets another schema id.
+        """
+        self._check(principal, Action.DELETE, subject)
+        async with self._subjects.changing:
+            found = self._subjects.subject(subject, deleted=permanent)
+            self._check_unbound(subject)
+            versions = list(found.versions) if permanent else found.live
+            self._check_deletable(found, versions, permanent)
+            if permanent:
+                await self._subjects.remove(found, versions)
+            else:
+                await self._subjects.set_deleted(found, versions)
+        log.info("subject.deleted", subject=subject, versions=len(versions), permanent=permanent)
+        return versions
+
+    def _check_deletable(self, subject: Subject, versions: Sequence[int], permanent: bool) -> None:
+        live = [version for version in versions if version not in subject.deleted]
+        if permanent and live:
+            raise Refused(
+                f"version {live[0]} of subject {subject.name!r} is not deleted: delete it first, then permanently"
+            )
+        if self._subjects.mode(subject)[1] is RegistryMode.READONLY:
+            raise Refused(f"subject {subject.name!r} is read-only: set its mode to readwrite first")
+        self._subjects.check_unreferenced(subject, versions)
+
+    def _check_unbound(self, subject: str) -> None:
+        if bound := self._registry.bound_topics(subject):
+            raise Refused(f"topic {bound[0]} is bound to subject {subject!r}: unbind it first, then delete the subject")
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    async def bind(self, principal: Principal, topic: TopicName, binding: Binding) -> None:
+        """Bind a topic to a subject, or change how that is checked. It applies to what is published from now on.
+
+        Raises Refused if the topic is bound to another subject, and NotFound if the subject or a version that the
+        binding names does not exist.
+        """
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        async with self._subjects.changing:
+            self._subjects.version(binding.subject, binding.pinned_version or binding.minimum_version)
+            await self._registry.set_binding(topic, binding)
+        log.info("topic.bound", topic=str(topic), subject=binding.subject, policy=str(binding.policy))
+
+    async def unbind(self, principal: Principal, topic: TopicName) -> None:
+        """Let the topic carry anything again. Raises NotFound if it is not bound."""
+        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
+        if self._registry.topic(topic).binding is None:
+            raise NotFound(f"topic {topic} is not bound to a subject")
+        await self._registry.set_binding(topic, None)
+        log.info("topic.unbound", topic=str(topic))
+
+    async def binding(self, principal: Principal, topic: TopicName) -> Binding | None:
+        """Return the binding of a topic; None: it carries anything."""
+        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
+        return self._registry.topic(topic).binding
+
+    async def choose(
+        self, principal: Principal, topic: TopicName, subject: str, version: int = 0, minimum: int = 0
+    ) -> ChosenVersion:
+        """Return the version that a producer of a topic uses: `version`, or the latest, which must not be older than
+        `minimum`. The first producer that names a subject binds the topic to it, without a policy.
+
+        Raises NotFound for an unknown subject or version, and Refused if the topic is bound to another subject or does
+        not take this version.
+        """
+        self._check(principal, Action.DESCRIBE, subject)
+        async with self._subjects.changing:
+            found, chosen = self._version(subject, version or "latest", deleted=False)
+            if chosen < minimum:
+                raise NotFound(f"subject {subject!r} has no version {minimum} or later: its latest is {chosen}")
+            wanted = Binding(subject, ValidationPolicy.NONE)
+            binding = self._registry.topic(topic).binding
+            if binding is None or binding.subject != subject:
+                binding = await self._registry.set_binding(topic, wanted, first=True)
+                log.info("topic.bound", topic=str(topic), subject=subject, policy=str(wanted.policy))
+        assert binding is not None
+        if not version and not minimum and binding.pinned_version:
+            found, chosen = self._version(subject, binding.pinned_version, deleted=False)
+        if not binding.allows(chosen):
+            raise Refused(f"topic {topic} takes {binding.rule}, not version {chosen}")
+        return ChosenVersion(found.schema_id, chosen)
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    async def compatibility(self, principal: Principal, subject: str | None = None) -> CompatibilityReport:
+        """Return the level of a subject, or without one the default of the broker."""
+        found = self._named(principal, Action.DESCRIBE, subject)
+        return CompatibilityReport(*self._subjects.compatibility(found))
+
+    async def set_compatibility(
+        self, principal: Principal, subject: str | None, level: Compatibility | None
+    ) -> CompatibilityReport:
+        """Set the level of a subject (None: the default applies again), or without a subject the default. It applies to
+        later registrations. A subject may be set before its first version is registered."""
+        self._named(principal, Action.ADMINISTER, subject)
+        async with self._subjects.changing:
+            await self._subjects.set_compatibility(subject, level)
+        log.info("schemas.compatibility_set", subject=subject or "", level=str(level or ""))
+        return CompatibilityReport(*self._subjects.compatibility(self._subjects.find(subject) if subject else None))
+
+    async def mode(self, principal: Principal, subject: str | None = None) -> ModeReport:
+        found = self._named(principal, Action.DESCRIBE, subject)
+        return ModeReport(*self._subjects.mode(found))
+
+    async def set_mode(self, principal: Principal, subject: str | None, mode: RegistryMode | None) -> ModeReport:
+        """Set whether versions may be registered and deleted, of a subject (None: the default applies again) or without
+        one of all subjects that set nothing."""
+        self._named(principal, Action.ADMINISTER, subject)
+        async with self._subjects.changing:
+            await self._subjects.set_mode(subject, mode)
+        log.info("schemas.mode_set", subject=subject or "", mode=str(mode or ""))
+        return ModeReport(*self._subjects.mode(self._subjects.find(subject) if subject else None))
+
+    async def set_tags(self, principal: Principal, subject: str, version: AnyVersion, tags: Sequence[str]) -> None:
+        """Replace the tags of a version."""
+        self._check(principal, Action.ADMINISTER, subject)
+        chosen = list(dict.fromkeys(tags))
+        if len(chosen) > SCHEMA_TAGS_MAX or not all(0 < len(tag) <= NAME_CHARACTERS_MAX for tag in chosen):
+            raise Invalid(f"a version has at most {SCHEMA_TAGS_MAX} tags of 1 to {NAME_CHARACTERS_MAX} characters")
+        async with self._subjects.changing:
+            await self._subjects.set_tags(*self._version(subject, version, deleted=False), chosen)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _check(self, principal: Principal, action: Action, subject: str) -> None:
+        self._authorizer.check(principal, action, f"schema:{parse_subject(subject)}")
+
+    def _named(self, principal: Principal, action: Action, subject: str | None) -> Subject | None:
+        """Check the action on a subject, or without one on the broker, and return the subject if it exists."""
+        if subject is None:
+            self._authorizer.check(principal, action, BROKER)
+            return None
+        self._check(principal, action, subject)
+        return self._subjects.find(subject)
+
+    def _version(self, subject: str, version: AnyVersion, deleted: bool) -> tuple[Subject, int]:
+        if version == "latest":
+            return self._subjects.version(subject, 0, deleted)
+        if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**31:
+            raise Invalid(f"version {version!r} of subject {subject!r}: use a number from 1 on, or latest")
+        return self._subjects.version(subject, version, deleted)
+
+    async def _read(self, subject: Subject, version: int) -> SchemaVersion:
+        definition = await self._definitions.get(subject, version)
+        if version not in subject.versions:
+            raise NotFound(f"subject {subject.name!r} has no version {version}: it was deleted meanwhile")
+        return self._subjects.describe(subject, version, definition)
+
+
+def _triples(definition: SchemaDefinition) -> list[tuple[str, str, int]]:
+    return [(one.name, one.subject, one.version) for one in definition.references]
+
+
+def _check_definition(definition: SchemaDefinition) -> None:
+    """Raise Invalid for a definition that is too large to be looked at."""
+    try:
+        size = len(definition.text.encode())
+        longest = max((len(one.name.encode()) for one in definition.references), default=1)
+    except UnicodeEncodeError:
+        raise Invalid("a definition is text that can be written in UTF-8") from None
+    if size > SCHEMA_BYTES_MAX:
+        raise Invalid(f"a definition of {size} bytes is larger than a schema may be, which is {SCHEMA_BYTES_MAX}")
+    if len(definition.references) > SCHEMA_REFERENCES_MAX:
+        raise Invalid(f"a definition refers to more than {SCHEMA_REFERENCES_MAX} others")
+    if longest > SCHEMA_REFERENCE_BYTES_MAX:
+        raise Invalid(f"the name of a reference has {longest} bytes: at most {SCHEMA_REFERENCE_BYTES_MAX} are allowed")
+    for one in definition.references:
+        parse_subject(one.subject)

@@ -1,0 +1,439 @@
+"""The subjects and their versions, in memory and in the metadata store.
+
+All versions are indexed in memory, without their definitions, which are read from the store when they are needed.
+Changes are made one at a time: the caller holds `changing`. They go to the store first.
+
+Invariants
+    memory agrees with the store: after a write that failed, the store is asked whether it was written after all
+    versions with the same format, canonical form and references have the same global id, in all subjects
+    a version that another one refers to is not deleted
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from pydanube.broker.registry.records import pack, unpack
+from pydanube.broker.registry.writing import write_surely
+from pydanube.metadata.counters import counter_key, last_id
+from pydanube.metadata.store import Compare, Delete, MetadataStore, Put, list_all
+from pydanube.model.errors import Corrupt, Full, NotFound, Refused
+from pydanube.model.limits import METADATA_OPERATIONS_MAX, SCHEMA_SUBJECTS_MAX, SCHEMA_VERSIONS_MAX
+from pydanube.model.schemas import Compatibility, RegistryMode, SchemaDefinition, SchemaVersion
+from pydanube.runtime.clock import Clock
+
+from . import records
+from .records import DEFINITION_COUNTER, SCHEMA_COUNTER, SettingsRecord, SubjectRecord, VersionIndex, VersionRecord
+
+GLOBAL_ID_MAX: Final = 2**31 - 1
+"""The Confluent API and its framing have 32 bits for an id."""
+
+Place = tuple[str, int]
+"""A subject and a version."""
+
+References = Sequence[tuple[str, str, int]]
+
+
+class Subject:
+    """One subject: its record, and the index of its versions in ascending order."""
+
+    __slots__ = ("deleted", "name", "record", "stored", "versions")
+
+    def __init__(self, name: str, record: SubjectRecord, stored: bytes) -> None:
+        """`stored` are the bytes of the record in the store, which may have fields of a later release."""
+        self.name = name
+        self.versions: dict[int, VersionIndex] = {}
+        self.replace(record, stored)
+
+    def replace(self, record: SubjectRecord, stored: bytes) -> None:
+        self.record = record
+        self.stored = stored
+        self.deleted = frozenset(record.deleted)
+
+    @property
+    def schema_id(self) -> int:
+        return self.record.schema_id
+
+    @property
+    def live(self) -> list[int]:
+        """The versions that are not deleted, in ascending order."""
+        if not self.deleted:
+            return list(self.versions)
+        return [version for version in self.versions if version not in self.deleted]
+
+    @property
+    def latest(self) -> int:
+        """The newest version that is not deleted; 0 if there is none."""
+        for version in reversed(self.versions):
+            if version not in self.deleted:
+                return version
+        return 0
+
+    def find(self, fingerprint: str, references: References, deleted: bool = False) -> int:
+        """Return the newest version of this definition; 0 if there is none."""
+        wanted = sorted(references)
+        for version, one in reversed(self.versions.items()):
+            if one.fingerprint == fingerprint and (deleted or version not in self.deleted):  # noqa: SIM102
+                if sorted(one.references) == wanted:
+                    return version
+        return 0
+
+    def by_global_id(self, global_id: int) -> int:
+        """Return the newest version with this global id that is not deleted; 0 if there is none."""
+        for version, one in reversed(self.versions.items()):
+            if one.global_id == global_id and version not in self.deleted:
+                return version
+        return 0
+
+
+class Subjects:
+    """All subjects of the registry. Loaded at the start; every change is written through to the store."""
+
+    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.changing = asyncio.Lock()
+        """Held by the caller of every method that writes, from its checks to the end of the write."""
+        self._settings = SettingsRecord()
+        self._subjects: dict[str, Subject] = {}
+        self._by_schema_id: dict[int, Subject] = {}
+        self._by_global_id: dict[int, list[Place]] = {}
+        """The versions with each global id, in the order of their registration as far as that is known."""
+        self._global_ids: dict[str, int] = {}
+        """By the identity of a definition: its fingerprint, and its references if it has any."""
+        self._referrers: dict[Place, set[Place]] = {}
+        """By a version: the versions that refer to it."""
+        self._last_schema_id = 0
+        self._last_global_id = 0
+
+    async def load(self) -> None:
+        """Read everything but the definitions from the store."""
+        for held in (self._subjects, self._by_schema_id, self._by_global_id, self._global_ids, self._referrers):
+            held.clear()
+        if (settings := await self._store.get(records.SETTINGS)) is not None:
+            self._settings = unpack(settings.value, SettingsRecord)
+        self._last_schema_id = await last_id(self._store, SCHEMA_COUNTER)
+        self._last_global_id = await last_id(self._store, DEFINITION_COUNTER)
+        async for one in list_all(self._store, records.SUBJECTS):
+            name = records.subject_of_key(one.key)
+            subject = Subject(name, unpack(one.value, SubjectRecord), one.value)
+            self._subjects[name] = self._by_schema_id[subject.schema_id] = subject
+        decode = msgspec.msgpack.Decoder(VersionIndex).decode
+        async for one in list_all(self._store, records.VERSIONS):
+            schema_id, version = records.version_of_key(one.key)
+            found = self._by_schema_id.get(schema_id)
+            if found is None:
+                raise Corrupt(f"metadata: {one.key} belongs to no subject: put back a good copy of the metadata")
+            try:
+                index = decode(one.value)
+            except msgspec.MsgspecError as error:
+                raise Corrupt(f"metadata: {one.key} cannot be read ({error}); restore it from a backup") from None
+            self._add(found, version, index)
+        for places in self._by_global_id.values():
+            if len(places) > 1:
+                places.sort(key=lambda place: (self._subjects[place[0]].versions[place[1]].created_at, place))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._subjects)
+
+    def names(self, prefix: str = "", deleted: bool = False) -> list[str]:
+        """Return the subjects that begin with `prefix`; with `deleted`, also those that have no live version."""
+        return sorted(
+            name
+            for name, subject in self._subjects.items()
+            if name.startswith(prefix) and (subject.versions if deleted else subject.latest)
+        )
+
+    def find(self, name: str) -> Subject | None:
+        return self._subjects.get(name)
+
+    def subject(self, name: str, deleted: bool = False) -> Subject:
+        """Return a subject; one without live versions only with `deleted`."""
+        subject = self._subjects.get(name)
+        if subject is None or not (subject.versions if deleted else subject.latest):
+            raise NotFound(f"subject {name!r} does not exist: register a schema, `danube schemas register {name} FILE`")
+        return subject
+
+    def version(self, name: str, version: int, deleted: bool = False) -> tuple[Subject, int]:
+        """Return a subject and one of its versions, with 0 the latest. Raises NotFound."""
+        subject = self.subject(name, deleted)
+        chosen = version or subject.latest or (max(subject.versions, default=0) if deleted else 0)
+        if chosen not in subject.versions or (chosen in subject.deleted and not deleted):
+            raise NotFound(f"subject {name!r} has no version {chosen}: it has {_some(subject.live)}")
+        return subject, chosen
+
+    def by_schema_id(self, schema_id: int) -> Subject:
+        subject = self._by_schema_id.get(schema_id)
+        if subject is None:
+            given = "is deleted" if 0 < schema_id <= self._last_schema_id else "was never given out"
+            raise NotFound(f"schema id {schema_id} {given}")
+        return subject
+
+    def by_global_id(self, global_id: int) -> list[Place]:
+        """Return the versions with this global id, with deleted ones. Raises NotFound."""
+        places = self._by_global_id.get(global_id)
+        if not places:
+            given = "is deleted" if 0 < global_id <= self._last_global_id else "was never given out"
+            raise NotFound(f"global schema id {global_id} {given}")
+        return places
+
+    def referrers(self, place: Place) -> list[Place]:
+        """Return the versions that refer to this one."""
+        return sorted(self._referrers.get(place, ()))
+
+    def compatibility(self, subject: Subject | None) -> tuple[Compatibility | None, Compatibility]:
+        """Return what the subject sets itself (None: nothing), and what applies; without a subject, the default."""
+        default = self._settings.compatibility
+        if subject is None:
+            own = default
+        else:
+            own = subject.record.compatibility
+        effective = own or default
+        return (
+            Compatibility.parse(own) if own else None,
+            Compatibility.parse(effective) if effective else Compatibility.BACKWARD,
+        )
+
+    def mode(self, subject: Subject | None) -> tuple[RegistryMode | None, RegistryMode]:
+        """Return what the subject sets itself (None: nothing), and what applies; without a subject, the default."""
+        default = self._settings.mode
+        own = default if subject is None else subject.record.mode
+        effective = own or default
+        return (
+            RegistryMode.parse(own) if own else None,
+            RegistryMode.parse(effective) if effective else RegistryMode.READWRITE,
+        )
+
+    async def read(self, subject: Subject, version: int) -> VersionRecord:
+        """Return the record of a version, with its definition, from the store."""
+        found = await self._store.get(records.version_key(subject.schema_id, version))
+        if found is None:
+            raise NotFound(f"subject {subject.name!r} has no version {version}: it was deleted meanwhile")
+        return unpack(found.value, VersionRecord)
+
+    def describe(self, subject: Subject, version: int, definition: SchemaDefinition) -> SchemaVersion:
+        index = subject.versions[version]
+        return SchemaVersion(
+            subject.name,
+            subject.schema_id,
+            version,
+            index.global_id,
+            definition,
+            index.fingerprint,
+            tuple(index.tags),
+            version in subject.deleted,
+            index.created_at,
+        )
+
+    # -- writing; the caller holds `changing` --------------------------------------------------------------------------
+
+    async def add(self, name: str, definition: SchemaDefinition, fingerprint: str, created_by: str) -> int:
+        """Store a new version, and return it. It is durable on return.
+
+        The subject, the version and the ids are written in one transaction, which compares what was there before.
+        Cancelled: the broker is closing, and the version may be stored.
+        """
+        former = self._subjects.get(name)
+        self._check_room(former)
+        if former is not None and len(former.versions) >= SCHEMA_VERSIONS_MAX:
+            raise Full(
+                f"subject {name!r} has {len(former.versions)} versions, and no more are possible: delete some for good"
+            )
+        now, references = self._clock.now_us(), [(one.name, one.subject, one.version) for one in definition.references]
+        compares: list[Compare] = []
+        writes: list[Put | Delete] = []
+        if former is None:
+            compares.append(Compare.missing(records.subject_key(name)))
+            _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
+            record = SubjectRecord(self._last_schema_id + 1, 1, created_at=now)
+        else:
+            compares.append(Compare.value(records.subject_key(name), former.stored))
+            record = msgspec.structs.replace(former.record, last_version=former.record.last_version + 1)
+        identity = _identity(fingerprint, references)
+        global_id = self._global_ids.get(identity, 0)
+        if not global_id:
+            global_id = self._last_global_id + 1
+            if global_id > GLOBAL_ID_MAX:
+                raise Full(f"{self._last_global_id} schemas were registered, and there are no more ids of 32 bits")
+            _raise_counter(DEFINITION_COUNTER, self._last_global_id, compares, writes)
+        stored = VersionRecord(
+            global_id,
+            str(definition.format),
+            fingerprint,
+            definition.text,
+            references,
+            created_at=now,
+            created_by=created_by,
+        )
+        version = record.last_version
+        first = Put(records.version_key(record.schema_id, version), pack(stored))
+        compares.append(Compare.missing(first.key))
+        value = pack(record)
+        await self._write(compares, [first, Put(records.subject_key(name), value), *writes])
+        self._last_schema_id = max(self._last_schema_id, record.schema_id)
+        self._last_global_id = max(self._last_global_id, global_id)
+        subject = self._put(name, record, value)
+        self._add(subject, version, VersionIndex(global_id, stored.format, fingerprint, references, [], now))
+        return version
+
+    async def set_deleted(self, subject: Subject, versions: Iterable[int]) -> None:
+        """Mark versions as deleted. They can still be read by those who ask for deleted ones."""
+        deleted = sorted({*subject.deleted, *versions})
+        await self._replace(subject, msgspec.structs.replace(subject.record, deleted=deleted))
+
+    async def remove(self, subject: Subject, versions: Sequence[int]) -> None:
+        """Remove deleted versions for good, and the subject with its last one.
+
+        Cancelled or failed: some of them may be removed; the others can be removed again.
+        """
+        assert subject.deleted.issuperset(versions)
+        for start in range(0, len(versions), METADATA_OPERATIONS_MAX // 2):
+            some = versions[start : start + METADATA_OPERATIONS_MAX // 2]
+            writes: list[Put | Delete] = [Delete(records.version_key(subject.schema_id, one)) for one in some]
+            key, record, value = records.subject_key(subject.name), subject.record, subject.stored
+            compare = Compare.value(key, value)
+            if len(some) == len(subject.versions):
+                writes.append(Delete(key))
+            else:
+                left = [one for one in subject.record.deleted if one not in some]
+                record = msgspec.structs.replace(record, deleted=left)
+                value = pack(record)
+                writes.append(Put(key, value))
+            await self._write([compare], writes)
+            for version in some:
+                self._drop(subject, version)
+            subject.replace(record, value)
+        if not subject.versions:
+            del self._subjects[subject.name], self._by_schema_id[subject.schema_id]
+
+    async def set_tags(self, subject: Subject, version: int, tags: list[str]) -> None:
+        key = records.version_key(subject.schema_id, version)
+        record = msgspec.structs.replace(await self.read(subject, version), tags=tags)
+        await self._write([], [Put(key, pack(record))])
+        subject.versions[version].tags = tags
+
+    async def set_compatibility(self, name: str | None, level: Compatibility | None) -> None:
+        """Set the level of a subject, which need not have a version yet, or without a name the default of all."""
+        word = "" if level is None else str(level)
+        if name is None:
+            await self._replace_settings(msgspec.structs.replace(self._settings, compatibility=word))
+        elif name in self._subjects or level is not None:
+            subject = await self._made(name)
+            await self._replace(subject, msgspec.structs.replace(subject.record, compatibility=word))
+
+    async def set_mode(self, name: str | None, mode: RegistryMode | None) -> None:
+        """Set the mode of a subject, which need not have a version yet, or without a name the default of all."""
+        word = "" if mode is None else str(mode)
+        if name is None:
+            await self._replace_settings(msgspec.structs.replace(self._settings, mode=word))
+        elif name in self._subjects or mode is not None:
+            subject = await self._made(name)
+            await self._replace(subject, msgspec.structs.replace(subject.record, mode=word))
+
+    def check_unreferenced(self, subject: Subject, versions: Iterable[int]) -> None:
+        """Raise Refused if a version of another subject, or another one of this, refers to one of these versions."""
+        chosen = set(versions)
+        for version in sorted(chosen):
+            others = [
+                place
+                for place in self.referrers((subject.name, version))
+                if not (place[0] == subject.name and place[1] in chosen)
+            ]
+            if others:
+                named = ", ".join(f"{name!r} version {number}" for name, number in others[:10])
+                raise Refused(f"version {version} of subject {subject.name!r} is used by {named}: delete those first")
+
+    def _check_room(self, former: Subject | None) -> None:
+        if former is None and len(self._subjects) >= SCHEMA_SUBJECTS_MAX:
+            raise Full(f"there are {len(self._subjects)} subjects, and no more are possible: delete some for good")
+
+    async def _made(self, name: str) -> Subject:
+        """Return the subject, and make it first if it does not exist: without a version."""
+        former = self._subjects.get(name)
+        if former is not None:
+            return former
+        self._check_room(None)
+        key, record = (
+            records.subject_key(name),
+            SubjectRecord(self._last_schema_id + 1, created_at=self._clock.now_us()),
+        )
+        compares, writes = [Compare.missing(key)], list[Put | Delete]([Put(key, pack(record))])
+        _raise_counter(SCHEMA_COUNTER, self._last_schema_id, compares, writes)
+        await self._write(compares, writes)
+        self._last_schema_id = record.schema_id
+        return self._put(name, record, pack(record))
+
+    def _put(self, name: str, record: SubjectRecord, stored: bytes) -> Subject:
+        subject = self._subjects.get(name)
+        if subject is None:
+            subject = self._subjects[name] = self._by_schema_id[record.schema_id] = Subject(name, record, stored)
+        subject.replace(record, stored)
+        return subject
+
+    async def _replace(self, subject: Subject, record: SubjectRecord) -> None:
+        key, value = records.subject_key(subject.name), pack(record)
+        await self._write([Compare.value(key, subject.stored)], [Put(key, value)])
+        subject.replace(record, value)
+
+    async def _replace_settings(self, record: SettingsRecord) -> None:
+        await self._write([], [Put(records.SETTINGS, pack(record))])
+        self._settings = record
+
+    async def _write(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> None:
+        await write_surely(self._store, self._clock, compares, writes)
+
+    # -- the index -----------------------------------------------------------------------------------------------------
+
+    def _add(self, subject: Subject, version: int, index: VersionIndex) -> None:
+        subject.versions[version] = index
+        place = (subject.name, version)
+        self._by_global_id.setdefault(index.global_id, []).append(place)
+        self._global_ids[_identity(index.fingerprint, index.references)] = index.global_id
+        for target in _targets(index):
+            self._referrers.setdefault(target, set()).add(place)
+
+    def _drop(self, subject: Subject, version: int) -> None:
+        index, place = subject.versions.pop(version), (subject.name, version)
+        places = self._by_global_id[index.global_id]
+        places.remove(place)
+        if not places:  # registered again, the definition gets another id
+            del self._by_global_id[index.global_id]
+            del self._global_ids[_identity(index.fingerprint, index.references)]
+        for target in _targets(index):
+            self._referrers[target].discard(place)
+            if not self._referrers[target]:
+                del self._referrers[target]
+
+
+def _targets(index: VersionIndex) -> Iterator[Place]:
+    return ((subject, version) for _, subject, version in index.references)
+
+
+def _identity(fingerprint: str, references: References) -> str:
+    """Return text that is the same for definitions that mean the same."""
+    if not references:
+        return fingerprint
+    return f"{fingerprint} {msgspec.json.encode(sorted(references)).decode()}"
+
+
+def _raise_counter(name: str, last: int, compares: list[Compare], writes: list[Put | Delete]) -> None:
+    """Add to a transaction that it takes the next number of a counter."""
+    key = counter_key(name)
+    compares.append(Compare.value(key, b"%d" % last) if last else Compare.missing(key))
+    writes.append(Put(key, b"%d" % (last + 1)))
+
+
+def _some(versions: list[int]) -> str:
+    """Return text that names versions, at most a few of them."""
+    if not versions:
+        return "none"
+    newest = versions[bisect_left(versions, versions[-1] - 9) :]
+    text = ", ".join(map(str, newest[-10:]))
+    return text if len(newest) == len(versions) else f"{versions[0]} to {text}"

@@ -1,0 +1,143 @@
+"""The schema registry as a client calls it."""
+
+from __future__ import annotations
+
+import pytest
+
+import pydanube
+from pydanube import Client, Invalid, NotFound, Refused
+from pydanube.client.admin.schemas import Schemas
+from pydanube.client.blocking.client import BlockingSchemas
+from pydanube.model.schemas import (
+    Binding,
+    Compatibility,
+    Framing,
+    SchemaDefinition,
+    SchemaFormat,
+    SchemaReference,
+    ValidationPolicy,
+)
+
+TOPIC = "/default/orders"
+
+
+async def test_a_schema_is_registered_read_checked_and_deleted(client: Client) -> None:
+    schemas = client.schemas
+    first = await schemas.register("orders", "a name", format="string")
+    assert (first.schema_id, first.version, first.global_id, first.is_new) == (1, 1, 1, True)
+    again = await schemas.register("orders", SchemaDefinition(SchemaFormat.STRING, "other words"))
+    assert (again.version, again.is_new) == (1, False)
+    found = await schemas.get("orders")
+    assert found == await schemas.get("orders", 1) == await schemas.get_by_id(1, 1) == await schemas.get_by_id(1)
+    assert found == await schemas.by_global_id(1) == await schemas.lookup("orders", "x", format="string")
+    assert (found.definition.text, found.fingerprint) == ("a name", first.fingerprint)
+    reasons = await schemas.check("orders", "", format="number")
+    assert [(one.path, one.version) for one in reasons] == [("$", 1)]
+    assert await schemas.check("orders", "", format="number", level="none") == []
+    assert len(await schemas.check("orders", "", format="number", version="latest")) == 1
+    with pytest.raises(Refused, match="format was string"):
+        await schemas.register("orders", "", format="number")
+    assert await schemas.set_compatibility("orders", "none") is Compatibility.NONE
+    assert await schemas.compatibility() is Compatibility.BACKWARD
+    assert (await schemas.register("orders", "", format="number")).version == 2
+    assert await schemas.versions("orders") == [1, 2]
+    await schemas.set_tags("orders", "latest", ["gold"])
+    assert (await schemas.get("orders", 2)).tags == ("gold",)
+    assert await schemas.referenced_by("orders", 1) == []
+    described = await schemas.describe("orders")
+    assert (described.schema_id, described.versions, described.topics) == (1, (1, 2), ())
+    assert await schemas.delete("orders", "latest") == [2]
+    assert await schemas.delete("orders", 2, permanent=True) == [2]
+    assert await schemas.delete("orders") == [1]
+    assert await schemas.subjects() == []
+    assert await schemas.subjects(deleted=True) == ["orders"]
+    assert (await schemas.get("orders", 1, deleted=True)).deleted
+
+
+async def test_more_subjects_than_one_answer_holds_are_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pydanube.client.admin.schemas.SUBJECTS_AT_ONCE", 3)
+    names = [f"orders-{number}" for number in range(7)]
+    for name in ("invoices", *names):
+        await client.schemas.register(name, "", format="string")
+    assert await client.schemas.subjects("orders-") == names
+
+
+async def test_a_topic_is_bound_and_unbound(client: Client) -> None:
+    await client.create_topic(TOPIC)
+    await client.schemas.register("orders", "", format="string")
+    await client.schemas.register("users", "", format="string")
+    assert await client.schemas.binding(TOPIC) is None
+    await client.schemas.bind(TOPIC, "orders", policy="warn", tombstones=True, framing="confluent")
+    bound = Binding("orders", ValidationPolicy.WARN, tombstones=True, framing=Framing.CONFLUENT)
+    assert await client.schemas.binding(TOPIC) == bound
+    assert (await client.schemas.describe("orders")).topics == (TOPIC,)
+    with pytest.raises(Refused, match="bound to subject 'orders', not to 'users'"):
+        await client.schemas.bind(TOPIC, "users")
+    with pytest.raises(Refused, match="unbind it first"):
+        await client.schemas.delete("orders")
+    for version in ({"pinned_version": 2}, {"minimum_version": 2}):
+        with pytest.raises(NotFound, match="no version 2"):
+            await client.schemas.bind(TOPIC, "orders", **version)
+    with pytest.raises(NotFound, match="nothing"):
+        await client.schemas.bind(TOPIC, "nothing")
+    await client.schemas.unbind(TOPIC)
+    with pytest.raises(NotFound, match="not bound"):
+        await client.schemas.unbind(TOPIC)
+    await client.schemas.bind(TOPIC, "users")
+
+
+async def test_a_binding_is_there_after_a_restart(tmp_path) -> None:
+    async with pydanube.testing.broker(tmp_path) as url, pydanube.connect(url) as client:
+        await client.create_topic(TOPIC)
+        await client.schemas.register("orders", "", format="string")
+        await client.schemas.bind(TOPIC, "orders", pinned_version=1)
+    async with pydanube.testing.broker(tmp_path) as url, pydanube.connect(url) as client:
+        assert await client.schemas.binding(TOPIC) == Binding("orders", pinned_version=1)
+
+
+async def test_what_is_wrong_is_refused_before_it_is_sent(client: Client) -> None:
+    definition = SchemaDefinition(SchemaFormat.STRING, "")
+    with pytest.raises(Invalid, match="needs a format"):
+        await client.schemas.register("orders", "x")
+    with pytest.raises(Invalid, match="already"):
+        await client.schemas.register("orders", definition, references=[SchemaReference("a", "a", 1)])
+    with pytest.raises(Invalid, match="SchemaFormat 'xml' is unknown"):
+        await client.schemas.register("orders", "x", format="xml")
+    with pytest.raises(Invalid, match="Compatibility 'sideways' is unknown"):
+        await client.schemas.set_compatibility("orders", "sideways")
+    with pytest.raises(Invalid, match="subject"):
+        await client.schemas.get("a subject")
+    with pytest.raises(Invalid, match="version"):
+        await client.schemas.get("orders", -1)
+    with pytest.raises(Invalid, match="not both"):
+        await client.schemas.bind(TOPIC, "orders", pinned_version=1, minimum_version=1)
+
+
+def test_the_blocking_registry_has_every_call() -> None:
+    asynchronous = {name for name in vars(Schemas) if name[0] != "_"}
+    assert {name for name in vars(BlockingSchemas) if name[0] != "_"} == asynchronous
+
+
+def test_the_blocking_client_registers_and_reads(tmp_path) -> None:
+    import asyncio
+    import threading
+
+    started, stop, urls = threading.Event(), threading.Event(), []
+
+    async def serve() -> None:
+        async with pydanube.testing.broker(tmp_path) as url:
+            urls.append(url)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert started.wait(60)
+        with pydanube.connect_blocking(urls[0]) as client:
+            assert client.schemas.register("orders", "", format="string").version == 1
+            assert client.schemas.get("orders").definition.format is SchemaFormat.STRING
+            assert client.schemas.subjects() == ["orders"]
+    finally:
+        stop.set()
+        thread.join()
