@@ -54,6 +54,10 @@ SCHEMA_BYTES_MAX: Final = 512 * KIB
 """The largest definition of a schema, in UTF-8: with its tags and references it fits one metadata value, and one
 control frame even where an answer has it twice."""
 
+PROTO_TEXT_BYTES_MAX: Final = 128 * KIB
+"""The most `.proto` text that a definition and its references may have together: its parser needs 10 to 20
+microseconds a byte. A descriptor set may be as large as a definition."""
+
 PRODUCER_BATCHES_IN_FLIGHT_MAX: Final = 64
 """Unacknowledged batches of one producer and partition; the log remembers at least as many for deduplication."""
 
