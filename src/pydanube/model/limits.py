@@ -70,6 +70,10 @@ SCHEMA_REFERENCE_BYTES_MAX: Final = 1_000
 SCHEMA_TAGS_MAX: Final = 50
 """The most tags of one version. A tag has at most NAME_CHARACTERS_MAX characters."""
 
+PROTO_TEXT_BYTES_MAX: Final = 128 * KIB
+"""The most `.proto` text that a definition and its references may have together: its parser needs 10 to 20
+microseconds a byte. A descriptor set may be as large as a definition."""
+
 PRODUCER_BATCHES_IN_FLIGHT_MAX: Final = 64
 """Unacknowledged batches of one producer and partition; the log remembers at least as many for deduplication."""
 

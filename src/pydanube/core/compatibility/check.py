@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydanube.codec.schemas import ParsedSchema
-from pydanube.model.schemas import Compatibility, Incompatibility
+from pydanube.model.schemas import Compatibility, Incompatibility, SchemaFormat
 
 __all__ = ["Incompatibility", "check_compatible", "find_incompatibilities"]
 
@@ -14,6 +14,23 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
     """Return every reason why payloads written with `writer` may not be readable with `reader`; none: they are."""
     if reader.definition.format is not writer.definition.format:
         return [Incompatibility("$", f"the format was {writer.definition.format} and is {reader.definition.format}")]
+    match reader.definition.format:
+        case SchemaFormat.PROTOBUF:
+            from . import protobuf
+
+            return protobuf.find(reader, writer)
+    return []
+
+
+def find_reuse(new: ParsedSchema, old: ParsedSchema) -> list[Incompatibility]:
+    """Return everything in `new` that `old` reserved, because versions before it had used it. Protobuf has this.
+
+    It matters in both directions: data of versions before `old` may still be there.
+    """
+    if new.definition.format is old.definition.format is SchemaFormat.PROTOBUF:
+        from . import protobuf
+
+        return protobuf.find_reuse(new, old)
     return []
 
 
@@ -23,7 +40,8 @@ def check_compatible(
     """Return every reason why `new` may not follow the `earlier` versions, which are in ascending order."""
     compared = earlier if level.transitive else earlier[-1:]
     reasons: list[Incompatibility] = []
-    for version, other in compared:
+    for version, other in compared if level is not Compatibility.NONE else ():
+        reasons += [one._replace(version=version) for one in find_reuse(new, other)]
         if level.reads_older:
             reasons += [one._replace(version=version) for one in find_incompatibilities(new, other)]
         if level.read_by_older:
