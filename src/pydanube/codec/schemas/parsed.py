@@ -67,5 +67,18 @@ def parse_schema(
     match definition.format:
         case SchemaFormat.BYTES | SchemaFormat.STRING | SchemaFormat.NUMBER:
             return primitives.parse(definition)
+        case SchemaFormat.AVRO:
+            try:
+                from . import avro
+            except ImportError as error:
+                raise missing_library(error) from None
+            return avro.parse(definition, references or {})
         case unsupported:
             raise Refused(f"schemas of the format {unsupported} are not supported")
+
+
+def missing_library(error: ImportError) -> Refused:
+    """Return the error that says what to install for a format whose libraries are missing."""
+    return Refused(
+        f"the schema formats avro, json and protobuf need more libraries ({error}): pip install 'pydanube[schemas]'"
+    )

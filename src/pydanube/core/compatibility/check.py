@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pydanube.codec.schemas import ParsedSchema
-from pydanube.model.schemas import Compatibility
+from pydanube.model.schemas import Compatibility, SchemaFormat
 
 
 class Incompatibility(NamedTuple):
@@ -26,6 +26,11 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
     """Return every reason why payloads written with `writer` may not be readable with `reader`; none: they are."""
     if reader.definition.format is not writer.definition.format:
         return [Incompatibility("$", f"the format was {writer.definition.format} and is {reader.definition.format}")]
+    match reader.definition.format:
+        case SchemaFormat.AVRO:
+            from . import avro
+
+            return avro.find(reader, writer)
     return []
 
 
