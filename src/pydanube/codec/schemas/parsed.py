@@ -73,6 +73,12 @@ def parse_schema(
             except ImportError as error:
                 raise missing_library(error) from None
             return protobuf.parse(definition, references or {})
+        case SchemaFormat.AVRO:
+            try:
+                from . import avro
+            except ImportError as error:
+                raise missing_library(error) from None
+            return avro.parse(definition, references or {})
         case unsupported:
             raise Refused(f"schemas of the format {unsupported} are not supported")
 

@@ -19,6 +19,10 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
             from . import protobuf
 
             return protobuf.find(reader, writer)
+        case SchemaFormat.AVRO:
+            from . import avro
+
+            return avro.find(reader, writer)
     return []
 
 

@@ -1,0 +1,204 @@
+"""The format avro: a definition is Avro's JSON, a payload is one datum in the binary encoding, without a container.
+
+The canonical form is Avro's parsing canonical form (full names, no doc, no order, no other attributes) with what
+changes the values that readers get: defaults, aliases and logical types. Types of references are written out in it.
+
+Payloads are checked by `avro_check`, read and written by fastavro, and read with another writer's schema by
+`avro_resolution`. What `check` accepts, `decode` gives a value for. Values are what fastavro has: dictionaries for
+records, and datetime, Decimal and UUID for logical types. `encode` takes for a union of several records a dictionary
+that fits one of them, or the pair of the name and the dictionary.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import fastavro
+import msgspec
+from fastavro.types import Schema
+
+from pydanube.model.errors import Invalid
+from pydanube.model.schemas import SchemaDefinition, SchemaFormat
+
+from .avro_check import DatumCheck
+from .avro_resolution import Read, build_reader
+from .avro_types import NESTING_MAX, AvroType, Named, Record, children, parse_types, to_json
+
+if TYPE_CHECKING:
+    from .parsed import AnyBytes, InvalidRow, ParsedSchema
+
+_RESOLVED_WRITERS_MAX: Final = 64
+"""How many writers' schemas a reader keeps the resolution of."""
+
+
+def parse(definition: SchemaDefinition, references: Mapping[str, SchemaDefinition]) -> AvroSchema:
+    """Parse a definition; the names of references are the full names of the types that they define."""
+    for name, one in references.items():
+        if one.format is not SchemaFormat.AVRO:
+            raise Invalid(f"the reference {name} has the format {one.format} and not avro")
+    try:
+        return AvroSchema(definition, parse_types(definition, references))
+    except Invalid as error:
+        raise Invalid(error.message[:500]) from None  # names can be as long as the definition
+
+
+class AvroSchema:
+    """A parsed Avro schema. `root` is its type."""
+
+    def __init__(self, definition: SchemaDefinition, root: AvroType) -> None:
+        self._definition = definition
+        self.root = root
+        self._resolved: dict[bytes, Read] = {}
+
+    @property
+    def definition(self) -> SchemaDefinition:
+        return self._definition
+
+    @functools.cached_property
+    def canonical(self) -> bytes:
+        return msgspec.json.encode(to_json(self.root), order="deterministic")
+
+    @functools.cached_property
+    def _check(self) -> DatumCheck:
+        return DatumCheck(self.root)
+
+    @functools.cached_property
+    def _fastavro(self) -> Schema:
+        return fastavro.parse_schema(_fastavro_json(self.root))
+
+    @functools.cached_property
+    def _recursive(self) -> bool:
+        return _is_recursive(self.root, set(), set())
+
+    def check(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
+        from .parsed import InvalidRow
+
+        found = self._check.find_invalid(payloads)
+        return None if found is None else InvalidRow(*found)
+
+    def decode(self, payload: AnyBytes, writer: ParsedSchema | None = None) -> Any:
+        data = bytes(payload)
+        source = self if writer is None else writer
+        if not isinstance(source, AvroSchema):
+            raise Invalid(f"data of the format {source.definition.format} cannot be read with an Avro schema")
+        fault = source._check.find_fault(data)
+        if fault is not None:
+            raise Invalid(f"the payload is not valid: {fault}")
+        if source.canonical == self.canonical:
+            return fastavro.schemaless_reader(io.BytesIO(data), self._fastavro, None)
+        return self._resolve(source)(data, 0)[0]
+
+    def _resolve(self, writer: AvroSchema) -> Read:
+        read = self._resolved.get(writer.canonical)
+        if read is None:
+            if len(self._resolved) >= _RESOLVED_WRITERS_MAX:
+                self._resolved.clear()
+            read = self._resolved[writer.canonical] = build_reader(self.root, writer.root)
+        return read
+
+    def encode(self, value: Any) -> bytes:
+        if self._recursive and _is_deeper(value, NESTING_MAX):
+            raise Invalid(f"the value is nested more than {NESTING_MAX} deep, or contains itself")
+        stream = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(stream, self._fastavro, value, strict=True)
+        except Exception as error:  # whatever the value makes fastavro raise: its own errors, TypeError, OverflowError
+            raise Invalid(f"the value does not fit the schema: {_one_line(error)}") from None
+        data = stream.getvalue()
+        fault = self._check.find_fault(data)
+        if fault is not None:
+            raise Invalid(f"the value does not fit the schema: {fault}")
+        return data
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:250]
+
+
+def _fastavro_json(root: AvroType) -> Any:
+    """Return the schema for fastavro: only with logical types that are valid and that it knows, no defaults (this
+    package applies them), and no names without a namespace beside names with one, which it would resolve wrongly."""
+    named = list(_named_types(root))
+    mixed = len({("." in one.name) for one in named}) > 1
+
+    def rename(name: str) -> str:
+        return f"_.{name}" if mixed and "." not in name else name
+
+    own_names = {one.name for one in named}
+
+    def walk(value: Any) -> Any:
+        match value:
+            case str():
+                return rename(value) if value in own_names else value
+            case list():
+                return [walk(one) for one in value]
+            case dict():
+                return walk_object(value)
+        return value
+
+    def walk_object(value: dict[str, Any]) -> dict[str, Any]:
+        made = dict(value)
+        made.pop("aliases", None)
+        if "fields" in value:
+            made["fields"] = [{"name": one["name"], "type": walk(one["type"])} for one in value["fields"]]
+        for key in ("items", "values"):
+            if key in value:
+                made[key] = walk(value[key])
+        if "name" in value:
+            made["name"] = rename(value["name"])
+        return made
+
+    def write_type(avro_type: AvroType, value: dict[str, Any]) -> None:
+        for key in avro_type.annotation:
+            value.pop(key, None)
+        if avro_type.logical is not None:
+            value["logicalType"] = avro_type.logical.name
+            if avro_type.logical.name == "decimal":
+                value |= {"precision": avro_type.logical.precision, "scale": avro_type.logical.scale}
+
+    return walk(to_json(root, write_type))
+
+
+def _named_types(root: AvroType) -> list[Named]:
+    found: dict[int, Named] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Named):
+            if id(one) in found:
+                continue
+            found[id(one)] = one
+        waiting += children(one)
+    return list(found.values())
+
+
+def _is_recursive(avro_type: AvroType, path: set[int], done: set[int]) -> bool:
+    if id(avro_type) in path:
+        return True
+    if id(avro_type) in done:
+        return False
+    if isinstance(avro_type, Record):
+        path.add(id(avro_type))
+    found = any(_is_recursive(one, path, done) for one in children(avro_type))
+    path.discard(id(avro_type))
+    done.add(id(avro_type))
+    return found
+
+
+def _is_deeper(value: Any, depth_max: int) -> bool:
+    """Say whether dictionaries, lists and tuples are nested deeper than `depth_max`, level by level."""
+    level = [value]
+    for _ in range(depth_max):
+        level = [
+            part
+            for one in level
+            if isinstance(one, dict | list | tuple)
+            for part in (one.values() if isinstance(one, dict) else one)
+            if isinstance(part, dict | list | tuple)
+        ]
+        if not level:
+            return False
+    return True
