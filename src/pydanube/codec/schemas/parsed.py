@@ -53,6 +53,11 @@ def fingerprint(schema: ParsedSchema) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def missing_library(error: ImportError) -> Refused:
+    """Return the error for a format whose library is not installed."""
+    return Refused(f"schemas of this format need {error.name}, which is not installed: pip install 'pydanube[schemas]'")
+
+
 def parse_schema(
     definition: SchemaDefinition, references: Mapping[str, SchemaDefinition] | None = None
 ) -> ParsedSchema:
@@ -67,5 +72,11 @@ def parse_schema(
     match definition.format:
         case SchemaFormat.BYTES | SchemaFormat.STRING | SchemaFormat.NUMBER:
             return primitives.parse(definition)
+        case SchemaFormat.JSON:
+            try:
+                from . import json_schema
+            except ImportError as error:
+                raise missing_library(error) from None
+            return json_schema.parse(definition, references or {})
         case unsupported:
             raise Refused(f"schemas of the format {unsupported} are not supported")
