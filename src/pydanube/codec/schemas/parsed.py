@@ -79,6 +79,12 @@ def parse_schema(
             except ImportError as error:
                 raise missing_library(error) from None
             return avro.parse(definition, references or {})
+        case SchemaFormat.JSON:
+            try:
+                from . import json_schema
+            except ImportError as error:
+                raise missing_library(error) from None
+            return json_schema.parse(definition, references or {})
         case unsupported:
             raise Refused(f"schemas of the format {unsupported} are not supported")
 
