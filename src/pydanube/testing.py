@@ -35,15 +35,21 @@ async def broker(data_dir: Path | str | None = None, **overrides: object) -> Asy
 @contextmanager
 def broker_thread(data_dir: Path | str | None = None, **overrides: object) -> Iterator[str]:
     """Run a broker on its own thread and loop, which end with the block, and yield its URL. Arguments as `broker`."""
-    started: list[str | BaseException] = []
+    with _server_thread(data_dir, overrides) as server:
+        yield server.url
+
+
+@contextmanager
+def _server_thread(data_dir: Path | str | None, overrides: dict[str, object]) -> Iterator[Server]:
+    started: list[Server | BaseException] = []
     ready = threading.Event()
     stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     async def serve() -> None:
         finish = asyncio.Event()
         stop.append((asyncio.get_running_loop(), finish))
-        async with broker(data_dir, **overrides) as url:
-            started.append(url)
+        async with _server(data_dir, overrides) as server:
+            started.append(server)
             ready.set()
             await finish.wait()
 

@@ -183,6 +183,11 @@ class Schemas:
         self._check(principal, Action.DESCRIBE, subject)
         return await self._read(*self._version(subject, version, deleted))
 
+    async def parsed(self, principal: Principal, subject: str, version: AnyVersion = "latest") -> ParsedSchema:
+        """Return one version, parsed with everything it refers to; also a deleted one."""
+        self._check(principal, Action.DESCRIBE, subject)
+        return await self._definitions.parsed(*self._version(subject, version, deleted=True))
+
     async def get_by_id(self, principal: Principal, schema_id: int, version: AnyVersion = "latest") -> SchemaVersion:
         """Return the version that a batch with this schema id and version was written with, also a deleted one."""
         subject = self._subjects.by_schema_id(schema_id)

@@ -4,7 +4,9 @@ server          listens, counts connections, checks their timeouts, shuts down
 connection      one client: uvicorn's HTTP/1.1 protocol, with limits on the time of headers, bodies and answers
 application     every request: limits on bodies, errors, the routes
 errors          the one mapping of the error tree to HTTP status codes
+requests        reads parameters and bodies
 health          /healthz and /readyz
+schema_registry the Confluent Schema Registry API under /schema-registry
 settings        the limits and timeouts of this listener
 """
 

@@ -17,13 +17,14 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
 from pydanube.broker import Broker
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.runtime.budget import Budget
 
-from . import errors, health
+from . import errors, health, schema_registry
 from .settings import HttpSettings
 
 _CLOSE: Final = (b"connection", b"close")
@@ -45,7 +46,11 @@ class Application:
             ClientDisconnect: _client_gone,
             Exception: _unexpected_error,
         }
-        self._routes = Starlette(routes=health.routes(self._not_ready), exception_handlers=handlers)
+        routes = [
+            *health.routes(self._not_ready),
+            Mount(schema_registry.BASE, app=schema_registry.SchemaRegistry(broker)),
+        ]
+        self._routes = Starlette(routes=routes, exception_handlers=handlers)
 
     def drain(self) -> None:
         """Refuse new requests from now on; those that run are answered."""

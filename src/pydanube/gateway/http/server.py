@@ -52,6 +52,7 @@ class HttpServer:
             interface="asgi3",
             log_config=None,
             proxy_headers=False,
+            workers=1,  # not what WEB_CONCURRENCY says
             timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
             h11_max_incomplete_event_size=settings.header_bytes_max,
         )

@@ -1,0 +1,51 @@
+"""Reading requests: who sends it, its parameters, its body."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from pydanube.core.access import ANONYMOUS, Principal
+from pydanube.model.errors import Invalid
+
+T = TypeVar("T")
+
+_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
+
+
+def principal_of(_request: Request) -> Principal:
+    """Return the caller. This listener asks for no credentials yet."""
+    return ANONYMOUS
+
+
+def flag(request: Request, *names: str) -> bool:
+    """Return whether one of these query parameters is true. Raises Invalid for a value that is neither true nor
+    false."""
+    given = [(name, request.query_params[name]) for name in names if name in request.query_params]
+    for name, value in given:
+        if value.lower() not in _FLAGS:
+            raise Invalid(f"{name}={value!r} is not allowed: use true or false")
+    return any(_FLAGS[value.lower()] for _, value in given)
+
+
+def number(request: Request, name: str, default: int) -> int:
+    """Return a query parameter that is a whole number. Raises Invalid."""
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise Invalid(f"{name}={value!r} is not allowed: use a whole number") from None
+
+
+async def read_json(request: Request, kind: type[T]) -> T:
+    """Return the body, which is JSON of this type. Raises Invalid with the place of what is wrong."""
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"the body is not what is expected here: {error}") from None
+    except RecursionError:
+        raise Invalid("the body is nested too deeply") from None
