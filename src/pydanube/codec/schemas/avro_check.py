@@ -376,11 +376,26 @@ class _Rows:
         numbers = words & keep & _NUMBER_BITS
         for low, high, shift in _GROUPS:
             numbers = (numbers & low) | ((numbers & high) >> shift)
+        if not lengths.all():
+            self._read_last_bytes(pos, lengths, numbers)
         return _unzigzag(numbers), pos + lengths
 
     def skip_longs(self, pos: Positions) -> Positions:
-        words = self.words[pos]
-        return pos + _varint_lengths(words)[0]
+        lengths, _ = _varint_lengths(self.words[pos])
+        if not lengths.all():
+            self._read_last_bytes(pos, lengths, np.zeros(len(pos), np.uint64))
+        return pos + lengths
+
+    def _read_last_bytes(self, pos: Positions, lengths: Positions, numbers: npt.NDArray[np.uint64]) -> None:
+        """Complete the lengths and numbers of the varints that are longer than a word."""
+        rows = np.flatnonzero(lengths == 0)
+        ninth = self.bytes.take(pos[rows] + 8).astype(np.uint64)
+        more = ninth > 127
+        tenth = np.where(more, self.bytes.take(pos[rows] + 9), 0).astype(np.uint64)
+        if tenth.max() > 1:
+            raise BadDatum("a number has more than 64 bits")
+        lengths[rows] = np.where(more, 10, 9)
+        numbers[rows] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | tenth << np.uint64(63)
 
     def read_lengths(self, pos: Positions) -> tuple[Positions, Positions]:
         lengths, pos = self.read_longs(pos)
@@ -409,10 +424,8 @@ class _Rows:
 
 
 def _varint_lengths(words: npt.NDArray[np.uint64]) -> tuple[Positions, npt.NDArray[np.uint64]]:
-    """Return how many bytes the varints have, and the bits of the words that belong to them."""
+    """Return how many bytes the varints have, 0 for more than eight, and the bits of the words that belong to them."""
     stops = ~words & _STOP_BITS
-    if not stops.all():
-        raise BadDatum("a number has more than 8 bytes: the rows decide")
     last = stops & (~stops + _ONE)
     _, exponents = np.frexp(last.astype(np.float64))
     return (exponents >> 3).astype(np.int64), last | (last - _ONE)

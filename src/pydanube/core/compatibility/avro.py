@@ -41,6 +41,8 @@ _LISTED_MAX: Final = 20
 def find(reader: ParsedSchema, writer: ParsedSchema) -> list[Incompatibility]:
     """Return every reason why data of the writer may not be readable by the reader."""
     assert isinstance(reader, AvroSchema) and isinstance(writer, AvroSchema)
+    if reader.canonical == writer.canonical:
+        return []
     return _Comparison().run(reader.root, writer.root)
 
 
