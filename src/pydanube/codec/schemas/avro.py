@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import fastavro
 import msgspec
@@ -38,9 +38,7 @@ from .avro_types import (
     to_json,
     value_range,
 )
-
-if TYPE_CHECKING:
-    from .parsed import AnyBytes, InvalidRow, ParsedSchema
+from .parsed import AnyBytes, InvalidRow, ParsedSchema
 
 _RESOLVED_WRITERS_MAX: Final = 64
 """How many writers' schemas a reader keeps the resolution of."""
@@ -90,8 +88,6 @@ class AvroSchema:
         return _is_recursive(self.root, set(), set())
 
     def check(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
-        from .parsed import InvalidRow
-
         found = self._check.find_invalid(payloads)
         return None if found is None else InvalidRow(*found)
 
