@@ -299,6 +299,9 @@ def test_whatever_the_json_is_the_answer_is_a_schema_or_invalid(value: Any) -> N
         return
     assert parse_text(schema.canonical.decode()).canonical == schema.canonical
     schema.check([b"", b"\0", b"\2\2"] * 20)
+    for payload in (b"", b"\0", b"\2\2"):
+        if schema.check([payload]) is None:
+            schema.encode(schema.decode(payload))
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

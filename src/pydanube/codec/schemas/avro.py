@@ -43,6 +43,9 @@ from .parsed import AnyBytes, InvalidRow, ParsedSchema
 _RESOLVED_WRITERS_MAX: Final = 64
 """How many writers' schemas a reader keeps the resolution of."""
 
+_ROOT: Final = "-"
+"""No name in Avro, so that no type has it."""
+
 
 def parse(definition: SchemaDefinition, references: Mapping[str, SchemaDefinition]) -> AvroSchema:
     """Parse a definition; the names of references are the full names of the types that they define."""
@@ -77,7 +80,10 @@ class AvroSchema:
 
     @functools.cached_property
     def _fastavro(self) -> Schema:
-        return fastavro.parse_schema(_fastavro_json(self.root))
+        """The schema for fastavro, in a record with one field, which has the same bytes: a long list of types as the
+        outermost schema takes it seconds."""
+        field = {"name": _ROOT, "type": _fastavro_json(self.root)}
+        return fastavro.parse_schema({"type": "record", "name": _ROOT, "fields": [field]})
 
     @functools.cached_property
     def _ambiguous(self) -> bool:
@@ -100,7 +106,8 @@ class AvroSchema:
         if fault is not None:
             raise Invalid(f"the payload is not valid: {fault}")
         if source.canonical == self.canonical:
-            return fastavro.schemaless_reader(io.BytesIO(data), self._fastavro, None)
+            read: Any = fastavro.schemaless_reader(io.BytesIO(data), self._fastavro, None)
+            return read[_ROOT]
         return self._resolve(source)(data, 0)[0]
 
     def _resolve(self, writer: AvroSchema) -> Read:
@@ -118,7 +125,7 @@ class AvroSchema:
         try:
             if self._ambiguous:
                 value = _mark_whole_numbers(self.root, value)
-            fastavro.schemaless_writer(stream, self._fastavro, value, strict=True)
+            fastavro.schemaless_writer(stream, self._fastavro, {_ROOT: value}, strict=True)
         except Exception as error:  # whatever the value makes fastavro raise: its own errors, TypeError, OverflowError
             raise Invalid(f"the value does not fit the schema: {_one_line(error)}") from None
         data = stream.getvalue()
