@@ -14,6 +14,8 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
     """Return every reason why payloads written with `writer` may not be readable with `reader`; none: they are."""
     if reader.definition.format is not writer.definition.format:
         return [Incompatibility("$", f"the format was {writer.definition.format} and is {reader.definition.format}")]
+    if reader.canonical == writer.canonical:
+        return []
     match reader.definition.format:
         case SchemaFormat.PROTOBUF:
             from . import protobuf
