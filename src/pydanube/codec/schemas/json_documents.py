@@ -111,7 +111,7 @@ def read_text(text: str) -> Any:
 def nested_deeper_than(levels: int, value: Any) -> bool:
     """Say whether `value` has more than so many levels of lists and dicts in each other."""
     level = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         inner: list[Any] = []
         for one in level:
             if isinstance(one, dict):
@@ -333,11 +333,11 @@ class _Reader:
         if not isinstance(reference, str):
             raise Invalid(f"{place}: $ref is not a text")
         where = f"{place}: $ref {reference[:200]!r}"
-        address, fragment = urldefrag(_join(base, reference))
+        address, fragment = _join(base, reference)
         if reference.startswith("#"):
             address, fragment = base, reference[1:]
         if address != base and address not in document.resources:
-            name = next((one for one in (urldefrag(reference)[0], address) if one in self._references), None)
+            name = next((one for one in (reference.partition("#")[0], address) if one in self._references), None)
             if name is None:
                 raise Invalid(f"{where} {_why_unknown(address)}")
             document = self.documents.get(name) or self._open(name, self._references[name])
@@ -397,7 +397,7 @@ def _index(document: Document, schema: Any, base: str, place: str) -> None:
         if not modern and identifier.startswith("#"):
             _note(document.anchors, (base, identifier[1:]), schema, f"{place}: the anchor {identifier!r}")
         else:
-            base = urldefrag(_join(base, identifier))[0]
+            base, _ = _join(base, identifier)
             if base:
                 _note(document.resources, base, schema, f"{place}: $id {base[:200]!r}")
     if modern and isinstance(schema.get("$anchor"), str):
@@ -416,12 +416,14 @@ def _note(table: dict[Any, Any], key: Any, schema: Any, what: str) -> None:
     table[key] = schema
 
 
-def _join(base: str, reference: str) -> str:
-    """Return the absolute form of a reference. It is only a name: nothing is ever fetched."""
+def _join(base: str, reference: str) -> tuple[str, str]:
+    """Return the absolute form of a reference, and its fragment. It is only a name: nothing is ever fetched."""
     try:
-        return urljoin(base, reference)
+        address, fragment = urldefrag(urljoin(base, reference))
+        urlsplit(address)
     except ValueError:
         raise Invalid(f"{reference[:200]!r} is not an address") from None
+    return address, fragment
 
 
 def _why_unknown(address: str) -> str:

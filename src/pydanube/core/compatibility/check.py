@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pydanube.codec.schemas import ParsedSchema
-from pydanube.model.schemas import Compatibility
+from pydanube.model.schemas import Compatibility, SchemaFormat
+
+if TYPE_CHECKING:
+    from pydanube.codec.schemas.json_schema import JsonSchema
 
 
 class Incompatibility(NamedTuple):
@@ -26,7 +29,13 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
     """Return every reason why payloads written with `writer` may not be readable with `reader`; none: they are."""
     if reader.definition.format is not writer.definition.format:
         return [Incompatibility("$", f"the format was {writer.definition.format} and is {reader.definition.format}")]
-    return []
+    match reader.definition.format:
+        case SchemaFormat.JSON:
+            from . import json_schema
+
+            return json_schema.find(cast("JsonSchema", reader), cast("JsonSchema", writer))
+        case _:
+            return []
 
 
 def check_compatible(
