@@ -74,6 +74,18 @@ def test_mutually_recursive_schemas_are_compared():
     assert reasons(old, new) != []
 
 
+def test_what_was_proved_in_an_attempt_that_failed_is_not_believed():
+    def graph(value, first):
+        node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/m"}, "value": value}}
+        back = {"type": "object", "properties": {"back": {"$ref": "#/$defs/n"}}}
+        root = {"type": "object", "properties": {"first": first, "second": {"$ref": "#/$defs/m"}}}
+        return {**root, "$defs": {"n": node, "m": back}}
+
+    old = parse(graph({"type": "string"}, {"$ref": "#/$defs/n"}))
+    new = parse(graph({"type": "integer"}, {"anyOf": [{"$ref": "#/$defs/n"}, True]}))
+    assert reasons(new, old) == ["$.second.back.value: the type string was allowed; now only integer is"]
+
+
 def test_many_alternatives_beside_each_other_cannot_be_decided_in_bounded_time():
     def alternatives(count):
         each = [{"properties": {f"p{at}": {"const": value}}} for at in range(count) for value in range(9)]

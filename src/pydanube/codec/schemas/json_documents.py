@@ -197,13 +197,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What `read` found: the root, and every node that a reference leads to with the place where it was written."""
+    """What `read` found."""
 
     root: Node
     documents: tuple[Document, ...]
+    """The definition itself, then those that it uses."""
     patterns: tuple[tuple[str, str], ...]
     """The place and text of every regular expression."""
     work: int
+    """How many schemas look at one value of a payload, at most."""
     recursive: bool
 
 
@@ -465,7 +467,7 @@ def _translate(schema: dict[str, Any], node: dict[str, Any], build: Any) -> None
             node.setdefault("dependentSchemas", {})[name] = build(needed, "dependencies", name)
 
 
-def in_place(node: dict[str, Any]) -> Iterator[Node]:
+def _in_place(node: dict[str, Any]) -> Iterator[Node]:
     """Give the schemas that a node applies to the same value."""
     for keyword in _LISTS:
         yield from node.get(keyword, ())
@@ -496,7 +498,7 @@ def _find_targets(node: Node, same_value: bool, found: list[tuple[dict[str, Any]
     if isinstance(target, dict):
         found.append((target, same_value))
     size = 1
-    for inner in in_place(node):
+    for inner in _in_place(node):
         if inner is not target:
             size += _find_targets(inner, same_value, found)
     for inner in _inside(node):
@@ -560,13 +562,13 @@ def _count(node: Node, work: Mapping[int, int]) -> int:
     if isinstance(node, bool):
         return 1
     count = 1 + (work.get(id(node["$ref"]), 1) if "$ref" in node else 0)
-    count += sum(_count(inner, work) for inner in in_place(node) if inner is not node.get("$ref"))
+    count += sum(_count(inner, work) for inner in _in_place(node) if inner is not node.get("$ref"))
     # Different names and positions are different values.
-    count += max((_count(inner, work) for inner in node.get("properties", {}).values()), default=0)
-    count += max((_count(inner, work) for inner in node.get("prefixItems", ())), default=0)
-    apart = {id(inner) for keyword in ("properties",) for inner in node.get(keyword, {}).values()}
-    apart |= {id(inner) for inner in node.get("prefixItems", ())}
-    return count + sum(_count(inner, work) for inner in _inside(node) if id(inner) not in apart)
+    apart = [list(node.get("properties", {}).values()), node.get("prefixItems", [])]
+    for values in apart:
+        count += max((_count(inner, work) for inner in values), default=0)
+    others = {key: value for key, value in node.items() if key not in ("properties", "prefixItems")}
+    return count + sum(_count(inner, work) for inner in _inside(others))
 
 
 def bundle(*nodes: Node) -> dict[str, Any]:

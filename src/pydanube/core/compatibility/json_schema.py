@@ -76,9 +76,6 @@ class _Facts:
     tightest: dict[str, Any] = field(default_factory=dict)
     """The strictest of minLength, maximum and so on."""
 
-    def at_least(self, keyword: str) -> Any:
-        return self.tightest.get(keyword)
-
 
 _LARGEST: Final = ("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum")
 _SMALLEST: Final = ("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum")
@@ -345,7 +342,7 @@ class _Comparison:
 
     def _compare_arrays(self, writer: Writer, facts: _Facts, reader: Fragment, path: str, level: int) -> list[Problem]:
         problems = list(_compare_limits(facts, reader, path, ("minItems", "maxItems"), "items"))
-        most = facts.at_least("maxItems")
+        most = facts.tightest.get("maxItems")
         unique = (most is not None and most <= 1) or any(part.get("uniqueItems") for part in writer)
         if reader.get("uniqueItems") and not unique:
             problems.append((path, "uniqueItems was added"))
@@ -404,7 +401,7 @@ class _Comparison:
         return problems
 
     def _compare_sizes(self, writer: Writer, facts: _Facts, reader: Fragment, path: str) -> Iterable[Problem]:
-        least, most = facts.at_least("minProperties"), facts.at_least("maxProperties")
+        least, most = facts.tightest.get("minProperties"), facts.tightest.get("maxProperties")
         names = _closed_names(writer)
         if names is not None:
             most = len(names) if most is None else min(most, len(names))
@@ -626,9 +623,9 @@ def _compare_limits(
     facts: _Facts, reader: Fragment, path: str, keywords: tuple[str, str], what: str
 ) -> Iterator[Problem]:
     least, most = keywords
-    if reader.get(least, 0) > (facts.at_least(least) or 0):
+    if reader.get(least, 0) > (facts.tightest.get(least) or 0):
         yield path, f"{least} is {reader[least]}, and fewer {what} were allowed"
-    if most in reader and (facts.at_least(most) is None or facts.at_least(most) > reader[most]):
+    if most in reader and (facts.tightest.get(most) is None or facts.tightest.get(most) > reader[most]):
         yield path, f"{most} is {reader[most]}, and more {what} were allowed"
 
 
