@@ -345,6 +345,7 @@ def test_a_bad_definition_is_refused_with_the_place(text, reason):
 
 def test_a_huge_enum_is_refused_and_a_large_one_works():
     assert "#/items: an enum has 10001 values" in refusal({"items": {"enum": list(range(10_001))}})
+    assert "an enum with objects or arrays has 1001 values" in refusal({"enum": [{"a": at} for at in range(1_001)]})
     assert parse({"enum": list(range(10_000))}).check([b"9999", b"10000"]).row == 1
 
 

@@ -115,6 +115,15 @@ def test_long_chains_of_references_are_no_recursion_error():
     assert only.reason.startswith("cannot decide")
 
 
+def test_large_enums_of_objects_are_compared_by_their_values():
+    old, new = (
+        parse({"enum": [{"a": at} for at in range(1_000)]}),
+        parse({"enum": [{"a": at} for at in range(1, 1_000)]}),
+    )
+    assert reasons(old, new) == []
+    assert reasons(new, old) == ['$: was allowed and is not: {"a": 0}']
+
+
 def test_large_enums_and_many_properties_are_compared():
     def wide(count, most):
         return {

@@ -38,7 +38,8 @@ NESTING_MAX: Final = 128
 """Levels of a definition's JSON. The libraries take about twice that many."""
 
 ENUM_VALUES_MAX: Final = 10_000
-"""Values of one enum: they are compared one by one if they are objects or arrays."""
+ENUM_OBJECTS_MAX: Final = 1_000
+"""Values of one enum, and of one with objects or arrays, which are compared with a payload one by one."""
 
 WORK_MAX: Final = 100_000
 """How many schemas may look at one value of a payload, which is a few milliseconds."""
@@ -293,8 +294,12 @@ class _Reader:
             self.patterns.append((place, node["pattern"]))
         for pattern in schema.get("patternProperties", ()):
             self.patterns.append((place, pattern))
-        if len(node.get("enum", ())) > ENUM_VALUES_MAX:
-            raise Invalid(f"{place}: an enum has {len(node['enum'])} values and may have {ENUM_VALUES_MAX}")
+        values = node.get("enum", ())
+        compound = any(isinstance(one, dict | list) for one in values)
+        most = ENUM_OBJECTS_MAX if compound else ENUM_VALUES_MAX
+        if len(values) > most:
+            of = " with objects or arrays" if compound else ""
+            raise Invalid(f"{place}: an enum{of} has {len(values)} values and may have {most}")
         for keyword in _ONE_2020 if modern else _ONE:
             if keyword in schema:
                 node[keyword] = build(schema[keyword], keyword)

@@ -272,6 +272,13 @@ class _Comparison:
         if 1 < len(facts.types) < len(_ALL):
             yield [self._both(writer, self._make(("type", one), {"type": one})) for one in sorted(facts.types)]
 
+    def _without_values(self, part: Fragment) -> Node:
+        """Return a fragment without its enum and const, which are compared here: in the library, one by one."""
+        if "enum" not in part and "const" not in part:
+            return part
+        rest = {key: value for key, value in part.items() if key not in ("enum", "const")}
+        return self._make((id(part), "values"), rest) if rest else True
+
     def _without(self, part: Fragment, *keywords: str) -> Node:
         bound = ("$ref", "allOf", "unevaluatedProperties", "unevaluatedItems")  # they mean something else without it
         rest = {key: value for key, value in part.items() if key not in keywords and key not in bound}
@@ -279,7 +286,13 @@ class _Comparison:
 
     def _try_values(self, values: Sequence[Any], reader: Fragment, path: str) -> list[Problem]:
         self._step(len(values) // 100)
-        bad = [value for value in values if not self._is_valid(value, reader)]
+        listed = {_text(value) for value in _values_of(reader)} if "enum" in reader or "const" in reader else None
+        rest = self._without_values(reader)
+        bad = [
+            value
+            for value in values
+            if (listed is not None and _text(value) not in listed) or not self._is_valid(value, rest)
+        ]
         if not bad:
             return []
         shown = ", ".join(json.dumps(value) for value in bad[:_VALUES_SHOWN])
@@ -287,6 +300,8 @@ class _Comparison:
         return [(path, f"was allowed and is not: {shown}{more}")]
 
     def _is_valid(self, value: Any, *nodes: Node) -> bool:
+        if nodes == (True,):
+            return True
         key = tuple(map(id, nodes))
         if key not in self._validators:
             document = bundle(*nodes)
@@ -313,13 +328,15 @@ class _Comparison:
                     if keyword in part:
                         limit = part[keyword]
                         facts.tightest[keyword] = tighter(facts.tightest.get(keyword, limit), limit)
-        values = next((_values_of(part) for part in writer if "enum" in part or "const" in part), None)
+        listing = next((part for part in writer if "enum" in part or "const" in part), None)
+        values = _values_of(listing) if listing is not None else None
         if values is None and facts.types <= {"null", "boolean"}:
             possible: dict[str, list[Any]] = {"null": [None], "boolean": [False, True]}
             values = [value for one in sorted(facts.types) for value in possible[one]]
         if values is not None:
             self._step(len(values) // 100)
-            facts.values = [value for value in values if all(self._is_valid(value, part) for part in writer)]
+            parts = [self._without_values(part) if part is listing else part for part in writer]
+            facts.values = [value for value in values if all(self._is_valid(value, part) for part in parts)]
         facts.never = not facts.types or facts.values == [] or _is_empty_range(facts)
         return facts
 
@@ -558,7 +575,17 @@ def _compare_types(facts: _Facts, reader: Fragment, path: str) -> list[Problem]:
 
 
 def _values_of(part: Fragment) -> list[Any]:
-    return [part["const"]] if "const" in part else list(part["enum"])
+    """Return the values of const and enum, of both if it has both."""
+    if "const" not in part:
+        return list(part["enum"])
+    if "enum" in part and _text(part["const"]) not in map(_text, part["enum"]):
+        return []
+    return [part["const"]]
+
+
+def _text(value: Any) -> str:
+    """Return a text that is the same for equal values only."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _is_empty_range(facts: _Facts) -> bool:
