@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from pydanube.codec.schemas import ParsedSchema
 from pydanube.model.schemas import Compatibility, Incompatibility, SchemaFormat
+
+if TYPE_CHECKING:
+    from pydanube.codec.schemas.json_schema import JsonSchema
 
 __all__ = ["Incompatibility", "check_compatible", "find_incompatibilities"]
 
@@ -25,6 +29,10 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
             from . import avro
 
             return avro.find(reader, writer)
+        case SchemaFormat.JSON:
+            from . import json_schema
+
+            return json_schema.find(cast("JsonSchema", reader), cast("JsonSchema", writer))
     return []
 
 
