@@ -20,7 +20,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -386,8 +386,10 @@ def _read(definition: SchemaDefinition) -> list[Any]:
         file = _File.FromString(data)
         # Both messages begin with field 1. A descriptor set has no other, so as a file it has only a name.
         if any(field.name != "name" for field, _ in file.ListFields()):
+            _strict_descriptor_class("FileDescriptorProto").FromString(data)
             return [file]
         files = list(descriptor_pb2.FileDescriptorSet.FromString(data).file)
+        _strict_descriptor_class("FileDescriptorSet").FromString(data)
     except DecodeError:
         raise Invalid("the Base64 text is neither a FileDescriptorSet nor a FileDescriptorProto") from None
     if not files:
@@ -395,6 +397,15 @@ def _read(definition: SchemaDefinition) -> list[Any]:
     if len({one.name for one in files}) < len(files):
         raise Invalid("the descriptor set has two files of one name")
     return files
+
+
+@cache
+def _strict_descriptor_class(name: str) -> Any:
+    """Return a class of descriptor.proto that verifies strings, which the one of protobuf does not."""
+    file = _File.FromString(_WELL_KNOWN["google/protobuf/descriptor.proto"])
+    file.name = "strict.proto"
+    pool = _build_pool([_verifying_utf8(file)])
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"google.protobuf.{name}"))
 
 
 def _binary(text: str) -> bytes | None:
