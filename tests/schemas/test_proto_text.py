@@ -147,15 +147,13 @@ def test_custom_options_are_kept_as_they_are_written():
 
 # ---- whatever the text is: a schema or Invalid, nothing else
 
-WORDS = (
-    r"""
+LANGUAGE = r"""
 syntax = ; package import public message enum oneof map < > , { } [ ] ( ) = . - 0 1 2 0x7 18446744073709551616 é
 M N E a b string int32 double reserved to max extensions extend option optional required repeated group service rpc
 returns stream default json_name packed true inf nan /* */ // 1.5e999 .M a.b (x) google.protobuf.Any
 "proto3" "proto2" "a" "\x" "\xff" "\u12" "google/protobuf/any.proto"
-""".split()
-    + ["\0", "\ufeff"]
-)
+"""
+WORDS = [*LANGUAGE.split(), "\0", "\ufeff"]
 
 
 def parse_or_refuse(text: str) -> None:

@@ -386,10 +386,10 @@ def _read(definition: SchemaDefinition) -> list[Any]:
         file = _File.FromString(data)
         # Both messages begin with field 1. A descriptor set has no other, so as a file it has only a name.
         if any(field.name != "name" for field, _ in file.ListFields()):
-            _strict_descriptor_class("FileDescriptorProto").FromString(data)
+            _check_required(_strict_descriptor_class("FileDescriptorProto").FromString(data))
             return [file]
         files = list(descriptor_pb2.FileDescriptorSet.FromString(data).file)
-        _strict_descriptor_class("FileDescriptorSet").FromString(data)
+        _check_required(_strict_descriptor_class("FileDescriptorSet").FromString(data))
     except DecodeError:
         raise Invalid("the Base64 text is neither a FileDescriptorSet nor a FileDescriptorProto") from None
     if not files:
