@@ -134,7 +134,8 @@ def unchanged(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """The fields of both versions that have the same type and label, of types that did not change."""
     before, after = old.message_type[0], new.message_type[0]
     same_types = (
-        [one.SerializeToString() for one in before.nested_type]
+        old.syntax == new.syntax  # proto2 and proto3 do not write the same bytes for the same values
+        and [one.SerializeToString() for one in before.nested_type]
         == [one.SerializeToString() for one in after.nested_type]
         and before.enum_type == after.enum_type
         and before.field == after.field
@@ -175,8 +176,8 @@ def test_what_is_called_compatible_can_be_read(versions, data):
         for was, now in unchanged(old_file, new_file):
             one, other = getattr(written, was.name), getattr(read, now.name)
             if was.type == Field.TYPE_MESSAGE and was.label != REPEATED:
-                assert one.SerializePartialToString(deterministic=True) == other.SerializePartialToString(
-                    deterministic=True
-                )
+                assert written.HasField(was.name) == read.HasField(now.name)
+                if written.HasField(was.name):
+                    assert one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
             else:
                 assert str(one) == str(other)
