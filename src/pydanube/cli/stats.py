@@ -65,6 +65,8 @@ def _topic(figures: TopicTotals) -> list[tuple[str, object]]:
         told.append(("unheard", f"{total.unheard:,} (published while nobody listened)"))
     if total.throttled_s:
         told.append(("throttled", f"{span(total.throttled_s)} of waiting for the publish rate"))
+    if total.schema_warnings:
+        told.append(("not as the schema says", plural(total.schema_warnings, "batch", "batches")))
     if total.health != "ok":
         told.append(("health", total.health))
     return told
