@@ -66,7 +66,7 @@ def _topic(figures: TopicTotals) -> list[tuple[str, object]]:
     if total.throttled_s:
         told.append(("throttled", f"{span(total.throttled_s)} of waiting for the publish rate"))
     if total.schema_warnings:
-        told.append(("not as the schema says", plural(total.schema_warnings, "batch", "batches")))
+        told.append(("schema warnings", f"{total.schema_warnings:,} (batches stored although they do not fit)"))
     if total.health != "ok":
         told.append(("health", total.health))
     return told
