@@ -11,7 +11,7 @@ from metadata_harness import FaultyStore, puts
 from pydanube.broker.registry.records import pack
 from pydanube.broker.schemas import records
 from pydanube.broker.tiering.disaster_recovery import rebuild
-from pydanube.codec.schemas import parsed as formats
+from pydanube.codec.schemas import primitives
 from pydanube.core.access import ANONYMOUS, Action
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model import limits
@@ -227,7 +227,7 @@ async def test_no_id_and_no_version_is_used_again_after_a_deletion(tmp_path):
 
 async def test_a_subject_of_many_versions_is_removed_whole(broker, monkeypatch):
     number = iter(range(1000))
-    monkeypatch.setattr(formats.primitives.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
+    monkeypatch.setattr(primitives.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
     for one in range(200):
         await register(broker, "orders", SchemaDefinition(SchemaFormat.STRING, str(one)))
     assert len(await broker.schemas.delete_subject(ANONYMOUS, "orders")) == 200
@@ -243,9 +243,9 @@ def referring(monkeypatch):
     """Lets the format string have references, whose texts become part of its meaning."""
 
     def parse(definition):
-        return formats.primitives.PrimitiveSchema(definition)
+        return primitives.PrimitiveSchema(definition)
 
-    monkeypatch.setattr(formats.primitives, "parse", parse)
+    monkeypatch.setattr(primitives, "parse", parse)
 
 
 def refer(*references):
