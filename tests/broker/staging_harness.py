@@ -45,14 +45,14 @@ class Query:
     topic: TopicName = TOPIC
     parts: int = field(default=0)
 
-    async def stage(self, batch_id: int, rows: Rows, attempt: int = 0, per_batch: int = 1000) -> str:
+    async def stage(self, batch_id: int, rows: Rows, attempt: int = 0, per_batch: int = 1000, **columns: Any) -> str:
         """One stage with these rows."""
         sections: list[SectionRequest] = []
         body = bytearray()
         for partition, payloads in rows.items():
             lengths = []
             for start in range(0, len(payloads), per_batch):
-                batch = encode(payloads[start : start + per_batch], publish_times=1)
+                batch = encode(payloads[start : start + per_batch], publish_times=1, **columns)
                 lengths.append(len(batch))
                 body += batch + bytes(-len(batch) % 64)
             sections.append(SectionRequest(self.topic, partition, lengths))

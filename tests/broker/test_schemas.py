@@ -10,18 +10,27 @@ from metadata_harness import FaultyStore, puts
 
 from pydanube.broker.registry.records import pack
 from pydanube.broker.schemas import records
-from pydanube.codec.schemas import parsed as formats
+from pydanube.broker.tiering.disaster_recovery import rebuild
+from pydanube.codec.schemas import primitives
 from pydanube.core.access import ANONYMOUS, Action
+from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.model import limits
 from pydanube.model.errors import Denied, Full, Invalid, NotFound, Refused, Unavailable
+from pydanube.model.names import TopicName
 from pydanube.model.schemas import (
+    Binding,
     Compatibility,
     RegistryMode,
     SchemaDefinition,
     SchemaFormat,
     SchemaReference,
+    ValidationPolicy,
     parse_subject,
 )
+from pydanube.model.topics import TopicConfig
+from pydanube.runtime.clock import SystemClock
+from pydanube.runtime.objects.memory import MemoryStore
+from pydanube.storage.tiering.store_ownership import StoreOwner
 
 STRING = SchemaDefinition(SchemaFormat.STRING, "a name")
 NUMBER = SchemaDefinition(SchemaFormat.NUMBER, "a price")
@@ -218,7 +227,7 @@ async def test_no_id_and_no_version_is_used_again_after_a_deletion(tmp_path):
 
 async def test_a_subject_of_many_versions_is_removed_whole(broker, monkeypatch):
     number = iter(range(1000))
-    monkeypatch.setattr(formats.primitives.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
+    monkeypatch.setattr(primitives.PrimitiveSchema, "canonical", property(lambda self: b"%d" % next(number)))
     for one in range(200):
         await register(broker, "orders", SchemaDefinition(SchemaFormat.STRING, str(one)))
     assert len(await broker.schemas.delete_subject(ANONYMOUS, "orders")) == 200
@@ -234,9 +243,9 @@ def referring(monkeypatch):
     """Lets the format string have references, whose texts become part of its meaning."""
 
     def parse(definition):
-        return formats.primitives.PrimitiveSchema(definition)
+        return primitives.PrimitiveSchema(definition)
 
-    monkeypatch.setattr(formats.primitives, "parse", parse)
+    monkeypatch.setattr(primitives, "parse", parse)
 
 
 def refer(*references):
@@ -420,6 +429,48 @@ async def test_every_call_asks_the_authorizer_first(tmp_path):
             with pytest.raises(Denied):
                 await call()
             assert authorizer.asked[-1] == expected
+
+
+async def test_the_registry_is_restored_from_the_object_store_and_no_number_is_used_again(tmp_path):
+    objects, topic = MemoryStore(), TopicName.parse("/default/orders")
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    async with open_broker(tmp_path / "before", objects=objects, crash=True) as broker:
+        await broker.schemas.set_compatibility(ANONYMOUS, None, Compatibility.NONE)
+        await broker.create_topic(ANONYMOUS, topic, TopicConfig())
+        await register(broker, "orders", STRING)
+        await broker.schemas.bind(ANONYMOUS, topic, Binding("orders", ValidationPolicy.WARN))
+        await broker.schemas.set_tags(ANONYMOUS, "orders", 1, ["pii"])
+        kept = await broker.schemas.get(ANONYMOUS, "orders")
+        await broker.tiers.manifests.write()
+        lost = await register(broker, "orders", NUMBER), await register(broker, "users", BYTES)
+    async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", SystemClock()) as store:
+        report = await rebuild(objects, store, SystemClock(), StoreOwner("cluster"))
+        assert report.subjects == 1
+    async with open_broker(tmp_path / "after", objects=objects) as broker:
+        assert await broker.schemas.get(ANONYMOUS, "orders") == kept
+        assert await broker.schemas.binding(ANONYMOUS, topic) == Binding("orders", ValidationPolicy.WARN)
+        assert await broker.schemas.compatibility(ANONYMOUS) == (Compatibility.NONE, Compatibility.NONE)
+        assert not (await register(broker, "orders", STRING)).is_new
+        made = await register(broker, "orders", BYTES), await register(broker, "users", NUMBER)
+        assert made[0].schema_id == kept.schema_id and made[0].version > lost[0].version
+        assert made[1].schema_id > lost[1].schema_id
+        assert not {one.global_id for one in made} & {one.global_id for one in (*lost, kept)}
+
+
+async def test_numbers_given_out_after_the_only_manifest_are_not_used_again(tmp_path):
+    """The manifest knows of no schema at all."""
+    objects = MemoryStore()
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    async with open_broker(tmp_path / "before", objects=objects, crash=True) as broker:
+        await broker.tiers.manifests.write()
+        lost = await register(broker, "orders", STRING)
+    async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", SystemClock()) as store:
+        await rebuild(objects, store, SystemClock(), StoreOwner("cluster"))
+    async with open_broker(tmp_path / "after", objects=objects) as broker:
+        made = await register(broker, "orders", NUMBER)
+        assert made.schema_id > lost.schema_id and made.global_id > lost.global_id
 
 
 def test_the_records_have_the_bytes_they_had_when_they_were_released():

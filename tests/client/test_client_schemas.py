@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Refused
 from pydanube.client.admin.schemas import Schemas
 from pydanube.client.blocking.client import BlockingSchemas
+from pydanube.client.producing.producer import Producer
+from pydanube.client.settings import ProducerSettings
 from pydanube.model.schemas import (
     Binding,
     Compatibility,
@@ -113,15 +118,59 @@ async def test_what_is_wrong_is_refused_before_it_is_sent(client: Client) -> Non
         await client.schemas.bind(TOPIC, "orders", pinned_version=1, minimum_version=1)
 
 
+async def test_a_producer_that_names_a_subject_binds_the_topic_and_its_messages_carry_the_schema(
+    client: Client,
+) -> None:
+    registered = await client.schemas.register("orders", "", format="number")
+    await client.schemas.register("users", "", format="number")
+    schema = (registered.schema_id, registered.version)
+    settings = ProducerSettings(subject="orders", schema=schema)
+    async with Producer(client._brokers, TOPIC, settings, True, "key") as producer:
+        await producer.send(b"1")
+        assert await client.schemas.binding(TOPIC) == Binding("orders", ValidationPolicy.NONE)
+        await client.schemas.bind(TOPIC, "orders")
+        await producer.send_many([b"2", b"3"])
+        with pytest.raises(Invalid, match="row 0 of the batch does not fit version 1 of subject 'orders'"):
+            await producer.send(b"x")
+        await producer.send(b"4")
+    with pytest.raises(Refused, match="bound to subject 'orders', not to 'users'"):
+        async with Producer(client._brokers, TOPIC, ProducerSettings(subject="users"), True, "key"):
+            pass
+    async with client.producer(TOPIC) as plain:
+        with pytest.raises(Invalid, match="names no schema"):
+            await plain.send(b"5")
+    async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
+        received = [await consumer.receive(timeout=60) for _ in range(4)]
+    assert [(one.payload, one.schema_id, one.schema_version) for one in received] == [
+        (b"%d" % number, *schema) for number in range(1, 5)
+    ]
+
+
+async def test_under_enforce_many_producers_get_everything_stored_in_their_order(client: Client) -> None:
+    """The window of a connection holds more than is checked at once."""
+    await client.create_topic(TOPIC)
+    await client.schemas.register("orders", "", format="number")
+    await client.schemas.bind(TOPIC, "orders")
+    settings = ProducerSettings(subject="orders", schema=(1, 1), batch_messages=500)
+
+    async def produce(number: int) -> None:
+        async with Producer(client._brokers, TOPIC, settings, True, "key") as producer:
+            await producer.send_many([b"%d" % (number * 100_000 + one) for one in range(20_000)])
+
+    await asyncio.gather(*(produce(number) for number in range(3)))
+    async with client.reader(TOPIC, start="earliest", end="latest") as reader:
+        found = [int(message.payload) async for message in reader]
+    for number in range(3):
+        mine = [one for one in found if one // 100_000 == number]
+        assert mine == list(range(number * 100_000, number * 100_000 + 20_000))
+
+
 def test_the_blocking_registry_has_every_call() -> None:
     asynchronous = {name for name in vars(Schemas) if name[0] != "_"}
     assert {name for name in vars(BlockingSchemas) if name[0] != "_"} == asynchronous
 
 
 def test_the_blocking_client_registers_and_reads(tmp_path) -> None:
-    import asyncio
-    import threading
-
     started, stop, urls = threading.Event(), threading.Event(), []
 
     async def serve() -> None:

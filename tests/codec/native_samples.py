@@ -352,6 +352,7 @@ PARTITION = PartitionStatistics(
     throttled_s=0.25,
     subscriptions=[SUBSCRIPTION],
     missing_offsets=900,
+    schema_warnings=3,
 )
 
 HEADS: list[tuple[msgspec.Struct, bytes]] = [
@@ -551,7 +552,7 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         requests.StatisticsReport(TopicStatistics("/default/orders", reliable=True, partitions=[PARTITION])),
         unhex("""
         81a5746f 70696383 a5746f70 6963af2f 64656661 756c742f 6f726465 7273a872
-        656c6961 626c65c3 aa706172 74697469 6f6e7391 8ea5696e 64657802 ac737461
+        656c6961 626c65c3 aa706172 74697469 6f6e7391 8fa5696e 64657802 ac737461
         72745f6f 66667365 7464aa65 6e645f6f 66667365 74cd041a ac73746f 7265645f
         62797465 73ce0001 1170a970 726f6475 63657273 01a97075 626c6973 686564cd
         041aaf70 75626c69 73686564 5f627974 6573ce00 019a28ae 6d657373 61676573
@@ -573,7 +574,8 @@ HEADS: list[tuple[msgspec.Struct, bytes]] = [
         636b6564 03a96465 6c697665 72656428 af64656c 69766572 65645f62 79746573
         cd0fa0ab 72656465 6c697665 72656401 ae6d6573 73616765 735f7065 725f73cb
         40290000 00000000 ab627974 65735f70 65725f73 cb409388 00000000 00a66865
-        616c7468 a26f6baf 6d697373 696e675f 6f666673 657473cd 0384
+        616c7468 a26f6baf 6d697373 696e675f 6f666673 657473cd 0384af73 6368656d
+        615f7761 726e696e 677303
         """),
     ),
 ]

@@ -84,6 +84,15 @@ def test_a_batch_of_the_most_messages_fits() -> None:
     assert batch.payloads == [b"x"] * BATCH_MESSAGES_MAX
 
 
+def test_payloads_of_some_rows_are_those_of_all() -> None:
+    payloads = [bytes([row % 256]) * (row % 7) for row in range(200)]
+    for codec in Codec:
+        batch = Batch.open(encode(payloads, publish_times=NOW, codec=codec))
+        for start, end in ((0, 1), (0, 200), (13, 14), (13, 150), (199, 200)):
+            assert batch.payloads_between(start, end) == payloads[start:end]
+        assert batch.payload_offsets.tolist()[:4] == [0, 0, 1, 3]
+
+
 @pytest.mark.parametrize("width", [0, 1, 7, 100, 5_000])
 @pytest.mark.parametrize("count", [1, 32, 33, 200])
 def test_payloads_of_one_length_are_cut_apart(width: int, count: int) -> None:

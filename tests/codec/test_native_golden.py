@@ -152,7 +152,9 @@ def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_releas
 def test_answers_of_a_broker_that_does_not_tell_gaps_are_read_as_having_none() -> None:
     statistics = requests.decode(memoryview(STATISTICS_BEFORE_GAPS), requests.StatisticsReport)
     earlier = [replace(one, stale_acks=0) for one in PARTITION.subscriptions]
-    assert statistics.topic.partitions == [replace(PARTITION, missing_offsets=0, subscriptions=earlier)]
+    assert statistics.topic.partitions == [
+        replace(PARTITION, missing_offsets=0, schema_warnings=0, subscriptions=earlier)
+    ]
     before = {"index": 0, "owner": "a:1", "epoch": 3, "start_offset": 10, "end_offset": 50}
     info = requests.decode(memoryview(msgspec.msgpack.encode(before)), requests.PartitionInfo)
     assert (info.missing_offsets, info.gaps) == (0, [])

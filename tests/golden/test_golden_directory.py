@@ -55,6 +55,9 @@ async def test_a_directory_of_release_0_1_opens_and_goes_on(tmp_path):
         assert (place.position, place.acked_ahead) == (1, 3), "offset 1 was never acked, 2 to 4 were"
         async with client.producer(TOPIC, name="meter") as producer:
             assert (await producer.send(b"next")).offset == 10
+        assert await client.schemas.subjects() == []
+        await client.schemas.register("golden", "", format="string")
+        await client.schemas.bind(TOPIC, "golden", policy="warn")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from pydanube.broker.lifecycle.expiration import Expiration
 from pydanube.broker.lifecycle.topic_deletion import TopicDeletion
@@ -48,7 +49,7 @@ from pydanube.version import __version__
 from .decompression import DecompressionBudget
 from .policies import PolicyAdministration
 from .producers import Access, Producer, Producers
-from .publish_checks import check_publishable
+from .publish_checks import PayloadCheck, check_publishable
 from .statistics import Statistics
 
 log = get_logger(__name__)
@@ -136,7 +137,7 @@ class Broker:
             open_partitions,
             self.tiers,
         )
-        self.schemas = Schemas(parts.store, registry, authorizer, clock)
+        self.schemas = Schemas(parts.store, registry, self._partitions, authorizer, clock, parts.tasks)
         self.producers = Producers(registry, self._partitions)
         self.policies = PolicyAdministration(registry, self._partitions, policies, authorizer)
         self.subscriptions = Subscriptions(registry, self._partitions, authorizer)
@@ -157,6 +158,7 @@ class Broker:
                 clock,
                 self.tiers,
                 self.decompression,
+                self.schemas,
             )
         self._deletion = TopicDeletion(registry, self._partitions, writer, self.tiers, self._staging)
         self.lifetimes = Expiration(registry, self._partitions, self.subscriptions, self._deletion, clock)
@@ -322,13 +324,18 @@ class Broker:
         """
         try:
             self._authorizer.check(principal, Action.PRODUCE, producer.topic)
-            opened = self._check_batch(producer, batch)
+            opened, check = self._check_batch(producer, batch)
         except DanubeError as error:
             done(error)
             return
-        producer.partition.publish(opened, done)
+        partition = producer.partition
+        if partition.intake is None:
+            partition.publish(opened, done)
+        else:
+            partition.intake.submit(producer, opened, check, partial(partition.publish, opened, done), done)
 
-    def _check_batch(self, producer: Producer, view: memoryview) -> Batch:
+    def _check_batch(self, producer: Producer, view: memoryview) -> tuple[Batch, PayloadCheck | None]:
+        """Return the batch, and the check of its payloads that remains to be done, if any."""
         if producer.fenced is not None:
             raise producer.fenced
         batch = Batch.open(view)
@@ -338,18 +345,17 @@ class Broker:
                 f"the batch is signed by producer {header.producer_id} epoch {header.producer_epoch}, "
                 f"the handle by {producer.producer_id} epoch {producer.producer_epoch}"
             )
-        check_publishable(batch, producer.topic, producer.partition.policies)
-        if (
-            producer.partition.is_stored
-            and self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max
-        ):
+        partition = producer.partition
+        schema = partition.intake.schema if partition.intake is not None else None
+        check = check_publishable(batch, producer.topic, partition.policies, schema, partition.index)
+        if partition.is_stored and self._writer.pending_bytes + len(view) > self._settings.pending_publish_bytes_max:
             raise Unavailable(
                 "the broker has more unwritten publishes than limits.pending_publish_bytes_max: try again"
             )
         if self.tiers is not None and (full := self.tiers.refusal()) is not None:
             raise full
         # The decompressed copy, which may be a thousand times larger, is not kept while the batch is in flight.
-        return batch if header.codec is Codec.NONE else Batch.trust(view)
+        return batch if header.codec is Codec.NONE else Batch.trust(view), check
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

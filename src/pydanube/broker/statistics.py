@@ -75,6 +75,7 @@ class Statistics:
             bytes_per_s=bytes_per_s,
             unheard=traffic.unheard,
             throttled_s=traffic.throttled_s,
+            schema_warnings=partition.intake.warned if partition.intake is not None else 0,
             subscriptions=subscriptions,
             health=health,
         )

@@ -65,6 +65,8 @@ def _topic(figures: TopicTotals) -> list[tuple[str, object]]:
         told.append(("unheard", f"{total.unheard:,} (published while nobody listened)"))
     if total.throttled_s:
         told.append(("throttled", f"{span(total.throttled_s)} of waiting for the publish rate"))
+    if total.schema_warnings:
+        told.append(("schema warnings", f"{total.schema_warnings:,} (batches stored although they do not fit)"))
     if total.health != "ok":
         told.append(("health", total.health))
     return told

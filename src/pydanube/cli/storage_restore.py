@@ -52,7 +52,7 @@ def restore(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a data directory from an object store alone: topics, policies, subscriptions and history.
+    """Make a data directory from an object store alone: topics, policies, subscriptions, schemas and history.
 
     For the day a disk is lost. It takes the newest manifest in the store and the segments that continue it. What was
     not uploaded when the disk went is lost. It only reads the store: the restored broker takes it over when it starts,
@@ -92,6 +92,7 @@ def _show(report: Restored, settings: Settings) -> None:
             ("manifest", f"{report.manifest}, written {datetime_from_micros(report.manifest_us).isoformat()}"),
             ("topics", f"{report.topics:,} with {plural(report.partitions, 'partition')}"),
             ("subscriptions", f"{report.subscriptions:,}"),
+            ("schemas", plural(report.subjects, "subject")),
             ("history", f"{plural(report.messages, 'message')}, {size(report.bytes)} in {report.segments:,} segments"),
             ("after the manifest", f"{plural(len(report.added), 'object')} continue it"),
             ("left out", plural(len(report.left_out), "object")),

@@ -195,7 +195,9 @@ class Database:
 
     def scan(self, prefix: str, start_after: str, limit: int) -> list[KeyValue]:
         start, end = prefix_bytes(prefix), _after_prefix(prefix_bytes(prefix))
-        rows = self._connection.execute(_SCAN, (start, prefix_bytes(start_after), end, limit))
+        after = prefix_bytes(start_after)
+        # SQLite looks up one of the two lower bounds only: without this, each page would be searched from the first.
+        rows = self._connection.execute(_SCAN, (max(start, after), after, end, limit))
         return [self._checked(row).key_value() for row in rows]
 
     def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:

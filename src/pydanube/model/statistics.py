@@ -91,6 +91,8 @@ class PartitionStatistics:
     health: str = "ok"
     missing_offsets: int = 0
     """Offsets in [start_offset, end_offset) without a message: a crash or a restore left them unused."""
+    schema_warnings: int = 0
+    """Batches that did not fit the schema of the topic and were stored all the same, because its policy is `warn`."""
 
     @property
     def messages(self) -> int:

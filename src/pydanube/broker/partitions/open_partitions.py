@@ -102,6 +102,8 @@ class Partitions:
         self._log_listener = LogListener(failed=self._log_failed, rotated=self._log_rotated, released=self.log_released)
         writer.subscribe(self._log_listener)
         self._tombstones = Tombstones(store, writer)
+        self.on_opened: Callable[[TopicName, Partition], None] = lambda _name, _partition: None
+        """Called with each partition before it is served."""
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._open)
@@ -213,6 +215,7 @@ class Partitions:
             self._attach(partition, subscription, its, Cursor(its.start(index)) if cursor is None else cursor)
         if isinstance(partition, StoredPartition) and partition.tier is not None:
             partition.tier.release_expired()
+        self.on_opened(name, partition)
         self._open.add(record.topic_id, partition)
         log.debug("partition.opened", partition=full_name, epoch=partition.epoch, end=partition.stream.end_offset)
 

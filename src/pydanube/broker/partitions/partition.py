@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydanube.broker.publish_checks import PublishIntake
 from pydanube.broker.subscriptions.subscription import LiveSubscription
 from pydanube.codec.batch import Batch
 from pydanube.core.log import PartitionLog
@@ -77,6 +78,8 @@ class Partition(ABC):
         self.closed: DanubeError | None = None
         """Why the partition is not served here any more; None while it is."""
         self.policies = Policies()
+        self.intake: PublishIntake | None = None
+        """Checks published payloads before they come here; None: nothing is checked, and nothing waits for that."""
         self._ownership = parts.ownership
         self._log = parts.log
         self._tasks = parts.tasks
@@ -123,6 +126,8 @@ class Partition(ABC):
 
     def refuse_fenced(self, is_fenced: Callable[[int, int], bool], error: DanubeError) -> None:
         """Refuse the waiting batches of fenced producers; `is_fenced` is asked by producer id and epoch."""
+        if self.intake is not None:
+            self.intake.refuse(error, is_fenced)
         self._publishes.refuse(error, is_fenced)
 
     @property
@@ -133,7 +138,7 @@ class Partition(ABC):
     @property
     def idle(self) -> bool:
         """Return whether no publish waits or is on its way to the log."""
-        return not len(self._publishes) and not self._log.in_flight
+        return not len(self._publishes) and not self._log.in_flight and not self.intake
 
     @property
     def remembered(self) -> ProducerTable:
@@ -193,6 +198,8 @@ class Partition(ABC):
     def _end(self, error: DanubeError) -> None:
         """Stop serving: refuse waiting publishes and close the subscriptions with `error`."""
         self.closed = error
+        if self.intake is not None:
+            self.intake.refuse(error)
         self._publishes.refuse(error)
         for subscription in self.subscriptions.values():
             subscription.close(error)

@@ -78,8 +78,8 @@ class VersionIndex(msgspec.Struct, omit_defaults=True, gc=False):
     global_id: int
     format: str
     fingerprint: str
-    references: list[tuple[str, str, int]] = []
-    tags: list[str] = []
+    references: tuple[tuple[str, str, int], ...] = ()
+    tags: tuple[str, ...] = ()
     created_at: int = 0
 
 

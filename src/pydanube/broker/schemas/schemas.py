@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
+from pydanube.broker.partitions.open_partitions import Partitions
+from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.schemas import ParsedSchema
 from pydanube.codec.schemas.parsed import fingerprint
@@ -39,14 +42,22 @@ from pydanube.model.schemas import (
     parse_subject,
 )
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .definitions import Definitions
 from .subjects import Subject, Subjects
+from .validation import BoundTopic, PartitionIntake, Validations
 
 log = get_logger(__name__)
 
 AnyVersion = int | Literal["latest"]
+
+REASONS_MAX: Final = 500
+"""The most reasons in the message of a refused registration. `check` returns all of them."""
+
+TOPICS_MAX: Final = 1_000
+"""The most topics in the description of a subject."""
 
 
 class CompatibilityReport(NamedTuple):
@@ -73,11 +84,25 @@ class ChosenVersion(NamedTuple):
 class Schemas:
     """Registers, reads and deletes schemas. Loaded by `start`, before the listeners open."""
 
-    def __init__(self, store: MetadataStore, registry: Registry, authorizer: Authorizer, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        registry: Registry,
+        partitions: Partitions,
+        authorizer: Authorizer,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
         self._registry = registry
+        self._partitions = partitions
         self._authorizer = authorizer
+        self._clock = clock
         self._subjects = Subjects(store, clock)
         self._definitions = Definitions(self._subjects)
+        self.validations = Validations(clock, tasks)
+        self._bound: WeakValueDictionary[int, BoundTopic] = WeakValueDictionary()
+        """By topic id, as long as a partition of the topic is open."""
+        partitions.on_opened = self._partition_opened
 
     async def start(self) -> None:
         await self._subjects.load()
@@ -107,7 +132,9 @@ class Schemas:
             reasons = await self._compare(former, parsed, None, None)
             if reasons:
                 level = self._subjects.compatibility(former)[1]
-                listed = "; ".join(map(str, reasons))
+                listed = "; ".join(map(str, reasons[:REASONS_MAX]))
+                if len(reasons) > REASONS_MAX:
+                    listed += f"; and {len(reasons) - REASONS_MAX} more"
                 raise Refused(f"the definition is not compatible ({level}) with subject {subject!r}: {listed}")
             version = await self._subjects.add(subject, definition, mark, str(principal))
         log.info("schema.registered", subject=subject, version=version, format=str(definition.format))
@@ -238,7 +265,7 @@ class Schemas:
             own,
             effective,
             self._subjects.mode(found)[1],
-            tuple(map(str, self._registry.bound_topics(subject))),
+            tuple(map(str, self._registry.bound_topics(subject)[:TOPICS_MAX])),
             found.record.created_at,
         )
 
@@ -263,6 +290,7 @@ class Schemas:
             found, number = self._version(subject, version, deleted=permanent)
             if found.live == [number] or list(found.versions) == [number]:
                 self._check_unbound(subject)
+            self._check_unpinned(subject, number)
             self._check_deletable(found, [number], permanent)
             if permanent:
                 await self._subjects.remove(found, [number])
@@ -303,6 +331,12 @@ class Schemas:
         if bound := self._registry.bound_topics(subject):
             raise Refused(f"topic {bound[0]} is bound to subject {subject!r}: unbind it first, then delete the subject")
 
+    def _check_unpinned(self, subject: str, version: int) -> None:
+        for topic in self._registry.bound_topics(subject):
+            binding = self._registry.topic(topic).binding
+            if binding is not None and binding.pinned_version == version:
+                raise Refused(f"topic {topic} takes only version {version} of subject {subject!r}: bind it anew first")
+
     # -- topics --------------------------------------------------------------------------------------------------------
 
     async def bind(self, principal: Principal, topic: TopicName, binding: Binding) -> None:
@@ -315,6 +349,7 @@ class Schemas:
         async with self._subjects.changing:
             self._subjects.version(binding.subject, binding.pinned_version or binding.minimum_version)
             await self._registry.set_binding(topic, binding)
+            self._apply(topic)
         log.info("topic.bound", topic=str(topic), subject=binding.subject, policy=str(binding.policy))
 
     async def unbind(self, principal: Principal, topic: TopicName) -> None:
@@ -323,12 +358,45 @@ class Schemas:
         if self._registry.topic(topic).binding is None:
             raise NotFound(f"topic {topic} is not bound to a subject")
         await self._registry.set_binding(topic, None)
+        self._apply(topic)
         log.info("topic.unbound", topic=str(topic))
 
     async def binding(self, principal: Principal, topic: TopicName) -> Binding | None:
         """Return the binding of a topic; None: it carries anything."""
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
         return self._registry.topic(topic).binding
+
+    def check_of(self, topic: TopicName) -> BoundTopic | None:
+        """Return what batches of the topic are checked against; None: nothing is checked."""
+        record = self._registry.topic(topic)
+        binding = record.binding
+        if binding is None or binding.policy is ValidationPolicy.NONE:
+            return None
+        former = self._bound.get(record.topic_id)
+        if former is not None and former.binding == binding:
+            return former
+        warned = former.warned if former is not None else None
+        subject = self._subjects.find(binding.subject)
+        bound = BoundTopic(str(topic), binding, subject, self._definitions, self._clock, warned)
+        self._bound[record.topic_id] = bound
+        return bound
+
+    def _apply(self, topic: TopicName) -> None:
+        """Check what is published to open partitions as the binding says now. What waits is checked as before."""
+        if (record := self._registry.find_topic(topic)) is None:
+            return
+        bound = self.check_of(topic)
+        for partition in self._partitions.open_of(record.topic_id):
+            self._attach(partition, bound)
+
+    def _partition_opened(self, topic: TopicName, partition: Partition) -> None:
+        self._attach(partition, self.check_of(topic))
+
+    def _attach(self, partition: Partition, bound: BoundTopic | None) -> None:
+        if partition.intake is not None:
+            partition.intake.schema = bound
+        elif bound is not None:
+            partition.intake = PartitionIntake(partition.index, bound, self.validations)
 
     async def choose(
         self, principal: Principal, topic: TopicName, subject: str, version: int = 0, minimum: int = 0

@@ -227,7 +227,7 @@ class Subjects:
             index.global_id,
             definition,
             index.fingerprint,
-            tuple(index.tags),
+            index.tags,
             version in subject.deleted,
             index.created_at,
         )
@@ -280,7 +280,7 @@ class Subjects:
         self._last_schema_id = max(self._last_schema_id, record.schema_id)
         self._last_global_id = max(self._last_global_id, global_id)
         subject = self._put(name, record, value)
-        self._add(subject, version, VersionIndex(global_id, stored.format, fingerprint, references, [], now))
+        self._add(subject, version, VersionIndex(global_id, stored.format, fingerprint, tuple(references), (), now))
         return version
 
     async def set_deleted(self, subject: Subject, versions: Iterable[int]) -> None:
@@ -317,7 +317,7 @@ class Subjects:
         key = records.version_key(subject.schema_id, version)
         record = msgspec.structs.replace(await self.read(subject, version), tags=tags)
         await self._write([], [Put(key, pack(record))])
-        subject.versions[version].tags = tags
+        subject.versions[version].tags = tuple(tags)
 
     async def set_compatibility(self, name: str | None, level: Compatibility | None) -> None:
         """Set the level of a subject, which need not have a version yet, or without a name the default of all."""
@@ -396,8 +396,9 @@ class Subjects:
         place = (subject.name, version)
         self._by_global_id.setdefault(index.global_id, []).append(place)
         self._global_ids[_identity(index.fingerprint, index.references)] = index.global_id
-        for target in _targets(index):
-            self._referrers.setdefault(target, set()).add(place)
+        if index.references:
+            for target in _targets(index):
+                self._referrers.setdefault(target, set()).add(place)
 
     def _drop(self, subject: Subject, version: int) -> None:
         index, place = subject.versions.pop(version), (subject.name, version)

@@ -12,6 +12,7 @@ from pydanube.broker.producers import Producers
 from pydanube.broker.publish_checks import check_publishable
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.codec import stage
 from pydanube.codec.batch import HEADER_BYTES, Batch
@@ -66,6 +67,7 @@ class StageWriter:
         tiers: ObjectStorage,
         clock: Clock,
         decompression: DecompressionBudget,
+        schemas: Schemas,
     ) -> None:
         self._registry = registry
         self._partitions = partitions
@@ -76,6 +78,7 @@ class StageWriter:
         self._tiers = tiers
         self._clock = clock
         self._decompression = decompression
+        self._schemas = schemas
 
     async def write(self, principal: Principal, request: StageRequest, body: memoryview) -> str:
         """Store a stage and return its name. It is durable on return, and not visible to consumers.
@@ -135,7 +138,7 @@ class StageWriter:
         unbroken = 0
         views = _split_body(request, body)
         for section in request.sections:
-            policies = self._partitions.policies_of(section.topic)
+            policies, schema = self._partitions.policies_of(section.topic), self._schemas.check_of(section.topic)
             batches: list[memoryview] = []
             messages = 0
             for _ in section.lengths:
@@ -143,9 +146,11 @@ class StageWriter:
                 if plain_bytes := unpacked_bytes(view):
                     await self._decompression.turn(plain_bytes)
                 batch = Batch.open(view)
-                check_publishable(batch, str(section.topic), policies)
+                check = check_publishable(batch, str(section.topic), policies, schema, section.partition)
                 if batch.header.first_sequence >= 0:
                     raise Invalid("a staged batch carries a sequence: leave it out, it gets one when it is published")
+                if check is not None:
+                    await self._schemas.validations.run(check)
                 batches.append(batch.view)
                 messages += batch.count
                 unbroken += len(batch.view)

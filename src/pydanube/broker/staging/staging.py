@@ -25,6 +25,7 @@ from pydanube.broker.decompression import DecompressionBudget
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.producers import Producers
 from pydanube.broker.registry.registry import Registry
+from pydanube.broker.schemas.schemas import Schemas
 from pydanube.broker.tiering.object_storage import ObjectStorage
 from pydanube.core import staging as core
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
@@ -89,6 +90,7 @@ class Staging:
         clock: Clock,
         tiers: ObjectStorage,
         decompression: DecompressionBudget,
+        schemas: Schemas,
     ) -> None:
         self._registry = registry
         self._authorizer = authorizer
@@ -97,7 +99,16 @@ class Staging:
         self._records = QueryRecords(store, registry, clock)
         self._reader = StageReader(tiers.objects)
         self._writer = StageWriter(
-            registry, partitions, producers, authorizer, self._records, self._reader, tiers, clock, decompression
+            registry,
+            partitions,
+            producers,
+            authorizer,
+            self._records,
+            self._reader,
+            tiers,
+            clock,
+            decompression,
+            schemas,
         )
         self.decisions = Decisions(registry, partitions, store, tiers.objects, self._reader, clock)
         self.expiry = StageExpiry(

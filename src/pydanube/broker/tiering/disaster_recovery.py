@@ -13,7 +13,8 @@ Their numbers must not be used again for something else, so numbering continues 
 
     offsets   of each partition, by a hundred million for every second since the manifest was written: a gap that is
               reported like any other, is acknowledged, and is not counted as messages
-    ids       of topics, subscriptions, producers and ledgers, by a million
+    ids       of topics, subscriptions, producers, ledgers and schemas, by a million
+    versions  of each subject of the schema registry, by a thousand
     epochs    by a thousand, so that a former owner that still writes is fenced
 
 Subscriptions start at the positions in the manifest: what was acknowledged after it is delivered again.
@@ -30,6 +31,7 @@ import msgspec
 from pydanube.broker.registry import records
 from pydanube.broker.registry.ids import LEDGER_COUNTER
 from pydanube.broker.registry.records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicRecord
+from pydanube.broker.schemas.records import DEFINITION_COUNTER, SCHEMA_COUNTER, SUBJECTS, SubjectRecord
 from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
 from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer
 from pydanube.core.dispatch.cursor import Cursor
@@ -65,7 +67,8 @@ MANIFESTS_PER_RESTORE_BITS: Final = 44
 
 IDS_SKIPPED: Final = 1_000_000
 EPOCHS_SKIPPED: Final = 1_000
-COUNTERS: Final = ("topic", "subscription", "producer", LEDGER_COUNTER)
+VERSIONS_SKIPPED: Final = 1_000
+COUNTERS: Final = ("topic", "subscription", "producer", LEDGER_COUNTER, SCHEMA_COUNTER, DEFINITION_COUNTER)
 
 _OF_TOPIC: Final = ("/access/", "/partitions/", "/producers/", SEGMENTS, "/subscriptions/")
 """Prefixes of keys that are followed by a topic id."""
@@ -90,6 +93,8 @@ class Restored:
     topics: int = 0
     partitions: int = 0
     subscriptions: int = 0
+    subjects: int = 0
+    """Subjects of the schema registry, with their versions."""
     segments: int = 0
     messages: int = 0
     bytes: int = 0
@@ -250,6 +255,12 @@ class _Restore:
             self._subscriptions.setdefault(int(key.split("/")[2], 16), []).append((key, value))
         elif key.startswith(SEGMENTS):
             await self._list_segment(parse(KeyValue(key, value, 0, 0, 0)))
+        elif key.startswith(SUBJECTS):
+            # Batches may carry versions that were registered after the manifest, and are lost.
+            subject = records.unpack(value, SubjectRecord)
+            subject.last_version += VERSIONS_SKIPPED
+            await self._put(key, records.pack(subject))
+            self._report.subjects += 1
         else:
             await self._put(key, value)
 

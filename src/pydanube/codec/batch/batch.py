@@ -27,6 +27,7 @@ from .columns import (
     INT64,
     UINT32,
     BoolArray,
+    Int32Array,
     Int64Array,
     Sections,
     UInt32Array,
@@ -167,6 +168,20 @@ class Batch:
             section = self.data[: last_end(self.view, start, count)]
             payloads = self._payloads = split(section, self.view, start, count)
         return payloads
+
+    @property
+    def payload_offsets(self) -> Int32Array:
+        """Where each payload begins in `data`, and where the last one ends."""
+        return offsets_array(self.view, self.place.payload_offsets, self.header.count)
+
+    def payloads_between(self, start: int, end: int) -> list[bytes]:
+        """Return the payloads of the rows [start, end), which are not kept."""
+        bounds = offsets_list(self.view, self.place.payload_offsets + 4 * start, end - start)
+        first = bounds[0]
+        together = self.data[first : bounds[-1]].tobytes()
+        if end - start == 1:
+            return [together]
+        return [together[begin - first : stop - first] for begin, stop in pairwise(bounds)]
 
     @property
     def largest_payload_bytes(self) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import fastavro
 import msgspec
@@ -25,13 +25,26 @@ from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
 from .avro_check import DatumCheck
 from .avro_resolution import Read, build_reader
-from .avro_types import NESTING_MAX, AvroType, Named, Record, children, parse_types, to_json
-
-if TYPE_CHECKING:
-    from .parsed import AnyBytes, InvalidRow, ParsedSchema
+from .avro_types import (
+    NESTING_MAX,
+    Array,
+    AvroType,
+    Map,
+    Named,
+    Record,
+    Union,
+    children,
+    parse_types,
+    to_json,
+    value_range,
+)
+from .parsed import AnyBytes, InvalidRow, ParsedSchema
 
 _RESOLVED_WRITERS_MAX: Final = 64
 """How many writers' schemas a reader keeps the resolution of."""
+
+_ROOT: Final = "-"
+"""No name in Avro, so that no type has it."""
 
 
 def parse(definition: SchemaDefinition, references: Mapping[str, SchemaDefinition]) -> AvroSchema:
@@ -67,15 +80,20 @@ class AvroSchema:
 
     @functools.cached_property
     def _fastavro(self) -> Schema:
-        return fastavro.parse_schema(_fastavro_json(self.root))
+        """The schema for fastavro, in a record with one field, which has the same bytes: a long list of types as the
+        outermost schema takes it seconds."""
+        field = {"name": _ROOT, "type": _fastavro_json(self.root)}
+        return fastavro.parse_schema({"type": "record", "name": _ROOT, "fields": [field]})
+
+    @functools.cached_property
+    def _ambiguous(self) -> bool:
+        return any(isinstance(one, Union) and _prefers_float(one) for one in _all_types(self.root))
 
     @functools.cached_property
     def _recursive(self) -> bool:
         return _is_recursive(self.root, set(), set())
 
     def check(self, payloads: Sequence[AnyBytes]) -> InvalidRow | None:
-        from .parsed import InvalidRow
-
         found = self._check.find_invalid(payloads)
         return None if found is None else InvalidRow(*found)
 
@@ -88,7 +106,8 @@ class AvroSchema:
         if fault is not None:
             raise Invalid(f"the payload is not valid: {fault}")
         if source.canonical == self.canonical:
-            return fastavro.schemaless_reader(io.BytesIO(data), self._fastavro, None)
+            read: Any = fastavro.schemaless_reader(io.BytesIO(data), self._fastavro, None)
+            return read[_ROOT]
         return self._resolve(source)(data, 0)[0]
 
     def _resolve(self, writer: AvroSchema) -> Read:
@@ -104,7 +123,9 @@ class AvroSchema:
             raise Invalid(f"the value is nested more than {NESTING_MAX} deep, or contains itself")
         stream = io.BytesIO()
         try:
-            fastavro.schemaless_writer(stream, self._fastavro, value, strict=True)
+            if self._ambiguous:
+                value = _mark_whole_numbers(self.root, value)
+            fastavro.schemaless_writer(stream, self._fastavro, {_ROOT: value}, strict=True)
         except Exception as error:  # whatever the value makes fastavro raise: its own errors, TypeError, OverflowError
             raise Invalid(f"the value does not fit the schema: {_one_line(error)}") from None
         data = stream.getvalue()
@@ -121,7 +142,7 @@ def _one_line(error: Exception) -> str:
 def _fastavro_json(root: AvroType) -> Any:
     """Return the schema for fastavro: only with logical types that are valid and that it knows, no defaults (this
     package applies them), and no names without a namespace beside names with one, which it would resolve wrongly."""
-    named = list(_named_types(root))
+    named = [one for one in _all_types(root) if isinstance(one, Named)]
     mixed = len({("." in one.name) for one in named}) > 1
 
     def rename(name: str) -> str:
@@ -162,17 +183,50 @@ def _fastavro_json(root: AvroType) -> Any:
     return walk(to_json(root, write_type))
 
 
-def _named_types(root: AvroType) -> list[Named]:
-    found: dict[int, Named] = {}
+def _all_types(root: AvroType) -> Iterator[AvroType]:
+    """Yield every type of a schema; a named type once."""
+    named: set[str] = set()
     waiting = [root]
     while waiting:
         one = waiting.pop()
         if isinstance(one, Named):
-            if id(one) in found:
+            if one.name in named:
                 continue
-            found[id(one)] = one
+            named.add(one.name)
+        yield one
         waiting += children(one)
-    return list(found.values())
+
+
+def _prefers_float(union: Union) -> bool:
+    """Say whether fastavro would write whole numbers as floating point, though the union has a type for them."""
+    kinds = {one.kind for one in union.branches if one.logical is None}
+    return not kinds.isdisjoint({"float", "double"}) and not kinds.isdisjoint({"int", "long"})
+
+
+def _mark_whole_numbers(avro_type: AvroType, value: Any) -> Any:
+    """Return the value with whole numbers in unions as pairs of type and number, which fastavro writes as they are."""
+    match avro_type:
+        case Union() if type(value) is int and _prefers_float(avro_type):
+            for branch in avro_type.branches:
+                low, high = value_range(branch) if branch.kind in {"int", "long"} else (0, -1)
+                if branch.logical is None and low <= value <= high:
+                    return branch.kind, value
+        case Union() if isinstance(value, dict | list):
+            shapes = (Record, Map) if isinstance(value, dict) else (Array,)
+            branches = [one for one in avro_type.branches if isinstance(one, shapes)]
+            return _mark_whole_numbers(branches[0], value) if len(branches) == 1 else value
+        case Record() if isinstance(value, dict):
+            parts = {
+                one.name: _mark_whole_numbers(one.type, value[one.name])
+                for one in avro_type.fields
+                if one.name in value
+            }
+            return value | parts
+        case Array() if isinstance(value, list):
+            return [_mark_whole_numbers(avro_type.items, one) for one in value]
+        case Map() if isinstance(value, dict):
+            return {key: _mark_whole_numbers(avro_type.values, one) for key, one in value.items()}
+    return value
 
 
 def _is_recursive(avro_type: AvroType, path: set[int], done: set[int]) -> bool:

@@ -163,8 +163,7 @@ def _fail(reason: str) -> Read:
 
 
 def _build_enum(reader: EnumType, writer: EnumType) -> Read:
-    known = frozenset(reader.symbols)
-    symbols = [one if one in known else reader.default for one in writer.symbols]
+    symbols = [one if one in reader.known else reader.default for one in writer.symbols]
 
     def read(data: bytes, pos: int) -> tuple[Any, int]:
         index, pos = read_long(data, pos)

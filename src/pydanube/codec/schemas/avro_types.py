@@ -28,7 +28,7 @@ NESTING_MAX: Final = 100
 without a check of its own, and some threads have small stacks."""
 
 REFERENCE_DEPTH_MAX: Final = 16
-DEFAULT_VALUES_MAX: Final = 10_000
+DEFAULT_VALUES_MAX: Final = 100_000
 PRECISION_MAX: Final = 10_000
 FIXED_SIZE_MAX: Final = 2**31 - 1
 
@@ -132,6 +132,11 @@ class Record(Named):
 class EnumType(Named):
     symbols: tuple[str, ...]
     default: str | None = None
+    known: frozenset[str] = frozenset()
+    """The symbols, to look one up: there can be very many."""
+
+    def __post_init__(self) -> None:
+        self.known = frozenset(self.symbols)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -489,11 +494,12 @@ def _json_value(avro_type: AvroType, value: Any, depth: int, counter: _ValueCoun
     match avro_type:
         case Union():
             for branch in avro_type.branches:
+                counter.add()
                 if _fits(branch, value):
                     try:
                         return below(branch, value)
                     except Invalid:
-                        counter.add()
+                        continue
             raise Invalid(f"{_shown(value)} fits no type of the {avro_type.title}")
         case Record() if isinstance(value, dict):
             parts = {}
@@ -533,7 +539,7 @@ def _fits(avro_type: AvroType, value: Any) -> bool:
             return fits_precision(avro_type, value.encode("latin-1"))
         case "enum":
             assert isinstance(avro_type, EnumType)
-            return value in avro_type.symbols
+            return isinstance(value, str) and value in avro_type.known
         case "array":
             return isinstance(value, list)
         case _:
@@ -637,7 +643,9 @@ def choose_branch(reader: Union, writer: AvroType) -> AvroType | None:
     if isinstance(writer, Named) and candidates[0] is not None:
         return reader.branches[candidates[0]]
     branch = reader.branches[min(found)] if found else None
-    return branch if branch is not None and matches(branch, writer) else None
+    if branch is None or isinstance(branch, Named):
+        return branch
+    return branch if matches(branch, writer) else None
 
 
 _Key = tuple[str | int, ...]

@@ -38,7 +38,8 @@ NESTING_MAX: Final = 128
 """Levels of a definition's JSON. The libraries take about twice that many."""
 
 ENUM_VALUES_MAX: Final = 10_000
-"""Values of one enum: they are compared one by one if they are objects or arrays."""
+ENUM_OBJECTS_MAX: Final = 1_000
+"""Values of one enum, and of one with objects or arrays, which are compared with a payload one by one."""
 
 WORK_MAX: Final = 100_000
 """How many schemas may look at one value of a payload, which is a few milliseconds."""
@@ -111,7 +112,7 @@ def read_text(text: str) -> Any:
 def nested_deeper_than(levels: int, value: Any) -> bool:
     """Say whether `value` has more than so many levels of lists and dicts in each other."""
     level = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         inner: list[Any] = []
         for one in level:
             if isinstance(one, dict):
@@ -197,13 +198,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What `read` found: the root, and every node that a reference leads to with the place where it was written."""
+    """What `read` found."""
 
     root: Node
     documents: tuple[Document, ...]
+    """The definition itself, then those that it uses."""
     patterns: tuple[tuple[str, str], ...]
     """The place and text of every regular expression."""
     work: int
+    """How many schemas look at one value of a payload, at most."""
     recursive: bool
 
 
@@ -291,8 +294,12 @@ class _Reader:
             self.patterns.append((place, node["pattern"]))
         for pattern in schema.get("patternProperties", ()):
             self.patterns.append((place, pattern))
-        if len(node.get("enum", ())) > ENUM_VALUES_MAX:
-            raise Invalid(f"{place}: an enum has {len(node['enum'])} values and may have {ENUM_VALUES_MAX}")
+        values = node.get("enum", ())
+        compound = any(isinstance(one, dict | list) for one in values)
+        most = ENUM_OBJECTS_MAX if compound else ENUM_VALUES_MAX
+        if len(values) > most:
+            of = " with objects or arrays" if compound else ""
+            raise Invalid(f"{place}: an enum{of} has {len(values)} values and may have {most}")
         for keyword in _ONE_2020 if modern else _ONE:
             if keyword in schema:
                 node[keyword] = build(schema[keyword], keyword)
@@ -333,11 +340,11 @@ class _Reader:
         if not isinstance(reference, str):
             raise Invalid(f"{place}: $ref is not a text")
         where = f"{place}: $ref {reference[:200]!r}"
-        address, fragment = urldefrag(_join(base, reference))
+        address, fragment = _join(base, reference)
         if reference.startswith("#"):
             address, fragment = base, reference[1:]
         if address != base and address not in document.resources:
-            name = next((one for one in (urldefrag(reference)[0], address) if one in self._references), None)
+            name = next((one for one in (reference.partition("#")[0], address) if one in self._references), None)
             if name is None:
                 raise Invalid(f"{where} {_why_unknown(address)}")
             document = self.documents.get(name) or self._open(name, self._references[name])
@@ -397,7 +404,7 @@ def _index(document: Document, schema: Any, base: str, place: str) -> None:
         if not modern and identifier.startswith("#"):
             _note(document.anchors, (base, identifier[1:]), schema, f"{place}: the anchor {identifier!r}")
         else:
-            base = urldefrag(_join(base, identifier))[0]
+            base, _ = _join(base, identifier)
             if base:
                 _note(document.resources, base, schema, f"{place}: $id {base[:200]!r}")
     if modern and isinstance(schema.get("$anchor"), str):
@@ -416,12 +423,14 @@ def _note(table: dict[Any, Any], key: Any, schema: Any, what: str) -> None:
     table[key] = schema
 
 
-def _join(base: str, reference: str) -> str:
-    """Return the absolute form of a reference. It is only a name: nothing is ever fetched."""
+def _join(base: str, reference: str) -> tuple[str, str]:
+    """Return the absolute form of a reference, and its fragment. It is only a name: nothing is ever fetched."""
     try:
-        return urljoin(base, reference)
+        address, fragment = urldefrag(urljoin(base, reference))
+        urlsplit(address)
     except ValueError:
         raise Invalid(f"{reference[:200]!r} is not an address") from None
+    return address, fragment
 
 
 def _why_unknown(address: str) -> str:
@@ -463,7 +472,7 @@ def _translate(schema: dict[str, Any], node: dict[str, Any], build: Any) -> None
             node.setdefault("dependentSchemas", {})[name] = build(needed, "dependencies", name)
 
 
-def in_place(node: dict[str, Any]) -> Iterator[Node]:
+def _in_place(node: dict[str, Any]) -> Iterator[Node]:
     """Give the schemas that a node applies to the same value."""
     for keyword in _LISTS:
         yield from node.get(keyword, ())
@@ -494,7 +503,7 @@ def _find_targets(node: Node, same_value: bool, found: list[tuple[dict[str, Any]
     if isinstance(target, dict):
         found.append((target, same_value))
     size = 1
-    for inner in in_place(node):
+    for inner in _in_place(node):
         if inner is not target:
             size += _find_targets(inner, same_value, found)
     for inner in _inside(node):
@@ -558,13 +567,13 @@ def _count(node: Node, work: Mapping[int, int]) -> int:
     if isinstance(node, bool):
         return 1
     count = 1 + (work.get(id(node["$ref"]), 1) if "$ref" in node else 0)
-    count += sum(_count(inner, work) for inner in in_place(node) if inner is not node.get("$ref"))
+    count += sum(_count(inner, work) for inner in _in_place(node) if inner is not node.get("$ref"))
     # Different names and positions are different values.
-    count += max((_count(inner, work) for inner in node.get("properties", {}).values()), default=0)
-    count += max((_count(inner, work) for inner in node.get("prefixItems", ())), default=0)
-    apart = {id(inner) for keyword in ("properties",) for inner in node.get(keyword, {}).values()}
-    apart |= {id(inner) for inner in node.get("prefixItems", ())}
-    return count + sum(_count(inner, work) for inner in _inside(node) if id(inner) not in apart)
+    apart = [list(node.get("properties", {}).values()), node.get("prefixItems", [])]
+    for values in apart:
+        count += max((_count(inner, work) for inner in values), default=0)
+    others = {key: value for key, value in node.items() if key not in ("properties", "prefixItems")}
+    return count + sum(_count(inner, work) for inner in _inside(others))
 
 
 def bundle(*nodes: Node) -> dict[str, Any]:

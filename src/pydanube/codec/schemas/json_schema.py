@@ -50,12 +50,8 @@ def parse(definition: SchemaDefinition, references: Mapping[str, SchemaDefinitio
     return JsonSchema(definition, json_documents.read(definition, references))
 
 
-def compile_nodes(*nodes: Node, patterns: int = 1) -> jsonschema_rs.Validator:
-    """Return a validator for what all `nodes` allow. `patterns` says how many regular expressions share the memory."""
-    return _compile(bundle(*nodes), patterns)
-
-
-def _compile(document: dict[str, Any], patterns: int) -> jsonschema_rs.Validator:
+def compile_document(document: dict[str, Any], patterns: int = 1) -> jsonschema_rs.Validator:
+    """Return the validator of a document of `bundle`. `patterns` says how many regular expressions share the memory."""
     share = _PATTERN_BYTES_MAX // max(patterns, 8)
     return jsonschema_rs.Draft202012Validator(
         document,
@@ -77,7 +73,7 @@ class JsonSchema:
         self._graph = graph
         self._patterns = len(graph.patterns)
         try:
-            self._validator = _compile(_rows_of(bundle(graph.root)), self._patterns)
+            self._validator = compile_document(_rows_of(bundle(graph.root)), self._patterns)
         except (jsonschema_rs.ValidationError, ValueError) as error:
             raise self._explain_refusal(error) from None
 
@@ -149,13 +145,13 @@ class JsonSchema:
     @cached_property
     def _plain_validator(self) -> jsonschema_rs.Validator:
         """The schema without alternatives: the library takes exponential time to explain those in recursive schemas."""
-        return _compile(_rows_of(_without_alternatives(bundle(self._graph.root))), self._patterns)
+        return compile_document(_rows_of(_without_alternatives(bundle(self._graph.root))), self._patterns)
 
     def _explain_refusal(self, error: Exception) -> Invalid:
         """Find the regular expression that is the reason, in the document as it was written."""
         for place, pattern in self._graph.patterns:
             try:
-                _compile({"pattern": pattern}, self._patterns)
+                compile_document({"pattern": pattern}, self._patterns)
             except (jsonschema_rs.ValidationError, ValueError):
                 return Invalid(
                     f"{place}: the regular expression {shorten(pattern, 100)!r} is not valid, or too large, or has "

@@ -10,8 +10,6 @@ from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import SCHEMA_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
-from . import primitives
-
 AnyBytes = bytes | memoryview
 
 
@@ -61,11 +59,16 @@ def parse_schema(
     Raises Invalid with what is wrong, and Refused if the libraries of the format are not installed. Time and memory are
     bounded whatever the text is.
     """
-    size = len(definition.text.encode())
+    try:
+        size = len(definition.text.encode())
+    except UnicodeEncodeError as error:
+        raise Invalid(f"the definition is not text: {error.reason} at character {error.start}") from None
     if size > SCHEMA_BYTES_MAX:
         raise Invalid(f"a definition of {size} bytes is larger than a schema may be, which is {SCHEMA_BYTES_MAX}")
     match definition.format:
         case SchemaFormat.BYTES | SchemaFormat.STRING | SchemaFormat.NUMBER:
+            from . import primitives
+
             return primitives.parse(definition)
         case SchemaFormat.PROTOBUF:
             try:

@@ -344,7 +344,7 @@ class _Translation:
 
     def _reserved(self, message: Any, place: Any) -> None:
         if place.tagRanges():
-            for start, end, _ in _tag_ranges(place.tagRanges()):
+            for start, end in _tag_ranges(place.tagRanges()):
                 message.reserved_range.add(start=start, end=end)
         if place.names():
             message.reserved_name.extend(_text(name) for name in place.names().stringLiteral())
@@ -352,7 +352,7 @@ class _Translation:
     def _extension_ranges(self, message: Any, place: Any) -> None:
         if self._proto3:
             _fail(place, "proto3 has no extension ranges")
-        for start, end, _ in _tag_ranges(place.tagRanges()):
+        for start, end in _tag_ranges(place.tagRanges()):
             extensions = message.extension_range.add(start=start, end=end)
             for option in self._compact_options(place):
                 self._option(extensions.options, option)
@@ -439,7 +439,7 @@ class _Translation:
         known = options.DESCRIPTOR.fields_by_name.get(name)
         if known is None or name == "uninterpreted_option" or known.message_type is not None:
             _fail(place, f"the option {_shortened(name)} is not supported")
-        repeated = isinstance(getattr(options, name), (list, tuple)) or hasattr(getattr(options, name), "append")
+        repeated = hasattr(getattr(options, name), "append")
         if not repeated and options.HasField(name):
             _fail(place, f"the option {name} is set twice")
         value = _option_value(known, place)
@@ -461,7 +461,7 @@ def _entry_name(field: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in field.split("_")) + "Entry"
 
 
-def _tag_ranges(place: Any) -> list[tuple[int, int, Any]]:
+def _tag_ranges(place: Any) -> list[tuple[int, int]]:
     """Return the ranges of field numbers, each with the number after its last one."""
     ranges = []
     for one in place.tagRange():
@@ -470,7 +470,7 @@ def _tag_ranges(place: Any) -> list[tuple[int, int, Any]]:
             end = FIELD_NUMBER_MAX if last.MAX() else _field_number(last.fieldNumber())
         if end < start:
             _fail(one, f"the range {start} to {end} is empty")
-        ranges.append((start, end + 1, one))
+        ranges.append((start, end + 1))
     return ranges
 
 

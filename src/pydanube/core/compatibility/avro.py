@@ -32,7 +32,7 @@ from pydanube.codec.schemas.avro_types import (
 
 from .check import Incompatibility
 
-PAIRS_MAX: Final = 200_000
+PAIRS_MAX: Final = 100_000
 """How many pairs of types are compared; a definition that needs more is not found compatible."""
 
 _LISTED_MAX: Final = 20
@@ -96,8 +96,7 @@ class _Comparison:
             case Record(), Record():
                 self._compare_records(reader, writer, path)
             case EnumType(), EnumType():
-                known = frozenset(reader.symbols)
-                missing = [one for one in writer.symbols if one not in known]
+                missing = [one for one in writer.symbols if one not in reader.known]
                 if missing and reader.default is None:
                     self._refuse(path, f"the enum {reader.name} has no default and not the symbols {_listed(missing)}")
             case Fixed(), Fixed():

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from pydanube.codec.schemas import ParsedSchema
 from pydanube.model.schemas import Compatibility, Incompatibility, SchemaFormat
+
+if TYPE_CHECKING:
+    from pydanube.codec.schemas.json_schema import JsonSchema
 
 __all__ = ["Incompatibility", "check_compatible", "find_incompatibilities"]
 
@@ -14,6 +18,8 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
     """Return every reason why payloads written with `writer` may not be readable with `reader`; none: they are."""
     if reader.definition.format is not writer.definition.format:
         return [Incompatibility("$", f"the format was {writer.definition.format} and is {reader.definition.format}")]
+    if reader.canonical == writer.canonical:
+        return []
     match reader.definition.format:
         case SchemaFormat.PROTOBUF:
             from . import protobuf
@@ -23,6 +29,10 @@ def find_incompatibilities(reader: ParsedSchema, writer: ParsedSchema) -> list[I
             from . import avro
 
             return avro.find(reader, writer)
+        case SchemaFormat.JSON:
+            from . import json_schema
+
+            return json_schema.find(cast("JsonSchema", reader), cast("JsonSchema", writer))
     return []
 
 

@@ -4,6 +4,7 @@ The rules are those of the protobuf language guide ("Updating A Message Type"), 
 those of the Confluent registry. They are about serialized messages, not about JSON or generated code.
 
 Messages and enums are compared by their name in the package, so the package may change. Fields are compared by number.
+Extensions are not compared: to a reader without them they are unknown fields.
 
     allowed                                                  refused
     a field is added, removed, renamed                       a field gets another number
@@ -38,7 +39,8 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf import descriptor_pb2
 
 from pydanube.codec.schemas import ParsedSchema
-from pydanube.codec.schemas.protobuf import ParsedProtobuf, enums, messages
+from pydanube.codec.schemas.proto_files import enums, messages
+from pydanube.codec.schemas.protobuf import ParsedProtobuf
 
 if TYPE_CHECKING:
     from .check import Incompatibility

@@ -10,8 +10,9 @@ from google.protobuf.message import Message
 
 from pydanube.codec.schemas import InvalidRow, parse_schema
 from pydanube.codec.schemas.parsed import fingerprint
+from pydanube.codec.schemas.proto_files import FILES_MAX
 from pydanube.codec.schemas.proto_text import NESTING_MAX, TOKENS_MAX
-from pydanube.codec.schemas.protobuf import FILES_MAX, join_message_indexes, split_message_indexes
+from pydanube.codec.schemas.protobuf import join_message_indexes, split_message_indexes
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.limits import PROTO_TEXT_BYTES_MAX, SCHEMA_BYTES_MAX
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
@@ -229,6 +230,8 @@ def test_a_descriptor_of_either_kind_is_the_same_schema_as_the_text():
     together = parse(in_base64(descriptor_pb2.FileDescriptorSet(file=[item, order])))
     both = parse(in_base64(order), shop_item=in_base64(item))
     assert fingerprint(text) == fingerprint(alone) == fingerprint(together) == fingerprint(both)
+    import_of_set = parse('import "a.proto"; message M { optional shop.Refund r = 1; }', a=together.definition.text)
+    assert import_of_set.check([b""]) is None
     again = parse(text.serialized, shop_item=ITEM)
     assert fingerprint(again) == fingerprint(text)
     assert together.check([text.encode(VALUE)]) is None
