@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -32,7 +31,9 @@ from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
 from .runtime.file_descriptors import KEPT, log_files, raise_descriptor_limit
+from .runtime.network import check_free
 from .runtime.objects.opening import open_store
+from .runtime.signals import on_second_signal, on_stop_signals
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
@@ -124,6 +125,7 @@ class Server:
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
+        await check_free(settings.server.host, settings.server.port)  # before the data directory is touched
         node = settings.server.name or DEFAULT_NODE
         directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
         self._parts.callback(directory.close)
@@ -264,12 +266,11 @@ class Server:
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends the drain at once."""
+    """Serve until a signal of `runtime.signals` comes; a second SIGTERM or SIGINT ends the drain at once."""
     sys.setswitchinterval(SWITCH_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_stop_signals(loop, stop.set)
     server = await Server.start(settings)
     gc.collect()
     gc.freeze()  # what was imported and opened stays: the collector can skip it
@@ -278,8 +279,7 @@ async def run(settings: Settings) -> None:
     log.info("broker.stopping")
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+    on_second_signal(loop, task.cancel)
     await server.close()
     log.info("broker.stopped")
 

@@ -1,9 +1,8 @@
-"""Connects a command to a broker for the length of one coroutine, and handles Ctrl-C and SIGTERM."""
+"""Connects a command to a broker for the length of one coroutine, and handles signals that end it."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +19,6 @@ ANSWER_SECONDS: Final = 30.0
 """How long a reachable broker may take to answer: it may be busy, or have to open a thousand partitions."""
 LEAVE_SECONDS: Final = 1.0
 """How long to wait for cancelled work."""
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seconds: float = ANSWER_SECONDS) -> T:
@@ -44,19 +42,22 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
 
 
 class Stop:
-    """A flag that the first SIGINT or SIGTERM sets, so that a loop can end in order; the second one cancels."""
+    """A flag that the first SIGINT, SIGTERM or SIGHUP sets, so that a loop can end in order; a second one cancels."""
 
     def __init__(self) -> None:
+        from pydanube.runtime.signals import on_stop_signals
+
         self._asked = asyncio.Event()
-        self._task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        on_stop_signals(asyncio.get_running_loop(), self._on_signal)
 
     def _on_signal(self) -> None:
-        if self._asked.is_set() and self._task is not None:
-            self._task.cancel()
+        from pydanube.runtime.signals import on_second_signal
+
         self._asked.set()
+        on_second_signal(asyncio.get_running_loop(), self._task.cancel)
 
     def ask(self) -> None:
         """Set the flag, as the first signal does."""
