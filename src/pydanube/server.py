@@ -33,7 +33,7 @@ from .runtime.disk import Disk, OsDisk
 from .runtime.file_descriptors import KEPT, log_files, raise_descriptor_limit
 from .runtime.network import check_free
 from .runtime.objects.opening import open_store
-from .runtime.signals import on_second_signal, on_stop_signals
+from .runtime.signals import on_hangup, on_stop_signals
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
@@ -271,6 +271,7 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     on_stop_signals(loop, stop.set)
+    on_hangup(loop, stop.set)
     server = await Server.start(settings)
     gc.collect()
     gc.freeze()  # what was imported and opened stays: the collector can skip it
@@ -279,7 +280,7 @@ async def run(settings: Settings) -> None:
     log.info("broker.stopping")
     task = asyncio.current_task()
     assert task is not None
-    on_second_signal(loop, task.cancel)
+    on_stop_signals(loop, task.cancel)
     await server.close()
     log.info("broker.stopped")
 

@@ -42,22 +42,22 @@ def with_client(url: str, work: Callable[[Client], Awaitable[T]], *, answer_seco
 
 
 class Stop:
-    """A flag that the first SIGINT, SIGTERM or SIGHUP sets, so that a loop can end in order; a second one cancels."""
+    """A flag that the first SIGINT, SIGTERM or SIGHUP sets, so that a loop can end in order; a second one (but
+    SIGHUP) cancels."""
 
     def __init__(self) -> None:
-        from pydanube.runtime.signals import on_stop_signals
+        from pydanube.runtime.signals import on_hangup, on_stop_signals
 
         self._asked = asyncio.Event()
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        on_stop_signals(asyncio.get_running_loop(), self._on_signal)
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        on_stop_signals(loop, self._on_signal)
+        on_hangup(loop, self._asked.set)
 
     def _on_signal(self) -> None:
-        from pydanube.runtime.signals import on_second_signal
-
+        if self._asked.is_set() and self._task is not None:
+            self._task.cancel()
         self._asked.set()
-        on_second_signal(asyncio.get_running_loop(), self._task.cancel)
 
     def ask(self) -> None:
         """Set the flag, as the first signal does."""

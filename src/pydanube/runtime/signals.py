@@ -17,20 +17,15 @@ class SignalLoop(Protocol):
 
 
 def on_stop_signals(loop: SignalLoop, stop: Callable[[], object]) -> None:
-    """Call `stop` when a signal asks this process to end."""
-    for number in (signal.SIGTERM, signal.SIGINT, *_hangup()):
+    """Call `stop` at every SIGTERM and SIGINT; may be called again with another function, for a second signal."""
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
 
 
-def on_second_signal(loop: SignalLoop, give_up: Callable[[], object]) -> None:
-    """Call `give_up` at the next signal of a user who does not want to wait.
+def on_hangup(loop: SignalLoop, stop: Callable[[], object]) -> None:
+    """Call `stop` at every SIGHUP, unless this process ignores it.
 
-    A second SIGHUP is none: the kernel and the shell both send one when a terminal is closed.
+    The kernel and the shell both send one when a terminal is closed: a second SIGHUP does not mean impatience.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, give_up)
-
-
-def _hangup() -> list[signal.Signals]:
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [] if ignored else [signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, stop)
