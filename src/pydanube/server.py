@@ -56,6 +56,13 @@ different brokers."""
 REVISION_INTERVAL_S: Final = 10.0
 """How often the revision of the metadata is saved in the data directory and noted in the log, if it has changed."""
 
+DISK_CHECK_INTERVAL_S: Final = 10.0
+"""How often the free space on the disk of the metadata is checked."""
+
+METADATA_FREE_BYTES_MIN: Final = 8 << 20
+"""With less than this left on the disk of the metadata, the state of the broker says so: the journal of the metadata is
+written anew now and then, beside the old one."""
+
 SWITCH_SECONDS: Final = 0.0005
 """Python's thread switch interval, a tenth of the default: how long the log's thread waits for a busy event loop."""
 
@@ -89,6 +96,7 @@ class Server:
         self._native: NativeServer | None = None
         self._saved: MetadataStamp | None = None
         self._saving: asyncio.Future[None] | None = None
+        self._metadata_trouble = ""
         self.native_address = ("", 0)
 
     @classmethod
@@ -150,6 +158,7 @@ class Server:
             self._advertised_address,
             objects,
             _tiering_settings(settings),
+            lambda: self._metadata_trouble,
         )
         broker = Broker(parts, broker_settings)
         self._parts.push_async_callback(broker.close)
@@ -157,6 +166,8 @@ class Server:
         assert broker.tiers is not None
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
+        await self._check_metadata_disk()
+        tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
         self.native_address = host, _ = await self._native.start(settings.server.host, settings.server.port)
@@ -225,6 +236,25 @@ class Server:
         while True:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
             await self._save_revision(store, directory, writer)
+
+    async def _keep_checking_metadata_disk(self) -> None:
+        while True:
+            await self._components.clock.sleep(DISK_CHECK_INTERVAL_S)
+            await self._check_metadata_disk()
+
+    async def _check_metadata_disk(self) -> None:
+        """Note whether the disk of the metadata is full. A metadata store that is not written to fails only later."""
+        where = self._settings.metadata_path.parent
+        try:
+            free = (await asyncio.to_thread(self._components.disk.usage, where)).free_bytes
+        except OSError as error:
+            trouble = f"the disk of the metadata cannot be looked at: {where}: {error.strerror or error}"
+        else:
+            full = free < METADATA_FREE_BYTES_MIN
+            trouble = f"the disk of the metadata is full: {free} bytes are free at {where}; free some" if full else ""
+        if trouble and not self._metadata_trouble:
+            log.warning("metadata.disk_full", path=str(where), reason=trouble)
+        self._metadata_trouble = trouble
 
     async def _open_log(self, directory: DataDirectory, store: MetadataStore, known: KnownLedgers) -> LogWriter:
         metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
