@@ -33,6 +33,7 @@ from .runtime.disk import Disk, OsDisk
 from .runtime.file_descriptors import KEPT, log_files, raise_descriptor_limit
 from .runtime.network import check_free
 from .runtime.objects.opening import open_store
+from .runtime.service_manager import notify
 from .runtime.signals import on_hangup, on_stop_signals
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
@@ -306,8 +307,10 @@ async def run(settings: Settings) -> None:
     gc.collect()
     gc.freeze()  # what was imported and opened stays: the collector can skip it
     print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
+    notify("READY=1")
     await stop.wait()
     log.info("broker.stopping")
+    notify("STOPPING=1")
     task = asyncio.current_task()
     assert task is not None
     on_stop_signals(loop, task.cancel)
