@@ -397,7 +397,7 @@ async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_open(tmp_path
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(pydanube.Refused, match=rf"127.0.0.1:{port} is taken.* HTTP listener with --http-port"):
+        with pytest.raises(pydanube.Refused, match=rf"127.0.0.1:{port} is taken.* HTTP listener; .* --http-port"):
             async with testing.broker(tmp_path, server_http_port=port):
                 pass
     async with testing.broker(tmp_path, server_http_port=port):
