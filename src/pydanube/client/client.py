@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 from weakref import WeakSet
 
 from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.dead_letters import DeadLetters
-from pydanube.client.connection.address import parse_addresses
+from pydanube.client.connection.address import BrokerAddress, parse_addresses
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.consumer import Consumer, ConsumerOptions
@@ -30,17 +30,17 @@ from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.staged_writes import StagedWrites, StageOrigin, Stager
 from pydanube.codec.batch import Codec
+from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST
 from pydanube.runtime.clock import Clock, SystemClock
+from pydanube.runtime.environment import URL_VARIABLE, broker_url
 from pydanube.runtime.randomness import seeded
 
 from .lifecycle import Openable
 from .settings import ConsumerSettings, ProducerSettings, check_count, check_number
-
-DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 
 OpenableT = TypeVar("OpenableT", bound=Openable)
 
@@ -50,12 +50,12 @@ class Client(Admin, StagedWrites):
 
     _what = "client"
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 30.0, clock: Clock | None = None) -> None:
+    def __init__(self, url: str | None = None, *, timeout: float = 30.0, clock: Clock | None = None) -> None:
         super().__init__()
         check_number("timeout", timeout, 0.001, 1e6)
-        self.url = url
+        self.url, addresses = _where(url)
         self._timeout = timeout
-        self._brokers = Brokers(parse_addresses(url), clock or SystemClock(), seeded(), timeout)
+        self._brokers = Brokers(addresses, clock or SystemClock(), seeded(), timeout)
         self._made: WeakSet[Openable] = WeakSet()
 
     @property
@@ -235,9 +235,21 @@ class Client(Admin, StagedWrites):
         await self._brokers.close()
 
 
-def connect(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> Client:
+def _where(url: str | None) -> tuple[str, list[BrokerAddress]]:
+    """Return the URL, or that of the environment if it is None, and the brokers that it lists. Raises Invalid."""
+    if url is not None:
+        return url, parse_addresses(url)
+    url = broker_url()
+    try:
+        return url, parse_addresses(url)
+    except Invalid as error:
+        raise Invalid(f"the environment variable {URL_VARIABLE} is wrong: {error.message}") from None
+
+
+def connect(url: str | None = None, *, timeout: float = 30.0) -> Client:
     """Return a client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
 
+    Without a URL, the environment variable DANUBE_URL tells where they are, and else danube://127.0.0.1:6655 does.
     `timeout` is how many seconds a request that may succeed later is tried again before it raises Unavailable.
     """
     return Client(url, timeout=timeout)

@@ -25,7 +25,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
-from pydanube.client.client import DEFAULT_URL, Client
+from pydanube.client.client import Client
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch
@@ -250,6 +250,6 @@ class BlockingClient(Blocking[Client]):
     forget_staged_query = blocking(Client.forget_staged_query)
 
 
-def connect_blocking(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> BlockingClient:
+def connect_blocking(url: str | None = None, *, timeout: float = 30.0) -> BlockingClient:
     """Return a blocking client, to be opened with `with`. Arguments as `connect`."""
     return BlockingClient(Client(url, timeout=timeout), LoopThread())
