@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from pydanube.codec.native import requests
-from pydanube.model.errors import DanubeError, Full, NotFound, NotOwner, Unavailable
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
@@ -28,6 +28,7 @@ from pydanube.runtime.telemetry import get_logger
 from .address import BrokerAddress
 from .backoff import RetryBackoff
 from .connection import HANDSHAKE_SECONDS, Connection
+from .foreign_peer import ForeignPeer
 
 log = get_logger(__name__)
 
@@ -61,6 +62,8 @@ class Brokers:
         """Seconds after which a request that keeps failing raises Unavailable."""
         self.cluster = ""
         """The identity of the cluster, from the WELCOME of the latest connection."""
+        self._greeted = False
+        """Whether any broker has ever greeted this client."""
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # callers that await a task get its error
         # a listed broker that does not answer leaves time to try the others
         self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
@@ -109,35 +112,52 @@ class Brokers:
 
     async def _connect(self, address: BrokerAddress) -> Connection:
         try:
-            connection = await Connection.open(address, self.clock, self._handshake_seconds)
+            connection = await self._open_connection(address)
         except DanubeError as error:
             self._unreachable[address] = self.clock.monotonic() + UNREACHABLE_SECONDS
             log.debug("broker.unreachable", address=str(address), error=error.message)
             raise
         self._unreachable.pop(address, None)
+        self._greeted = True
         self.cluster = connection.welcome.cluster
         self._connections[address] = connection
         connection.on_lost(self, lambda _: self._lost(address, connection))
         return connection
+
+    async def _open_connection(self, address: BrokerAddress) -> Connection:
+        """Open a connection. Raises Invalid if the address was never that of a broker, as far as this client knows.
+
+        A client that was connected before keeps trying: another program may hold the port while the broker restarts.
+        """
+        try:
+            return await Connection.open(address, self.clock, self._handshake_seconds)
+        except ForeignPeer as peer:
+            raise (Unavailable(str(peer)) if self._greeted else Invalid(str(peer))) from None
 
     def _lost(self, address: BrokerAddress, connection: Connection) -> None:
         if self._connections.get(address) is connection:
             del self._connections[address]
 
     async def connect_any(self) -> Connection:
-        """Return a connection to any listed broker: an open one, or one to the first broker that answers."""
+        """Return a connection to any listed broker: an open one, or one to the first broker that answers.
+
+        Raises Unavailable, or Invalid if every listed address is wrong.
+        """
         for address in self.addresses:
             known = self._connections.get(address)
             if known is not None and known.usable:
                 return known
-        failures: list[str] = []
+        failures: list[DanubeError] = []
         now = self.clock.monotonic()
         for address in sorted(self.addresses, key=lambda one: self._unreachable.get(one, 0.0) > now):
             try:
                 return await self.connect_to(address)
-            except Unavailable as error:
-                failures.append(error.message)
-        raise Unavailable("no broker can be reached: " + "; ".join(failures))
+            except (Unavailable, Invalid) as error:
+                failures.append(error)
+        told = "; ".join(one.message for one in failures)
+        if all(isinstance(one, Invalid) for one in failures):
+            raise Invalid(told)
+        raise Unavailable(f"no broker can be reached: {told}")
 
     async def owner(self, topic: str, partition: int) -> Connection:
         """Return a connection to the owner of a partition, according to the cached or looked-up route.
