@@ -225,8 +225,8 @@ class Client(Admin, StagedWrites):
     async def _begin(self) -> None:
         await self._brokers.retrying(self._brokers.connect_any)
 
-    async def _finish(self) -> None:
-        results = await asyncio.gather(*(made.close() for made in list(self._made)), return_exceptions=True)
+    async def _finish(self, timeout: float | None) -> None:
+        results = await asyncio.gather(*(made.close(timeout) for made in list(self._made)), return_exceptions=True)
         for failure in results:
             if isinstance(failure, BaseException):
                 raise failure

@@ -18,8 +18,16 @@ from typing import Any, Final, Self
 
 from pydanube.model.errors import DanubeError, Refused
 
+from .settings import check_number
+
 CANCELLED_SECONDS: Final = 5.0
 """When the block is left by cancellation, unfinished work gets this long to complete, then it is dropped."""
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Check the timeout of `close`; raises Invalid."""
+    if timeout is not None:
+        check_number("timeout", timeout, 0, 1e6)
 
 
 class Openable:
@@ -54,18 +62,23 @@ class Openable:
         if was_closed and isinstance(error, DanubeError):  # the error is a consequence of closing
             raise Refused(f"this {self._what} was closed while it was being opened") from error
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Complete what is under way and release everything. Closing it again waits until the first close has ended.
 
+        timeout     seconds to wait for queued messages to be stored and for acks to be confirmed; 0 does not wait.
+                    None: as long as their own timeouts allow while a broker answers, and 5 seconds when none does
+
+        Raises Unavailable, or the error of the messages, if something was not completed; it is closed all the same.
         Cancelled, unfinished work is dropped and nothing is left behind.
         """
+        check_timeout(timeout)
         if self._closed:
             await self._ended.wait()
             return
         self._closed = True
         try:
             if self._opened:
-                await self._finish()
+                await self._finish(timeout)
         finally:
             await self._release()
 
@@ -84,8 +97,8 @@ class Openable:
     async def _begin(self) -> None:
         """Acquire what it needs."""
 
-    async def _finish(self) -> None:
-        """Complete what is under way; may raise."""
+    async def _finish(self, timeout: float | None) -> None:
+        """Complete what is under way; may raise. `timeout` as in `close`."""
 
     async def _end(self) -> None:
         """Release everything, without waiting for the network for more than a moment."""

@@ -29,7 +29,7 @@ from pydanube.client.client import Client
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch
-from pydanube.client.lifecycle import Openable
+from pydanube.client.lifecycle import Openable, check_timeout
 from pydanube.client.producing.message_intake import Attributes, checked_payload
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.staged_writes import Stager
@@ -180,9 +180,11 @@ class BlockingClient(Blocking[Client]):
         atexit.register(self._close_at_exit)
         return self
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
+        """Close everything that was made of this client, then end its thread; see the async `close`."""
+        check_timeout(timeout)
         try:
-            super().close()
+            super().close(timeout)
         finally:
             self._thread.stop()
             atexit.unregister(self._close_at_exit)

@@ -171,13 +171,13 @@ class Blocking(Generic[OpenableT]):
         self._thread.call(self._inner.open())
         return self
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Complete what is under way and release everything; see the async `close`."""
         if self._inner._has_ended or not self._inner._opened:
             return
         try:
             self._hand_over()
-            self._thread.call(self._inner.close())
+            self._thread.call(self._inner.close(timeout))
         except Refused as error:
             if type(error) is not Refused or self._thread.is_running:  # otherwise another thread has just closed it
                 raise

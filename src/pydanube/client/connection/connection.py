@@ -227,9 +227,14 @@ class Connection:
         self.window.limit = self.welcome.publish_window_bytes
         if self.lost is None and self.welcome.keep_alive_ms > 0:
             self._keep_alive = KeepAlive(
-                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self._ping, self._give_up_silent
+                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self.ping, self._give_up_silent
             )
         return self
+
+    @property
+    def last_received(self) -> float:
+        """When bytes last arrived, in seconds of the clock's `monotonic`."""
+        return self._framed.last_received
 
     @property
     def usable(self) -> bool:
@@ -538,7 +543,7 @@ class Connection:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _ping(self) -> None:
+    def ping(self) -> None:
         self._framed.send(frames.encode(FrameKind.PING))
 
     def _give_up_silent(self) -> None:

@@ -11,7 +11,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from copy import copy
 from math import inf
 from random import Random
@@ -27,13 +28,19 @@ from pydanube.runtime.telemetry import get_logger
 
 from .address import BrokerAddress
 from .backoff import RetryBackoff
-from .connection import HANDSHAKE_SECONDS, Connection
+from .connection import HANDSHAKE_SECONDS, SILENT_INTERVALS_MAX, Connection, KeepAlive
 from .foreign_peer import ForeignPeer
 
 log = get_logger(__name__)
 
 UNREACHABLE_SECONDS: Final = 15.0
 """How long an advertised address that could not be reached is not tried again."""
+
+CLOSE_INTERVAL_SECONDS: Final = 1.25
+"""While something is being closed, brokers of which nothing was heard are pinged after each interval of this length."""
+
+CLOSE_SILENT_SECONDS: Final = (SILENT_INTERVALS_MAX + 1) * CLOSE_INTERVAL_SECONDS
+"""Closing gives up when no broker was heard for so long: the brokers are gone, or cannot be reached."""
 
 HOPS_MAX: Final = 4
 """NotOwner answers that are followed at once. Later ones wait first, because the brokers disagree about the owner."""
@@ -48,6 +55,13 @@ T = TypeVar("T")
 def worth_retrying(error: DanubeError) -> bool:
     """Return whether the same request may succeed when it is sent again later or to another broker."""
     return isinstance(error, Unavailable | NotOwner | Full)
+
+
+def close_limit_reason(timeout: float | None) -> str:
+    """Return why `Brokers.close_limit` ended its block."""
+    if timeout is None:
+        return f"no broker was heard for {CLOSE_SILENT_SECONDS:g} s"
+    return f"the {timeout:g} s that close() was given have passed"
 
 
 class Brokers:
@@ -81,6 +95,29 @@ class Brokers:
         await self._tasks.close()
         connections, self._connections = list(self._connections.values()), {}
         await asyncio.gather(*(connection.close() for connection in connections))
+
+    @asynccontextmanager
+    async def close_limit(self, timeout: float | None) -> AsyncIterator[None]:
+        """Raise TimeoutError in the block after `timeout` seconds; with None, when no broker is heard for a while."""
+        async with asyncio.timeout(timeout) as limit:
+            if timeout is not None:
+                yield
+                return
+            loop = asyncio.get_running_loop()
+            watch = KeepAlive(
+                CLOSE_INTERVAL_SECONDS, self._last_received, self._ping, lambda: limit.reschedule(loop.time())
+            )
+            try:
+                yield
+            finally:
+                watch.stop()
+
+    def _last_received(self) -> float:
+        return max((one.last_received for one in self._connections.values()), default=0.0)
+
+    def _ping(self) -> None:
+        for connection in self._connections.values():
+            connection.ping()
 
     # -- connections -------------------------------------------------------------------------------------------------
 

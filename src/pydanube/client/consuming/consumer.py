@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from pydanube.client.connection.routing import Brokers
+from pydanube.client.connection.routing import Brokers, close_limit_reason
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import ConsumerSettings, check_count, check_number, is_utf8
-from pydanube.model.errors import Invalid, Refused
+from pydanube.model.errors import Invalid, Refused, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
 from pydanube.model.names import TopicName, parse_subscription
 from pydanube.model.topics import SubscriptionType
@@ -61,6 +61,7 @@ class Consumer(MessageStream):
         settings: ConsumerSettings,
     ) -> None:
         super().__init__(brokers.clock)
+        self._brokers = brokers
         self.subscription = parse_subscription(options.subscription)
         self._type = None if options.type is None else SubscriptionType.parse(options.type)
         self.name = _checked_name(options.name) or identity()
@@ -161,10 +162,19 @@ class Consumer(MessageStream):
     async def _begin(self) -> None:
         await self._sources.open()
 
-    async def _finish(self) -> None:
+    async def _finish(self, timeout: float | None) -> None:
         self._queue.wake()
-        if self._queue.failure is None:
-            await self._sources.flush()
+        if self._queue.failure is not None:
+            return
+        try:
+            async with self._brokers.close_limit(timeout):
+                await self._sources.flush()
+        except TimeoutError:
+            self._sources.abandon()
+            raise Unavailable(
+                f"acks were not confirmed before the consumer was closed: {close_limit_reason(timeout)}; "
+                f"these messages may be redelivered"
+            ) from None
 
     async def _end(self) -> None:
         await self._sources.close()

@@ -139,6 +139,11 @@ class PartitionSources:
         await self._tasks.close()
         await asyncio.gather(*(source.detach() for source in self._sources.values()))
 
+    def abandon(self) -> None:
+        """End every session without waiting for the broker, which does not answer."""
+        for source in self._sources.values():
+            source.abandon()
+
     def consumed(self, batch: ReceivedBatch) -> bool:
         """Count a batch that the user begins with. Returns whether a broker was sent new credit."""
         source = self._sources.get((batch.topic, batch.partition))

@@ -158,7 +158,7 @@ class Reader(MessageStream):
             del self._batches_left[0]
             self._answer_consumed.set()
 
-    async def _finish(self) -> None:
+    async def _finish(self, timeout: float | None) -> None:
         self._queue.wake()
 
     async def _end(self) -> None:

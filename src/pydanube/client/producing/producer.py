@@ -35,10 +35,10 @@ from typing import Final
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.owner_session import OwnerHandle, OwnerRetry
-from pydanube.client.connection.routing import Brokers
+from pydanube.client.connection.routing import Brokers, close_limit_reason
 from pydanube.client.lifecycle import Openable
 from pydanube.client.settings import ProducerSettings
-from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpoch
+from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
@@ -573,9 +573,25 @@ class Producer(Openable):
                     partition.batches.renew(self._identity.producer_id, self._identity.producer_epoch)
                 self._partitioner = self._partitioner.grown(count)
 
-    async def _finish(self) -> None:
+    async def _finish(self, timeout: float | None) -> None:
         self._ready = False
-        await self.flush()
+        try:
+            async with self._brokers.close_limit(timeout):
+                await self.flush()
+        except TimeoutError:
+            error = self._unanswered(timeout)
+            _give_back(self._detach_all())
+            self._fail_all(error)
+            await self.flush()  # does not wait: raises what was queued and failed
+
+    def _unanswered(self, timeout: float | None) -> Unavailable:
+        """Return the error of the messages without an answer when `close` gives up."""
+        obstacle = self.obstacle
+        because = f" ({obstacle.message})" if obstacle is not None else ""
+        return Unavailable(
+            f"not acknowledged before the producer was closed: {close_limit_reason(timeout)}{because}; "
+            f"it may be stored or not"
+        )
 
     async def _end(self) -> None:
         """Give up what is not settled; nothing runs afterwards."""
