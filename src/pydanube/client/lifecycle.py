@@ -17,8 +17,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from pydanube.model.errors import DanubeError, Refused
+from pydanube.runtime.telemetry import get_logger
 
 from .settings import check_number
+
+log = get_logger(__name__)
 
 CANCELLED_SECONDS: Final = 5.0
 """When the block is left by cancellation, unfinished work gets this long to complete, then it is dropped."""
@@ -118,9 +121,11 @@ class Openable:
         try:
             async with asyncio.timeout(CANCELLED_SECONDS if isinstance(error, asyncio.CancelledError) else None):
                 await self.close()
-        except Exception:
-            if error is None:  # an exception from inside the block matters more
+        except Exception as failure:
+            if error is None:
                 raise
+            # the exception from inside the block matters more
+            log.warning("client.close_failed", closed=self._what, error=str(failure))
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()

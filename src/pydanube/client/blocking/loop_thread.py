@@ -14,6 +14,9 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, c
 
 from pydanube.client.lifecycle import Openable
 from pydanube.model.errors import Refused
+from pydanube.runtime.telemetry import get_logger
+
+log = get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -190,6 +193,7 @@ class Blocking(Generic[OpenableT]):
     ) -> None:
         try:
             self.close()
-        except Exception:
+        except Exception as failure:
             if error is None:
                 raise
+            log.warning("client.close_failed", closed=self._inner._what, error=str(failure))

@@ -76,6 +76,8 @@ class Brokers:
         """Seconds after which a request that keeps failing raises Unavailable."""
         self.cluster = ""
         """The identity of the cluster, from the WELCOME of the latest connection."""
+        self._outages: dict[BrokerAddress, bool] = {}
+        """Addresses whose connection was lost and not opened again, and whether a failure to do so was logged."""
         self._greeted = False
         """Whether any broker has ever greeted this client."""
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # callers that await a task get its error
@@ -152,9 +154,11 @@ class Brokers:
             connection = await self._open_connection(address)
         except DanubeError as error:
             self._unreachable[address] = self.clock.monotonic() + UNREACHABLE_SECONDS
-            log.debug("broker.unreachable", address=str(address), error=error.message)
+            self._log_unreachable(address, error)
             raise
         self._unreachable.pop(address, None)
+        event = "broker.connected" if self._outages.pop(address, None) is None else "broker.reconnected"
+        log.info(event, address=str(address), broker=connection.welcome.broker, cluster=connection.welcome.cluster)
         self._greeted = True
         self.cluster = connection.welcome.cluster
         self._connections[address] = connection
@@ -174,6 +178,20 @@ class Brokers:
     def _lost(self, address: BrokerAddress, connection: Connection) -> None:
         if self._connections.get(address) is connection:
             del self._connections[address]
+            if not self._closed and connection.lost is not None:
+                self._outages[address] = False
+                log.info("broker.connection_lost", address=str(address), error=connection.lost.message)
+
+    def _log_unreachable(self, address: BrokerAddress, error: DanubeError) -> None:
+        """Log the first failure of an outage as a warning; a caller that connects for the first time gets the error."""
+        logged = self._outages.get(address)
+        if logged is False:
+            self._outages[address] = True
+            log.warning("broker.unreachable", address=str(address), error=error.message, retried=worth_retrying(error))
+        elif logged is None and not self._greeted:
+            log.info("broker.unreachable", address=str(address), error=error.message)
+        else:
+            log.debug("broker.unreachable", address=str(address), error=error.message)
 
     async def connect_any(self) -> Connection:
         """Return a connection to any listed broker: an open one, or one to the first broker that answers.

@@ -232,9 +232,13 @@ class PartitionSources:
         return self._queue.discard(lambda batch: batch.acks is source.acks)
 
     def source_failed(self, source: PartitionSource, error: DanubeError) -> None:
+        about = {"topic": source.topic, "partition": source.partition, "subscription": self._options.subscription}
         if isinstance(error, NotFound) and source.topic not in self._options.names:
             self._sources.pop((source.topic, source.partition), None)  # found by a pattern, deleted since
+            log.info("consumer.topic_deleted", **about)
         else:
+            if self._failure is None and not self._closed:
+                log.warning("consumer.failed", **about, error=error.message)
             self._failure = self._failure or error
             source.acks.close(error)
             self._queue.fail(error)

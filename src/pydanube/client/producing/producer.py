@@ -43,6 +43,7 @@ from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
 from pydanube.runtime.tasks import Tasks, run_together
+from pydanube.runtime.telemetry import get_logger
 
 from .message_intake import (
     ROW_BYTES,
@@ -58,6 +59,8 @@ from .partitioning import ANY_PARTITION, PartitionBy, Partitioner, check_partiti
 from .pending_batches import MessageRows
 from .producer_buffer import ProducerBuffer
 from .receipts import Placed, Receipt, Receipts
+
+log = get_logger(__name__)
 
 PAUSE_SECONDS: Final = 0.0005
 """A loop over `queue_many` may keep the event loop for so long; what it queued meanwhile is sent together."""
@@ -429,7 +432,9 @@ class Producer(Openable):
     def _note_failure(self, error: DanubeError, messages: int) -> None:
         """Keep the failure of messages that no caller awaits, for the next flush to raise."""
         self._failed_messages += messages
-        self._failure = self._failure or error
+        if self._failure is None:
+            self._failure = error
+            log.warning("producer.messages_failed", topic=self.topic, name=self.name, error=error.message)
 
     def _fail_all(self, error: DanubeError) -> None:
         for partition in self._partitions:
@@ -457,6 +462,7 @@ class Producer(Openable):
         if self._final is None:
             self._final = error
             self._ready = False
+            log.warning("producer.fenced", topic=self.topic, name=self.name, error=error.message)
             _give_back(self._detach_all())
             self._fail_all(error)
 
