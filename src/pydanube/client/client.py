@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from typing import Literal, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 from pydanube.client.admin.admin import Admin
@@ -35,12 +35,13 @@ from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST
+from pydanube.model.topics import SubscriptionTypeName
 from pydanube.runtime.clock import Clock, SystemClock
 from pydanube.runtime.environment import URL_VARIABLE, broker_url
 from pydanube.runtime.randomness import seeded
 
 from .lifecycle import Openable
-from .settings import ConsumerSettings, ProducerSettings, check_count, check_number
+from .settings import AccessName, CompressionName, ConsumerSettings, ProducerSettings, check_count, check_number
 
 OpenableT = TypeVar("OpenableT", bound=Openable)
 
@@ -70,9 +71,9 @@ class Client(Admin, StagedWrites):
         topic: str,
         *,
         name: str | None = None,
-        access: Literal["shared", "exclusive"] = "shared",
+        access: AccessName = "shared",
         partition_by: PartitionBy = "key",
-        compression: str | None = None,
+        compression: CompressionName | None = None,
         batch_bytes: int = 256 * KIB,
         batch_messages: int = 10_000,
         linger_ms: float = 5.0,
@@ -122,7 +123,7 @@ class Client(Admin, StagedWrites):
         topic: str | Iterable[str],
         *,
         subscription: str,
-        type: str | None = None,  # noqa: A002  the word of the contract
+        type: SubscriptionTypeName | None = None,  # noqa: A002  the word of the contract
         start: AnyPosition = LATEST,
         name: str | None = None,
         priority: int = 0,

@@ -24,7 +24,7 @@ from pydanube.client.settings import ConsumerSettings, check_count, check_number
 from pydanube.model.errors import Invalid, Refused, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
 from pydanube.model.names import TopicName, parse_subscription
-from pydanube.model.topics import SubscriptionType
+from pydanube.model.topics import SubscriptionType, SubscriptionTypeName
 from pydanube.runtime.randomness import identity
 
 from .acks import Acks
@@ -38,7 +38,7 @@ class ConsumerOptions:
     """The options of a consumer as the user passed them, not checked; see `Client.consumer`."""
 
     subscription: str
-    type: str | None
+    type: SubscriptionTypeName | None
     start: AnyPosition
     name: str | None
     priority: int
