@@ -59,6 +59,9 @@ class Client(Admin, StagedWrites):
         self._brokers = Brokers(addresses, clock or SystemClock(), seeded(), timeout)
         self._made: WeakSet[Openable] = WeakSet()
 
+    def _describe(self) -> str:
+        return f"{self.url} {self._state}"
+
     @property
     def cluster(self) -> str:
         """The identity of the cluster, once the client is open. A broker that starts without data makes a new one."""

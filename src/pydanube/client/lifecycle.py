@@ -43,6 +43,19 @@ class Openable:
         self._closed = False
         self._ended = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._describe()}>"
+
+    def _describe(self) -> str:
+        """Return what the repr says: what it is for, and its state."""
+        return self._state
+
+    @property
+    def _state(self) -> str:
+        if self._closed:
+            return "closed"
+        return "open" if self._opened else "not open"
+
     async def open(self) -> Self:
         """Open it and return it. Raises the error with which the broker refuses; cancelled or failed, it is closed."""
         if self._opened:

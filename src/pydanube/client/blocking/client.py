@@ -129,6 +129,9 @@ class BlockingDeadLetters:
     redrive = blocking(DeadLetters.redrive)
     drop = blocking(DeadLetters.drop)
 
+    def __repr__(self) -> str:
+        return f"<BlockingDeadLetters {self.topic}>"
+
     @property
     def topic(self) -> str:
         return self._inner.topic

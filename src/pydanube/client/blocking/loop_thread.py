@@ -167,6 +167,9 @@ class Blocking(Generic[OpenableT]):
         self._inner = inner
         self._thread = thread
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._inner._describe()}>"
+
     def _hand_over(self) -> None:
         """Pass collected sends or acks to the loop."""
 

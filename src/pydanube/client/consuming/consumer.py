@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Final
 
 from pydanube.client.connection.routing import Brokers, close_limit_reason
 from pydanube.client.positions import AnyPosition, wire_start
@@ -31,6 +32,9 @@ from .acks import Acks
 from .message_stream import MessageStream
 from .messages import Message, ReceivedBatch
 from .partition_sources import PartitionSources, SubscribeOptions, is_pattern
+
+TOPICS_SHOWN: Final = 3
+"""How many topics the repr of a consumer names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Consumer(MessageStream):
         self._type = None if options.type is None else SubscriptionType.parse(options.type)
         self.name = _checked_name(options.name) or identity()
         names, patterns = _split_topics(topics)
+        self._given = (*names, *patterns)
         self._sources = PartitionSources(brokers, self._checked(names, patterns, options), settings, self._queue)
 
     def _checked(self, names: list[str], patterns: list[str], options: ConsumerOptions) -> SubscribeOptions:
@@ -89,6 +94,14 @@ class Consumer(MessageStream):
             options.failure_policy,
             options.ack_timeout,
         )
+
+    def _describe(self) -> str:
+        topics = self.topics or list(self._given)
+        more = f" and {len(topics) - TOPICS_SHOWN} more" if len(topics) > TOPICS_SHOWN else ""
+        kind = f" type={self.type}" if self.type is not None else ""
+        state = self._state if self._queue.failure is None else "failed"
+        shown = ", ".join(topics[:TOPICS_SHOWN])
+        return f"subscription={self.subscription!r}{kind} name={self.name!r} of {shown}{more} {state}"
 
     @property
     def type(self) -> SubscriptionType | None:

@@ -107,12 +107,12 @@ class PartitionSources:
 
     @property
     def topics(self) -> list[str]:
-        return sorted({topic for topic, _ in self._sources})
+        return sorted({topic for topic, _ in list(self._sources)})  # a copy: threads read this too
 
     @property
     def type(self) -> SubscriptionType | None:
         """The type of the subscription; None before the first source is attached."""
-        return next((source.type for source in self._sources.values() if source.type is not None), None)
+        return next((source.type for source in list(self._sources.values()) if source.type is not None), None)
 
     def type_of(self, topic: str) -> SubscriptionType | None:
         """The type of the subscription on one topic: each topic has a subscription of its own."""

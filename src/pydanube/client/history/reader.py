@@ -67,6 +67,10 @@ class Reader(MessageStream):
         """For each answer in the queue, the number of its batches that the user has not begun with."""
         self._answer_consumed = asyncio.Event()
 
+    def _describe(self) -> str:
+        offset = f" next_offset={self.next_offset}" if self.next_offset >= 0 else ""
+        return f"{self.topic} partition={self.partition}{offset} {self._state}"
+
     async def _ready_to_receive(self) -> None:
         if not self._opened and not self._closed:
             await self.open()

@@ -120,6 +120,11 @@ class Producer(Openable):
         self._pause_at = 0.0
         """When a loop over `queue_many` lets other tasks run."""
 
+    def _describe(self) -> str:
+        name = f" name={self.name!r}" if self.name else ""
+        waiting = f", {self._buffer.messages} messages unanswered" if self._buffer.messages else ""
+        return f"{self.topic}{name} {self._state if self._final is None else 'fenced'}{waiting}"
+
     @property
     def obstacle(self) -> DanubeError | None:
         """The latest reason why messages that wait could not be published, such as Full, or None.
