@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -32,7 +31,10 @@ from .model.errors import DanubeError, Refused
 from .runtime.clock import Clock, SystemClock
 from .runtime.disk import Disk, OsDisk
 from .runtime.file_descriptors import KEPT, log_files, raise_descriptor_limit
+from .runtime.network import check_free
 from .runtime.objects.opening import open_store
+from .runtime.service_manager import notify
+from .runtime.signals import on_hangup, on_stop_signals
 from .runtime.tasks import Tasks
 from .runtime.telemetry import get_logger
 from .settings import Settings
@@ -54,6 +56,13 @@ different brokers."""
 
 REVISION_INTERVAL_S: Final = 10.0
 """How often the revision of the metadata is saved in the data directory and noted in the log, if it has changed."""
+
+DISK_CHECK_INTERVAL_S: Final = 10.0
+"""How often the free space on the disk of the metadata is checked."""
+
+METADATA_FREE_BYTES_MIN: Final = 8 << 20
+"""With less than this left on the disk of the metadata, the state of the broker says so: the journal of the metadata is
+written anew now and then, beside the old one."""
 
 SWITCH_SECONDS: Final = 0.0005
 """Python's thread switch interval, a tenth of the default: how long the log's thread waits for a busy event loop."""
@@ -88,6 +97,7 @@ class Server:
         self._native: NativeServer | None = None
         self._saved: MetadataStamp | None = None
         self._saving: asyncio.Future[None] | None = None
+        self._metadata_trouble = ""
         self.native_address = ("", 0)
 
     @classmethod
@@ -124,6 +134,7 @@ class Server:
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
+        await check_free(settings.server.host, settings.server.port)  # before the data directory is touched
         node = settings.server.name or DEFAULT_NODE
         directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
         self._parts.callback(directory.close)
@@ -148,6 +159,7 @@ class Server:
             self._advertised_address,
             objects,
             _tiering_settings(settings),
+            lambda: self._metadata_trouble,
         )
         broker = Broker(parts, broker_settings)
         self._parts.push_async_callback(broker.close)
@@ -155,6 +167,8 @@ class Server:
         assert broker.tiers is not None
         tasks.spawn(broker.tiers.run(), "object storage")
         tasks.spawn(self._keep_saving_revision(store, directory, writer), "metadata revision remembering")
+        await self._check_metadata_disk()
+        tasks.spawn(self._keep_checking_metadata_disk(), "metadata disk checking")
         tasks.spawn(broker.lifetimes.run(settings.topics.lifetimes_interval_s), "lifetimes")
         self._native = NativeServer(broker, _native_settings(settings), clock, tasks)
         self.native_address = host, _ = await self._native.start(settings.server.host, settings.server.port)
@@ -224,6 +238,25 @@ class Server:
             await self._components.clock.sleep(REVISION_INTERVAL_S)
             await self._save_revision(store, directory, writer)
 
+    async def _keep_checking_metadata_disk(self) -> None:
+        while True:
+            await self._components.clock.sleep(DISK_CHECK_INTERVAL_S)
+            await self._check_metadata_disk()
+
+    async def _check_metadata_disk(self) -> None:
+        """Note whether the disk of the metadata is full. A metadata store that is not written to fails only later."""
+        where = self._settings.metadata_path.parent
+        try:
+            free = (await asyncio.to_thread(self._components.disk.usage, where)).free_bytes
+        except OSError as error:
+            trouble = f"the disk of the metadata cannot be looked at: {where}: {error.strerror or error}"
+        else:
+            full = free < METADATA_FREE_BYTES_MIN
+            trouble = f"the disk of the metadata is full: {free} bytes are free at {where}; free some" if full else ""
+        if trouble and not self._metadata_trouble:
+            log.warning("metadata.disk_full", path=str(where), reason=trouble)
+        self._metadata_trouble = trouble
+
     async def _open_log(self, directory: DataDirectory, store: MetadataStore, known: KnownLedgers) -> LogWriter:
         metadata_path, log_directory = self._settings.metadata_path, self._settings.log_directory
         identity, revision = await store.identity(), await store.revision()
@@ -264,22 +297,23 @@ class Server:
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends the drain at once."""
+    """Serve until a signal of `runtime.signals` comes; a second SIGTERM or SIGINT ends the drain at once."""
     sys.setswitchinterval(SWITCH_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_stop_signals(loop, stop.set)
+    on_hangup(loop, stop.set)
     server = await Server.start(settings)
     gc.collect()
     gc.freeze()  # what was imported and opened stays: the collector can skip it
     print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
+    notify("READY=1")
     await stop.wait()
     log.info("broker.stopping")
+    notify("STOPPING=1")
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+    on_stop_signals(loop, task.cancel)
     await server.close()
     log.info("broker.stopped")
 

@@ -86,6 +86,8 @@ class BrokerParts:
     objects: ObjectStore | None = None
     """Without an object store, or without `tiering`, the log keeps everything."""
     tiering: TieringSettings | None = None
+    metadata_trouble: Callable[[], str] = str
+    """Returns what is wrong with the disk of the metadata, in one sentence; empty while nothing is."""
 
 
 class Broker:
@@ -99,6 +101,7 @@ class Broker:
         self._authorizer = authorizer
         self._settings = settings
         self._address = parts.address
+        self._metadata_trouble = parts.metadata_trouble
         self._started_at = clock.now_us()
         open_partitions = PartitionTable()
         self.tiers: ObjectStorage | None = None
@@ -166,18 +169,22 @@ class Broker:
 
     def describe(self, principal: Principal) -> BrokerDescription:
         self._authorizer.check(principal, Action.DESCRIBE, BROKER)
-        refusing, unwritable = self._writer.read_only, self._store.failure
-        state = (self.tiers.trouble if self.tiers is not None else "") or "ok"
-        if unwritable is not None:
-            state = f"metadata cannot be written: {unwritable}"
         return BrokerDescription(
             version=__version__,
             node=self._settings.node,
             cluster=self._settings.cluster,
-            state=state if refusing is None else f"read-only: {refusing}",
+            state=self._state(),
             topics=len(self._registry.topics()),
             started_at=self._started_at,
         )
+
+    def _state(self) -> str:
+        """Return "ok", or the most serious of the broker's problems."""
+        if (refusing := self._writer.read_only) is not None:
+            return f"read-only: {refusing}"
+        if (unwritable := self._store.failure) is not None:
+            return f"metadata cannot be written: {unwritable}"
+        return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "") or "ok"
 
     @property
     def staging(self) -> Staging:

@@ -7,11 +7,15 @@ import errno
 import os
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .options import config_option, examples
 from .output import fail
+
+if TYPE_CHECKING:
+    from pydanube.settings import Settings
 
 PORT = click.IntRange(0, 65_535)
 
@@ -48,8 +52,9 @@ def serve(
     """Start a broker.
 
     Needs no configuration. Prints one line on stdout when clients may come: "danube ready native=H:P grpc=H:P admin=H:P
-    http=H:P", with port 0 for a door that does not exist yet; logs go to stderr. SIGTERM and Ctrl-C end it in order:
-    what was published is answered and synced. A second signal ends it at once.
+    http=H:P", with port 0 for a listener that does not exist yet; logs go to stderr. SIGTERM, Ctrl-C and SIGHUP end it
+    in order: what was published is answered and synced. A second SIGTERM or Ctrl-C ends it at once. Under nohup SIGHUP
+    stays ignored.
     """
     from pydanube.runtime import telemetry
     from pydanube.server import run
@@ -70,16 +75,21 @@ def serve(
     except (asyncio.CancelledError, KeyboardInterrupt):
         fail("stopped at once; what was not acked may be lost, what was acked is not")
     except OSError as error:
-        fail(_explain(error, settings.server.host, settings.server.port, settings.server.data_dir))
+        fail(_explain(error, settings))
 
 
-def _explain(error: OSError, host: str, port: int, data_dir: Path) -> str:
+def _explain(error: OSError, settings: Settings) -> str:
     """Return the message for a broker that could not start or could not shut down cleanly."""
+    host, port, data_dir = settings.server.host, settings.server.port, settings.server.data_dir
     if isinstance(error, socket.gaierror):
         return f"host {host!r} is unknown here: use an address of this machine, for example --host 127.0.0.1"
     match error.errno:
         case errno.EADDRINUSE:
-            return f"{host}:{port} is taken, perhaps by another broker: choose another with --port (0 takes a free one)"
+            source = settings.sources.get("server.port", "default")
+            return (
+                f"{host}:{port} is taken, perhaps by another broker: it is server.port ({source}); choose another with "
+                f"--port (0 takes a free one)"
+            )
         case errno.EADDRNOTAVAIL:
             return f"{host} is no address of this machine: use one that is, for example --host 127.0.0.1"
         case errno.ENOSPC:
