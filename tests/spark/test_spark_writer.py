@@ -265,6 +265,30 @@ def test_a_stream_that_would_overwrite_is_refused(broker: Broker, files: Files) 
         query.awaitTermination(60)
 
 
+def test_spark_refuses_update_mode_for_a_python_sink(broker: Broker, files: Files) -> None:
+    """Should this ever succeed, the documentation can offer the output mode `update` again."""
+    files.add(1)
+    counted = files.frame().groupBy("key").count().selectExpr("key", "string(count) as payload")
+    writer = counted.writeStream.format("danube").outputMode("update").option("checkpointLocation", files.checkpoint)
+    with pytest.raises(Exception, match="danube does not support Update mode"):
+        writer.options(servers=broker.servers, topic=TOPIC).start().awaitTermination(60)
+
+
+def test_foreach_batch_publishes_the_rows_of_update_mode(
+    broker: Broker, client: pydanube.BlockingClient, files: Files
+) -> None:
+    def publish(changed: DataFrame, batch_id: int) -> None:
+        write(changed.selectExpr("key", "string(count) as payload"), broker, topic=TOPIC, queryId="n", batchId=batch_id)
+
+    files.add(1, 1, 2)
+    files.add(1)
+    counted = files.frame().groupBy("key").count().writeStream.outputMode("update").foreachBatch(publish)
+    query = counted.option("checkpointLocation", files.checkpoint).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    found = Counter((message.key, message.payload) for message in messages(client)[0])
+    assert found == Counter([("1", b"2"), ("2", b"1"), ("1", b"3")])
+
+
 def test_foreach_batch_writes_once_with_ids(broker: Broker, client: pydanube.BlockingClient, files: Files) -> None:
     files.add(1, 2)
 

@@ -70,7 +70,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
     parsed = WriteOptions.parse(options)
     if overwrite:
-        raise Invalid("a topic is never overwritten: use mode('append'), and outputMode('append') or 'update'")
+        raise Invalid(
+            "a topic is never overwritten: use mode('append'), and for a stream outputMode('append'), or foreachBatch "
+            "with a batch write in it, which takes rows of any output mode"
+        )
     check_written(schema, parsed.topic)
     return parsed
 
