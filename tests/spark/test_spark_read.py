@@ -210,6 +210,29 @@ def test_available_now_reads_in_limited_batches_and_leaves_no_lag(
     assert [one.position for one in stands] == [30, 10] and [one.lag for one in stands] == [7, 0]
 
 
+def test_a_query_that_fails_in_its_first_batch_leaves_no_subscription_and_loses_nothing(
+    spark: SparkSession, broker: Broker, client: BlockingClient, tmp_path: Path
+) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 5)
+    seen: list[int] = []
+
+    def take(rows: DataFrame, number: int) -> None:
+        if not number and not seen and client.partitions(TOPIC)[0].end_offset == 5:
+            raise ValueError("the job has a mistake")
+        seen.extend(row.offset for row in rows.collect())
+
+    writer = stream(spark, broker.url, subscription="spark").writeStream.foreachBatch(take)
+    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="the job has a mistake"):
+        writer.start().awaitTermination(60)
+    assert client.list_subscriptions(TOPIC) == []
+    publish(client, 3)
+    assert writer.start().awaitTermination(60)
+    assert sorted(seen) == list(range(8))
+    assert [one.position for one in client.describe_subscription(TOPIC, "spark").partitions] == [8]
+
+
 def test_messages_on_both_sides_of_a_restore_are_read_and_the_gap_is_no_batch(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -14,8 +14,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from spark_broker import Broker, restore_into
 
 from pydanube import BlockingClient, NotFound, Refused, Unavailable, connect_blocking
+from pydanube.runtime.clock import ManualClock
 from pydanube.spark.options import ReadOptions
+from pydanube.spark.reading.broker_queries import BrokerQueries
 from pydanube.spark.reading.planning import DanubePartition
+from pydanube.spark.reading.stream_driver import StreamDriver, attempt_seconds
 from pydanube.spark.reading.stream_reader import DanubeStreamReader
 from pydanube.testing import broker_thread
 
@@ -135,19 +138,50 @@ def test_a_crash_in_the_first_batch_neither_loses_nor_repeats(
     second.reader.stop()
 
 
-def test_a_crash_before_anything_was_written_down_begins_where_the_subscription_was_pinned(
+def test_a_query_whose_checkpoint_is_gone_begins_where_its_subscription_is(
     broker: Broker, client: BlockingClient
 ) -> None:
     client.create_topic(TOPIC, partitions=2)
     publish(client, 5)
     with query(broker.url, subscription="spark") as first:
         assert first.trigger() == []
+        assert first.trigger() == [], "the first micro-batch, of no messages, is done"
+        first.settle()
     publish(client, 2)
     publish(client, 3, partition=1)
     with query(broker.url, subscription="spark") as second:
-        assert spans(second.trigger()) == [(0, 5, 7), (1, 0, 3)], "it was pinned at the end of that time"
-    with query(broker.url) as unpinned:
-        assert unpinned.trigger() == []
+        assert spans(second.trigger()) == [(0, 5, 7), (1, 0, 3)], "it was created at the end of that time"
+    with query(broker.url) as without:
+        assert without.trigger() == []
+
+
+def test_a_query_that_finishes_no_batch_leaves_no_subscription(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=2)
+    publish(client, 5)
+    with query(broker.url, startingOffsets="earliest", subscription="spark", maxOffsetsPerTrigger="3") as first:
+        assert spans(first.trigger()) == [(0, 0, 3)]
+    assert client.list_subscriptions(TOPIC) == [], "it failed in its first batch, or was never started"
+    second = first.again()
+    assert spans(second.replay()) == [(0, 0, 3)]
+    assert client.list_subscriptions(TOPIC) == [], "and once more"
+    assert spans(second.trigger()) == [(0, 3, 5)]
+    second.settle()
+    assert positions(client) == [3, 0], "asking for the second batch means that the first is done"
+    second.reader.stop()
+
+
+def test_a_subscription_that_was_created_before_the_query_holds_its_first_batch(
+    broker: Broker, client: BlockingClient
+) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 5)
+    client.create_subscription(TOPIC, "spark", start="earliest", offsets={0: 2})
+    with query(broker.url, subscription="spark") as stream:
+        assert spans(stream.trigger()) == [(0, 2, 5)]
+        assert positions(client) == [2]
+        stream.trigger()
+        stream.settle()
+        assert positions(client) == [5]
 
 
 def test_offsets_per_partition_and_times_are_where_it_begins(broker: Broker, client: BlockingClient) -> None:
@@ -157,7 +191,9 @@ def test_offsets_per_partition_and_times_are_where_it_begins(broker: Broker, cli
     starts = json.dumps({TOPIC: {"0": 4, "1": "-1", "2": "earliest"}})
     with query(broker.url, startingOffsets=starts, subscription="spark") as some:
         assert spans(some.trigger()) == [(0, 4, 9), (1, 8, 9), (2, 0, 9)]
-        assert positions(client) == [4, 8, 0]
+        some.trigger()
+        some.settle()
+        assert positions(client) == [9, 9, 9]
     with query(broker.url, startingTimestamp="-1 hour") as all_of_it:
         assert [one[1:] for one in spans(all_of_it.trigger())] == [(0, 9)] * 3
 
@@ -402,6 +438,7 @@ def test_a_subscription_that_somebody_else_moved_is_not_fought(
     broker: Broker, client: BlockingClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.create_topic(TOPIC)
+    client.create_subscription(TOPIC, "spark", start="earliest")
     publish(client, 10)
     with query(broker.url, startingOffsets="earliest", subscription="spark", maxOffsetsPerTrigger="4") as stream:
         stream.trigger()
@@ -509,6 +546,43 @@ def test_a_broker_that_stays_away_ends_the_query_after_its_timeout(tmp_path: Pat
 
     until(ends, "the query ends, and names the broker")
     stream.reader.stop()
+
+
+@pytest.mark.parametrize("trigger", ["default", "availableNow"])
+def test_a_broker_that_was_never_there_is_tried_for_one_timeout(trigger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[float] = []
+    opening = BrokerQueries.open
+
+    def counted(queries: BrokerQueries) -> BrokerQueries:
+        attempts.append(queries.client._brokers.timeout)
+        return opening(queries)
+
+    monkeypatch.setattr(BrokerQueries, "open", counted)
+    with query("127.0.0.1:1", timeout="1") as stream, pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+        if trigger == "availableNow":
+            stream.reader.prepareForTriggerAvailableNow()
+        stream.trigger()
+    assert attempts == [1.0]
+
+
+@pytest.mark.parametrize("timeout_s", [0.1, 2.0, 10.0, 15.0, 25.0, 120.0, 600.0])
+@pytest.mark.parametrize("early", [0.8, 1.0])
+def test_attempts_fill_the_timeout(timeout_s: float, early: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`early`: the share of its time after which an attempt gives up."""
+    driver = StreamDriver(ReadOptions.parse({"topic": TOPIC, "timeout": str(timeout_s)}, "stream"))
+    clock = ManualClock()
+    monkeypatch.setattr(driver, "_clock", clock)
+
+    def attempt() -> None:
+        clock.advance(attempt_seconds(timeout_s) * early)
+        raise Unavailable("nobody is there")
+
+    begin = clock.monotonic()
+    with pytest.raises(Unavailable, match="nobody is there"):
+        driver._retry_until_timeout(attempt)
+    spent = clock.monotonic() - begin
+    assert 0.5 * timeout_s <= spent <= timeout_s + attempt_seconds(timeout_s) / 4 + 1e-6
+    assert attempt_seconds(timeout_s) <= 10.0
 
 
 # -- size --------------------------------------------------------------------------------------------------------------

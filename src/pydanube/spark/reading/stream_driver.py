@@ -10,6 +10,7 @@ provides the batches, calls do not wait here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -34,7 +35,8 @@ from .progress import ProgressSubscription
 log = get_logger(__name__)
 
 ATTEMPT_SECONDS: Final = 10.0
-"""How long a call waits for an unreachable broker before it reports nothing new, so that Spark can stop the query."""
+"""How long a call waits for an unreachable broker at most before it reports nothing new, so that Spark can stop the
+query."""
 
 RETRY_SECONDS: Final = 0.1
 
@@ -125,7 +127,7 @@ class StreamDriver:
     def close(self) -> None:
         if self._queries is not None:
             if self._progress is not None:
-                self._progress.close()
+                self._progress.close(wait=self._failing_since is None)
             self._queries.close()
             self._queries = self._progress = None
 
@@ -144,7 +146,7 @@ class StreamDriver:
         begin = resolve_bounds(bounds, view, now_us, queries.find_offsets(time_lookups(bounds, view, now_us)))
         if self._progress is None:
             return begin
-        return Offsets({name: self._progress.pin(name, view[name], one) for name, one in begin.topics.items()})
+        return Offsets({name: self._progress.resume(name, view[name], one) for name, one in begin.topics.items()})
 
     def _wait_for_new_offsets(self, start: Offsets, limit: ReadLimit, hold_seconds: float) -> Offsets | None:
         """Return the end of a batch from `start`; None if nothing new arrives within `hold_seconds`."""
@@ -157,7 +159,7 @@ class StreamDriver:
             self._advance_subscription(start)
             end = self._apply_limit(start, readable_end, limit)
             if end.topics != start.topics:
-                self._pin_new_topics(start, view)
+                self._subscribe_to_new_topics(start, view)
                 return end
             now = self._clock.monotonic()
             pause = max(min(pause * 1.5, POLL_LONGEST_SECONDS), (now - asked_at) * POLL_SHARE)
@@ -230,20 +232,20 @@ class StreamDriver:
             }
             self._progress.move_to(Offsets(same))
 
-    def _pin_new_topics(self, start: Offsets, view: View) -> None:
+    def _subscribe_to_new_topics(self, start: Offsets, view: View) -> None:
         """Create the subscription on topics that are new to the stream, before they are read."""
         if self._progress is not None:
             for name, topic in view.items():
                 known = start.topics.get(name)
                 if known is None or known.identity != topic.identity:
-                    self._progress.pin(name, topic, TopicOffsets(topic.identity, topic.starts))
+                    self._progress.ensure(name, TopicOffsets(topic.identity, topic.starts))
 
     # -- retries -------------------------------------------------------------------------------------------------------
 
     def _connected(self) -> BrokerQueries:
         if self._queries is None:
             options = self._options
-            self._queries = BrokerQueries(options.servers, min(ATTEMPT_SECONDS, options.timeout_s)).open()
+            self._queries = BrokerQueries(options.servers, attempt_seconds(options.timeout_s)).open()
             if options.subscription:
                 self._progress = ProgressSubscription(self._queries, options.subscription)
         return self._queries
@@ -251,36 +253,48 @@ class StreamDriver:
     def _retry_until_timeout(self, attempt: Callable[[], T]) -> T:
         """Repeat `attempt` until it succeeds or the option `timeout` has passed."""
         while True:
+            begin = self._clock.monotonic()
             try:
                 found = attempt()
             except DanubeError as error:
-                self._raise_or_pause(error)
+                self._raise_or_pause(error, begin)
                 continue
             self._failing_since = None
             return found
 
     def _try_once(self, attempt: Callable[[], T]) -> T | None:
         """Call `attempt` once; return None if the broker is unreachable, since Spark will ask again."""
+        begin = self._clock.monotonic()
         try:
             found = attempt()
         except DanubeError as error:
-            self._raise_or_pause(error)
+            self._raise_or_pause(error, begin)
             return None
         self._failing_since = None
         return found
 
-    def _raise_or_pause(self, error: DanubeError) -> None:
-        """Raise an error that a retry cannot fix or that lasts longer than `timeout`; otherwise pause."""
-        now = self._clock.monotonic()
+    def _raise_or_pause(self, error: DanubeError, begin: float) -> None:
+        """Raise an error that a retry cannot fix, or if one more attempt would end after `timeout`; otherwise pause.
+
+        `begin` is when the attempt that failed began. The next one is expected to take three quarters of its time at
+        least: attempts end early if there is no time for another connection.
+        """
         if not worth_retrying(error):
             raise error
         if self._failing_since is None:
-            self._failing_since = now
-            log.warning("spark.broker_away", topic=self._options.topic, error=error.message)
-        if now - self._failing_since > self._options.timeout_s:
+            self._failing_since = begin
+        now = self._clock.monotonic()
+        if now + (now - begin) * 3 / 4 - self._failing_since >= self._options.timeout_s:
             raise error
+        if self._failing_since == begin:
+            log.warning("spark.broker_away", topic=self._options.topic, error=error.message)
         if self._queries is not None:
             self._queries.pause(RETRY_SECONDS)  # a reachable broker may have refused without delay
+
+
+def attempt_seconds(timeout_s: float) -> float:
+    """Return how long one attempt may take, so that a whole number of attempts fills `timeout_s`."""
+    return timeout_s / math.ceil(timeout_s / ATTEMPT_SECONDS)
 
 
 def _covers(view: View, name: str, end: TopicOffsets) -> bool:
