@@ -559,9 +559,7 @@ def test_a_broker_that_was_never_there_is_tried_for_one_timeout(trigger: str, mo
 
     monkeypatch.setattr(BrokerQueries, "open", counted)
     with query("127.0.0.1:1", timeout="1") as stream, pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-        if trigger == "availableNow":
-            stream.reader.prepareForTriggerAvailableNow()
-        stream.trigger()
+        stream.reader.prepareForTriggerAvailableNow() if trigger == "availableNow" else stream.trigger()
     assert attempts == [1.0]
 
 

@@ -62,7 +62,10 @@ def test_a_column_topic_is_enough() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ("key string", r"column 'payload' is missing \(there are 'key'\): .*to_json"),
+        ("key string", r"column 'payload' is missing \(there are 'key'\): .*to_json\(struct\('\*'\)\)"),
+        ("id bigint", r"^column 'payload' is missing \(there are 'id'\): .* select\(to_json\(struct\('id'\)\).alias\("),
+        ("a int, key string, b int", r"select\('key', to_json\(struct\('a', 'b'\)\).alias\('payload'\)\)$"),
+        ("a int, value binary", r"column 'a' is no part of a message: column 'payload' is missing"),
         ("payload int", r"column 'payload' is int, and must be binary or string: use to_json"),
         ("payload struct<a:int>", r"column 'payload' is struct<a:int>, and must be binary or string: use to_json"),
         ("payload binary, key binary", r"column 'key' is binary, and must be string: use cast\('string'\)"),

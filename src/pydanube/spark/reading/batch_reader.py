@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.runtime.clock import SystemClock
 from pydanube.spark.options import ReadOptions
+from pydanube.spark.workers import message_first
 
 from . import pushdown
 from .bounds import Bound, Bounds
@@ -45,6 +46,7 @@ class DanubeReader(DataSourceReader):
         self._options = options
         self._pushed = pushdown.PushedFilters()
 
+    @message_first
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with BrokerQueries(options.servers, options.timeout_s) as queries:
@@ -84,6 +86,7 @@ class DanubeReader(DataSourceReader):
 class DanubePushingReader(DanubeReader):
     """A reader with filter pushdown, for sessions in which Spark supports it."""
 
+    @message_first
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         self._pushed, left = pushdown.push_filters(filters, self._pushed)
         return left
