@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from .options import Mode, ReadOptions
 from .schema import chosen_columns, spark_schema
-from .workers import freeze_imports, message_first
+from .workers import freeze_imports, message_first, use_python_of_driver
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -33,6 +33,7 @@ class DanubeDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        use_python_of_driver()  # Spark calls this when the source is registered, and then picks the Python of workers
         return "danube"
 
     @message_first

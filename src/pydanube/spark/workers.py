@@ -9,7 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
+from pyspark import SparkContext
+
 from pydanube.model.errors import DanubeError
+
+SPARKS_DEFAULT_PYTHON: Final = "python3"
 
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 """The environment variable by which Spark leaves the traceback out of the error that it sends to the user."""
@@ -32,6 +36,19 @@ def freeze_imports() -> None:
         _frozen_modules = len(sys.modules)
         gc.collect()
         gc.freeze()
+
+
+def use_python_of_driver() -> None:
+    """On a local master, let workers run the Python of this process, unless another one was chosen.
+
+    Spark's default is `python3` of the PATH. In a virtual environment that is not activated that is another Python,
+    which has no `pydanube`. On a cluster nothing is changed: executors may have their Python in another place.
+    """
+    context = SparkContext._active_spark_context
+    if context is None or context.pythonExec != SPARKS_DEFAULT_PYTHON:
+        return
+    if str(context.master).startswith("local"):
+        context.pythonExec = sys.executable
 
 
 def message_first(method: Callable[P, T]) -> Callable[P, T]:
