@@ -99,6 +99,30 @@ def test_a_batch_reads_between_its_bounds_in_as_many_tasks_as_asked_for(
     assert batch(spark, broker.url, startingTimestamp="-1 hour", endingTimestamp="-30 minutes").count() == 0
 
 
+def test_a_batch_reads_assigned_partitions_between_times_of_their_own(
+    spark: SparkSession, broker: Broker, client: BlockingClient
+) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        publish(client, 10, partition)
+    reader = spark.read.format("danube").options(servers=broker.url, assign='{"/default/orders": [0, 2]}')
+
+    def counts(**options: str) -> dict[int, int]:
+        return {
+            row.partition: row["count"]
+            for row in reader.options(**options).load().groupBy("partition").count().collect()
+        }
+
+    assert counts() == {0: 10, 2: 10}
+    assert counts(startingOffsets='{"/default/orders": {"0": -2, "2": 4}}') == {0: 10, 2: 6}
+    later = '{"/default/orders": {"0": 1, "2": 4102444800000}}'
+    bounds = {"startingOffsetsByTimestamp": later, "endingOffsets": '{"/default/orders": {"0": -1, "2": -1}}'}
+    topic = spark.read.format("danube").options(servers=broker.url, topic=TOPIC, **bounds).load()
+    assert sorted((row.partition, row.offset) for row in topic.collect()) == [
+        (partition, offset) for partition in (0, 1) for offset in range(10)
+    ]
+
+
 def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, broker: Broker, client: BlockingClient) -> None:
     client.create_topic(TOPIC, partitions=3)
     assert batch(spark, broker.url).collect() == []

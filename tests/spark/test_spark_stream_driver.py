@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from spark_broker import Broker, restore_into
 
-from pydanube import BlockingClient, NotFound, Refused, Unavailable, connect_blocking
+from pydanube import BlockingClient, Invalid, NotFound, Refused, Unavailable, connect_blocking
 from pydanube.runtime.clock import ManualClock
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.reading.broker_queries import BrokerQueries
@@ -37,7 +37,7 @@ class Query:
     """Calls a reader as Spark does, in the same order. Its log survives it, as a checkpoint does."""
 
     def __init__(self, url: str, log: list[str] | None = None, **options: str) -> None:
-        self.options = {"servers": url, "topic": TOPIC, **options}
+        self.options = {"servers": url, **({} if "assign" in options else {"topic": TOPIC}), **options}
         self.reader = DanubeStreamReader(ReadOptions.parse(self.options, "stream"))
         self.log = [] if log is None else log
         """The end of every batch, as Spark writes it down before it is read."""
@@ -198,6 +198,57 @@ def test_offsets_per_partition_and_times_are_where_it_begins(broker: Broker, cli
         assert [one[1:] for one in spans(all_of_it.trigger())] == [(0, 9)] * 3
 
 
+def test_times_per_partition_are_where_it_begins(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        publish(client, 5, partition)
+    with client.reader(TOPIC, partition=2, start="earliest") as reader:
+        first = next(iter(reader)).append_time
+    later = int(first.timestamp() * 1000) + 3_600_000
+    times = json.dumps({TOPIC: {"0": 1, "1": later}})
+    with query(broker.url, startingOffsetsByTimestamp=times) as some:
+        assert spans(some.trigger()) == [(0, 0, 5)], "partition 2 has the default, which is latest"
+        for partition in range(3):
+            publish(client, 1, partition)
+        assert spans(some.wait_for(3)) == [(0, 5, 6), (1, 5, 6), (2, 5, 6)]
+
+
+def test_only_assigned_partitions_are_read(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    for partition in range(3):
+        publish(client, 5, partition)
+    with query(broker.url, assign=json.dumps({TOPIC: [0, 2]}), startingOffsets="2") as assigned:
+        assert spans(assigned.trigger()) == [(0, 2, 5), (2, 2, 5)]
+        client.grow_topic(TOPIC, 4)
+        for partition in range(4):
+            publish(client, 1, partition)
+        assert spans(assigned.wait_for(2)) == [(0, 5, 6), (2, 5, 6)]
+        assert assigned.trigger() == []
+        newest = assigned.reader.reportLatestOffset()
+        assert newest is not None and newest["topics"][TOPIC]["offsets"] == [6, 0, 6, 0]
+    again = assigned.again()
+    assert spans(again.replay()) == [(0, 5, 6), (2, 5, 6)]
+    again.reader.stop()
+    fewer = Query(broker.url, assigned.log, assign=json.dumps({TOPIC: [2]}))
+    for call in (fewer.trigger, fewer.replay):
+        with pytest.raises(
+            Invalid, match=r"the checkpoint has read /default/orders\[0\], which the option assign does"
+        ):
+            call()
+    fewer.reader.stop()
+    with (
+        query(broker.url, assign=json.dumps({TOPIC: [4]})) as more,
+        pytest.raises(Invalid, match="option assign names partition 4 of /default/orders, which has 4, counted from 0"),
+    ):
+        more.trigger()
+    named = json.dumps({TOPIC: {"1": 0}})
+    with (
+        query(broker.url, assign=json.dumps({TOPIC: [0]}), startingOffsets=named) as other,
+        pytest.raises(Invalid, match="names partition 1 of /default/orders, which the option assign does not"),
+    ):
+        other.trigger()
+
+
 # -- how far it goes ---------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +261,44 @@ def test_limits_of_a_trigger(broker: Broker, client: BlockingClient) -> None:
         assert spans(limited.trigger()) == [(0, 0, 45), (1, 0, 5)]
         assert spans(limited.trigger()) == [(0, 45, 90), (1, 5, 10)]
         assert limited.trigger() == []
+
+
+def test_a_trigger_waits_for_enough_messages_or_for_its_delay(
+    broker: Broker, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic(TOPIC, partitions=2)
+    publish(client, 3)
+    limits = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "10m"}
+    with query(broker.url, startingOffsets="earliest", **limits) as patient:
+        assert patient.reader.getDefaultReadLimit() == ReadMinRows(10)
+        assert spans(patient.trigger()) == [(0, 0, 3)], "the first batch waits for nothing"
+        publish(client, 5)
+        publish(client, 4, partition=1)
+        assert patient.trigger() == [], "nine messages are too few"
+        publish(client, 1, partition=1)
+        assert spans(patient.wait_for(10)) == [(0, 3, 8), (1, 0, 5)]
+        publish(client, 2)
+        assert patient.trigger() == []
+        all_of_it = patient.reader.latestOffset(json.loads(patient.log[-1]), ReadAllAvailable())
+        assert all_of_it["topics"][TOPIC]["offsets"] == [10, 5], "a trigger that wants everything gets everything"
+        driver = patient.reader._driver
+        monkeypatch.setattr(driver, "_last_batch_at", driver._last_batch_at - 600)
+        assert spans(patient.wait_for(2)) == [(0, 8, 10)], "ten minutes have passed"
+        publish(client, 1)
+    now = patient.again()
+    now.reader.prepareForTriggerAvailableNow()
+    assert spans(now.trigger()) == [(0, 10, 11)], "a query that ends does not wait"
+    now.reader.stop()
+
+
+def test_a_minimum_and_a_maximum_of_a_trigger(broker: Broker, client: BlockingClient) -> None:
+    client.create_topic(TOPIC)
+    publish(client, 25)
+    limits = {"minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "10"}
+    with query(broker.url, startingOffsets="earliest", **limits) as both:
+        assert [sum(one.size for one in both.trigger()) for _ in range(3)] == [10, 10, 0]
+        publish(client, 5)
+        assert sum(one.size for one in both.wait_for(10)) == 10
 
 
 def test_a_stream_goes_on_over_the_gap_of_a_restore(tmp_path: Path) -> None:

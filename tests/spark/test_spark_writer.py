@@ -98,6 +98,22 @@ def test_rows_choose_their_topics_which_are_created(
         assert payloads(client, f"/default/t{number}") == Counter(expected)
 
 
+def test_rows_choose_their_partitions(spark: SparkSession, broker: Broker, client: pydanube.BlockingClient) -> None:
+    client.create_topic(TOPIC, partitions=3)
+    frame = spark.range(90, numPartitions=2).selectExpr(
+        "string(id) as payload", "string(id) as key", "if(id % 3 = 0, null, int(id % 3)) as partition"
+    )
+    write(frame, broker, topic=TOPIC)
+    partitioner = Partitioner(3)
+    for partition, each in messages(client).items():
+        for message in each:
+            number = int(message.payload)
+            assert partition == (number % 3 or partitioner.of_key(str(number)))
+    assert payloads(client) == Counter(b"%d" % number for number in range(90))
+    with pytest.raises(Exception, match=f"column partition is 3, and {TOPIC} has partitions 0 to 2"):
+        write(frame.selectExpr("payload", "3 as partition"), broker, topic=TOPIC)
+
+
 def test_a_job_that_fails_leaves_nothing_to_be_seen(
     spark: SparkSession, broker: Broker, client: pydanube.BlockingClient
 ) -> None:

@@ -28,6 +28,7 @@ from .planning import (
     OffsetRange,
     TimeLookup,
     check_named_partitions,
+    keep_assigned,
     plan_tasks,
     ranges_between,
     resolve_bounds,
@@ -63,7 +64,7 @@ class DanubeReader(DataSourceReader):
         topics = {*options.topics, *queries.list_matching(options.patterns)}
         if not topics:
             raise NotFound(f"no topic matches {options.topic}")
-        view = queries.view_topics(topics, set(topics) - set(options.topics))
+        view = keep_assigned(queries.view_topics(topics, set(topics) - set(options.topics)), options.assigned)
         now_us = SystemClock().now_us()
         begin = _resolve(queries, options.start or Bounds("startingOffsets", Bound("earliest")), view, now_us)
         end = _resolve(queries, options.end or Bounds("endingOffsets", Bound("latest")), view, now_us)

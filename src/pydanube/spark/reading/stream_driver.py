@@ -29,7 +29,17 @@ from .broker_queries import BrokerQueries
 from .data_loss import LostRange, fail_or_log, lost_of_topics, lost_to_retention
 from .direct_reads import locate_segments
 from .offsets import Offsets, TopicOffsets, TopicView, View
-from .planning import check_named_partitions, limit_batch, plan_tasks, ranges_between, resolve_bounds, time_lookups
+from .planning import (
+    check_assigned,
+    check_named_partitions,
+    count_unread,
+    keep_assigned,
+    limit_batch,
+    plan_tasks,
+    ranges_between,
+    resolve_bounds,
+    time_lookups,
+)
 from .progress import ProgressSubscription
 
 log = get_logger(__name__)
@@ -79,6 +89,8 @@ class StreamDriver:
         self._reached = Offsets()
         """The end of the last batch that Spark asked for."""
         self._other_sources_active = False
+        self._last_batch_at = float("-inf")
+        """When the last batch was begun. The first batch of a run does not wait for `minOffsetsPerTrigger`."""
 
     # -- calls from Spark ----------------------------------------------------------------------------------------------
 
@@ -93,6 +105,8 @@ class StreamDriver:
                 lambda: self._wait_for_new_offsets(start, limit, 0.0 if self._other_sources_active else HOLD_SECONDS)
             )
         self._nothing_new = end is None
+        if end is not None:
+            self._last_batch_at = self._clock.monotonic()
         self._reached = end or start
         if end is None and self._target is not None and self._progress is not None:
             self._progress.wait_until_moved()  # the query ends here, and Spark may not call `stop`
@@ -158,7 +172,7 @@ class StreamDriver:
             readable_end = self._readable_end(start, view)
             self._advance_subscription(start)
             end = self._apply_limit(start, readable_end, limit)
-            if end.topics != start.topics:
+            if end.topics != start.topics and not self._should_wait(start, readable_end, limit):
                 self._subscribe_to_new_topics(start, view)
                 return end
             now = self._clock.monotonic()
@@ -167,8 +181,18 @@ class StreamDriver:
                 return None
             self._connected().pause(pause)
 
+    def _should_wait(self, start: Offsets, end: Offsets, limit: ReadLimit) -> bool:
+        """Return whether there are fewer messages than `minOffsetsPerTrigger` and there is time to wait for more."""
+        options = self._options
+        if not options.min_offsets or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if self._clock.monotonic() >= self._last_batch_at + options.trigger_delay_s:
+            return False
+        return count_unread(start, end, self._view) < options.min_offsets
+
     def _readable_end(self, start: Offsets, view: View) -> Offsets:
         """Return the offsets up to which the stream may read now; losses fail the query or are logged."""
+        check_assigned(start, view)
         losses = lost_of_topics(start, view)
         for name, topic in view.items():
             losses += _lost_before_reading(start, name, topic, self._options.fail_on_data_loss)
@@ -188,7 +212,9 @@ class StreamDriver:
 
     def _plan_batch(self, begin: Offsets, end: Offsets) -> list[InputPartition]:
         options = self._options
-        ranges, losses = ranges_between(begin, end, self._view_for(end))
+        view = self._view_for(end)
+        check_assigned(end, view)
+        ranges, losses = ranges_between(begin, end, view)
         self._handle_losses(losses)
         ranges = locate_segments(ranges, options, self._connected().blocking)
         return list(plan_tasks(ranges, options.min_partitions, options.max_records))
@@ -207,7 +233,8 @@ class StreamDriver:
         if options.patterns and now > self._matched_at + PATTERN_SECONDS:
             self._matching = queries.list_matching(options.patterns)
             self._matched_at = now
-        self._view = queries.view_topics((*options.topics, *self._matching), {*may_be_gone, *self._matching})
+        view = queries.view_topics((*options.topics, *self._matching), {*may_be_gone, *self._matching})
+        self._view = keep_assigned(view, options.assigned)
         self._viewed_at = self._clock.monotonic()
         return self._view
 
@@ -216,7 +243,10 @@ class StreamDriver:
         fresh = self._clock.monotonic() < self._viewed_at + VIEW_SECONDS
         if fresh and all(_covers(self._view, name, one) for name, one in end.topics.items()):
             return self._view
-        return self._connected().view_topics(end.topics, end.topics)
+        view = self._connected().view_topics(end.topics, end.topics)
+        # A checkpoint may have topics that the options do not name any more, which are losses and are left as they are.
+        assigned = {name: self._options.assigned[name] for name in view if name in self._options.assigned}
+        return {**view, **keep_assigned({name: view[name] for name in assigned}, assigned)}
 
     # -- the subscription ----------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -52,7 +53,9 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_offsets:
             return ReadMaxRows(self._options.max_offsets)
-        return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
+        if self._options.max_bytes:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadMinRows(self._options.min_offsets) if self._options.min_offsets else ReadAllAvailable()
 
     @message_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802

@@ -6,6 +6,7 @@
  key           string                optional, null: no key
  attributes    map<string,string>    optional, null: none
  publish_time  timestamp             optional, null: the time of writing
+ partition     int                   optional, null: as the option 'partitionBy' says
 ```
 """
 
@@ -25,6 +26,7 @@ WRITTEN: Final[dict[str, tuple[str, ...]]] = {
     "attributes": ("map<string,string>",),
     "publish_time": ("timestamp",),
     "topic": ("string",),
+    "partition": ("int",),
 }
 """The columns of a message, and the types they may have."""
 

@@ -76,6 +76,11 @@ def _parse_options(options: Mapping[str, str], schema: StructType, overwrite: bo
             "with a batch write in it, which takes rows of any output mode"
         )
     check_written(schema, parsed.topic)
+    if isinstance(parsed.partition_by, int) and "partition" in schema.fieldNames():
+        raise Invalid(
+            f"the partition is given twice: as the option partitionBy ({parsed.partition_by}) and as the column "
+            "'partition': drop one of the two"
+        )
     return parsed
 
 
