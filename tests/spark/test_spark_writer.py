@@ -371,11 +371,11 @@ def test_foreach_batch_publishes_the_rows_of_update_mode(
     def publish(changed: DataFrame, batch_id: int) -> None:
         write(changed.selectExpr("key", "string(count) as payload"), broker, topic=TOPIC, queryId="n", batchId=batch_id)
 
-    files.add(1, 1, 2)
-    files.add(1)
     counted = files.frame().groupBy("key").count().writeStream.outputMode("update").foreachBatch(publish)
-    query = counted.option("checkpointLocation", files.checkpoint).trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    counted = counted.option("checkpointLocation", files.checkpoint).trigger(availableNow=True)
+    for numbers in ((1, 1, 2), (1,)):
+        files.add(*numbers)
+        assert counted.start().awaitTermination(120)
     found = Counter((message.key, message.payload) for message in messages(client)[0])
     assert found == Counter([("1", b"2"), ("2", b"1"), ("1", b"3")])
 
