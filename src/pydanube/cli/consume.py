@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position, datetime_from_micros
-from pydanube.model.topics import SubscriptionDescription
+from pydanube.model.topics import SubscriptionDescription, SubscriptionTypeName
 
 from .message_format import MessageFormat, escaped
 from .options import DELIMITER, DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
@@ -330,7 +330,7 @@ def _source(
     return client.consumer(
         wanted.topic,
         subscription=wanted.subscription,
-        type=kind,
+        type=cast(SubscriptionTypeName, kind),
         start=wanted.start or LATEST,
         name=wanted.name,
         priority=wanted.priority or 0,

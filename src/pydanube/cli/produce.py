@@ -21,6 +21,7 @@ import click
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.topics import AckLevelName
 
 from . import feed, input_lines
 from .input_lines import InputMessages
@@ -57,13 +58,13 @@ class ProduceOptions:
     topic: TopicName
     key: str | None
     attributes: dict[str, str]
-    compression: str
+    compression: Literal["none", "lz4", "zstd"]
     access: Literal["shared", "exclusive"]
     partition: int | None
     deliver_after: float | None
     deliver_at: datetime | None
     partitions: int | None
-    ack_level: str | None
+    ack_level: AckLevelName | None
     non_reliable: bool
 
     @property
