@@ -26,6 +26,7 @@ HOSTS = {
     "semver.org",
     "www.apache.org",
     "apache.org",
+    "example.com",
     "json-schema.org",
     "127.0.0.1",
     "localhost",
