@@ -81,15 +81,17 @@ async def test_what_is_no_request_is_answered_as_a_problem() -> None:
 
 
 async def test_a_broken_body_is_answered_once_and_without_noise(caplog, capsys) -> None:
-    async def started(_request: Request) -> Response:
-        async def parts():
-            yield b"x"
-            await asyncio.Event().wait()
+    class Started:
+        """An application that begins its answer and then waits for the client to leave."""
 
-        return StreamingResponse(parts())
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
     async with open_listener(discarded_bytes_max=1) as there:
-        add_route(there, "/started", started)
+        add_route(there, "/started", Started())
         for path in ("/healthz", "/started"):
             async with await Peer.connect(there) as peer:
                 peer.send("GET", path, b"2\r\nxx\r\n", transfer_encoding="chunked")
