@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker_harness import TOPIC
 from staging_harness import Query, Rows, payloads, quiet, stages_in, staging_broker
-from tiering_harness import Moody
+from tiering_harness import FaultyObjectStore
 
 from pydanube.broker import Broker
 from pydanube.core.access import ANONYMOUS
@@ -44,7 +44,7 @@ class Machine:
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
         self.chance = random.Random(seed)
-        self.objects = Moody()
+        self.objects = FaultyObjectStore()
         self.lives = [Life(f"query {number}") for number in range(2)]
         self.rows = 0
         self.parts = AsyncExitStack()
@@ -71,7 +71,7 @@ class Machine:
     async def step(self) -> None:
         life = self.chance.choice(self.lives)
         acts = [self.stage, self.stage, self.stage, self.commit, self.commit, self.repeat, self.zombie]
-        acts += [self.mood, self.mood, self.restart, self.next_run]
+        acts += [self.change_fault, self.change_fault, self.restart, self.next_run]
         await self.chance.choice(acts)(life)
 
     async def stage(self, life: Life) -> None:
@@ -111,21 +111,21 @@ class Machine:
 
     async def next_run(self, life: Life) -> None:
         if life.unknown is None:
-            self.objects.mood = "fine"
+            self.objects.fault = "none"
             await self.query(life).stage(life.last + 1, {0: [b"never named"]})
             life.over.append(life.run)
             life.run += 1
             await self.query(life).stage(life.last + 1, {0: [b"never named"]})
             life.staged = []
 
-    async def mood(self, _life: Life) -> None:
-        self.objects.mood = self.chance.choice(["fine", "fine", "away", "unreadable", "put and failed"])
+    async def change_fault(self, _life: Life) -> None:
+        self.objects.fault = self.chance.choice(["none", "none", "away", "unreadable", "put and failed"])
 
     async def restart(self, _life: Life) -> None:
         await self.open(crash=self.chance.random() < 0.7)
 
     async def check(self) -> None:
-        self.objects.mood = "fine"
+        self.objects.fault = "none"
         await self.open(crash=False)
         assert self.broker is not None
         for life in self.lives:

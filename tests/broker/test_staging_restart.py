@@ -9,7 +9,7 @@ from broker_harness import TOPIC, BrokerClient
 from metadata_harness import FaultyStore, deletes, puts
 from staging_harness import Query, payloads, quiet, stages_in, staging_broker, until
 from test_failing_disk import FAST_CURE, FailingDisk, until_cured
-from tiering_harness import Moody, upload_all
+from tiering_harness import FaultyObjectStore, upload_all
 
 from pydanube.broker.registry.records import DECISIONS, PENDING
 from pydanube.broker.staging import stage_publisher
@@ -264,14 +264,14 @@ async def arrived_beside(broker) -> bool:
 
 
 async def test_a_topic_with_an_exclusive_producer_gets_what_was_committed_before(tmp_path):
-    objects = Moody()
+    objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
         await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
-        objects.mood = "unreadable"
+        objects.fault = "unreadable"
         await Query(broker).commit(0, stage, wait_ms=0)
         await BrokerClient(broker).producer(access="exclusive")
-        objects.mood = "fine"
+        objects.fault = "none"
         assert await Query(broker).commit(0, stage) == (True, True)
 
 

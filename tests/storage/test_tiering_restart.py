@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from broker_harness import TOPIC, BrokerClient, open_broker
-from tiering_harness import PER_BATCH, SMALL, WAL, door_to, everything, filled, keys, upload_all
+from tiering_harness import PER_BATCH, SMALL, WAL, client_of, everything, filled, keys, upload_all
 
 from pydanube.broker.partitions.ownership import Ownership
 from pydanube.broker.registry.records import deleted_key
@@ -23,7 +23,7 @@ def settings() -> dict:
 
 async def rolled(broker, rounds: int = 3) -> None:
     """Others write until every file that was there before could have gone."""
-    busy = door_to(broker, "busy")
+    busy = client_of(broker, "busy")
     if str(busy.topic) not in await broker.list_topics(ANONYMOUS):
         await busy.create()
     for _ in range(rounds):
@@ -98,7 +98,7 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
             await client.publish(producer, [b"x" * 10_000], sequence=(await client.fetch()).end_offset)
         clock.advance(100)
         await broker.lifetimes.round()
-        busy = door_to(broker, "busy")
+        busy = client_of(broker, "busy")
         await busy.create()
         await broker.policies.set(ANONYMOUS, busy.topic, {"retention_s": 10})
         for round_ in range(5):
