@@ -1,5 +1,7 @@
 """Control entries of a partition's ledgers: state that must survive a trim, a restart or a change of the owner.
 
+`broker.partitions.state_ledger` writes snapshots and deltas, and `broker.partitions.recovery` reads them.
+
 They are MessagePack arrays, so that a later release can append fields and still read these. The first element is the
 format version; a newer one is refused. Times are in microseconds, ranges are [start, end).
 

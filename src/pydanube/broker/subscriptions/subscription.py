@@ -2,7 +2,8 @@
 
 Which consumer gets which message is decided by `core.dispatch`. Consumers that keep up are served from the tail cache
 as soon as a batch is visible. For consumers that are behind, one task at a time reads a stretch of the log within their
-credit.
+credit. Acks, and moves by a seek, change the cursor in memory and are written to the state ledger of the partition,
+from which recovery reads them after a restart.
 """
 
 from __future__ import annotations
