@@ -13,7 +13,7 @@ Snapshot      [1, next offset, [producer, ...], [cursor, ...],           first e
 Delta         [1, [change, ...]]                                         what happened since
 producer      [id, epoch, next sequence, last append time, [[sequence, offset, count], ...]]
 cursor        [subscription id, position, [[start, end], ...]]
-change        [subscription id, kind, [[start, end], ...], generation]   kind 0 acked, 1 moved to start; 0: not told
+change        [subscription id, kind, [[start, end], ...], generation]   kind 0 acked, 1 moved to start; 0: unknown
 ```
 """
 

@@ -102,9 +102,8 @@ class LiveSubscription:
         self._rate: Rate | None = None
         self._timer = Timer(context.clock, context.tasks, self.pump, f"redelivery {context.topic} {name}")
         self._read_ahead: deque[memoryview] = deque()
-        """Stored batches that were read and are not delivered yet ..."""
+        """Stored batches that were read and are not delivered yet, without a gap from `_read_ahead_from` on."""
         self._read_ahead_from = 0
-        """... all that there are from this offset on to the last of them."""
         self._read_task: asyncio.Task[None] | None = None
         self._budget = WorkBudget(self.pump)
         self._ack_batch = AckBatch(self._ack_now)
