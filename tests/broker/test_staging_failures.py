@@ -236,7 +236,7 @@ def metadata() -> FaultyStore:
 
 @pytest.fixture
 async def unused(tmp_path, metadata):
-    """A topic that goes in the next round, unless something is on its way into it."""
+    """Yield a client of a topic that the next round deletes, unless staged messages for it are not published yet."""
     clock = ManualClock()
     objects = MemoryStore(clock=clock)
     async with staging_broker(tmp_path, objects, clock=clock, metadata=metadata) as broker:

@@ -25,7 +25,7 @@ STEPS = 120
 
 @dataclass
 class Life:
-    """What the model knows of one query: its runs, and what was committed under which batch id."""
+    """The model of one query: its runs, and what was committed under each batch id."""
 
     name: str
     run: int = 0
@@ -39,7 +39,7 @@ class Life:
 
 
 class Machine:
-    """One broker after the other on the same directory, and what must be in its partitions."""
+    """Brokers that follow each other on the same directory, and what their partitions must hold."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -83,7 +83,7 @@ class Machine:
         life.staged.append((name, rows))
 
     async def commit(self, life: Life) -> None:
-        """Some of what was staged; whatever may have been committed before is asked for again first."""
+        """Commit some of the stages. A commit that may have happened before is repeated first."""
         if life.unknown is None:
             count = self.chance.randint(0, len(life.staged))
             life.unknown = self.chance.sample(life.staged, count)
@@ -104,7 +104,7 @@ class Machine:
         assert (await self.query(life).commit(batch_id, wait_ms=0)).repeated
 
     async def zombie(self, life: Life) -> None:
-        """A run that is over."""
+        """Let a run that a later one has fenced try to write."""
         if life.over:
             with pytest.raises((StaleEpoch, Unavailable)):
                 await self.query(life, self.chance.choice(life.over[-10:])).write(life.last + 1, {0: [b"zombie"]})

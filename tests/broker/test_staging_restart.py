@@ -25,7 +25,7 @@ from pydanube.storage.tiering.store_ownership import StoreOwner
 
 
 class Hiding(MemoryStore):
-    """A store that cannot read the objects whose names hold `hidden`."""
+    """A store that cannot read objects whose names contain `hidden`."""
 
     hidden = ""
 
@@ -36,7 +36,7 @@ class Hiding(MemoryStore):
 
 
 async def half_published(broker, objects: Hiding) -> Query:
-    """A commit of two stages, of which only the first is in the partition."""
+    """Commit two stages of which only the first is published."""
     query = Query(broker)
     stages = [await query.stage(0, {0: [b"1", b"2", b"3"]}, per_batch=1), await query.stage(0, {0: [b"4", b"5"]})]
     objects.hidden = stages[1]

@@ -330,7 +330,7 @@ async def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path, objects
 
 
 class AskedFor:
-    """Refuses everything, and remembers what was asked."""
+    """An authorizer that refuses everything while it is `on`, and records what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Action, str]] = []
@@ -448,7 +448,7 @@ async def test_segments_that_are_merged_while_they_are_verified_are_not_missed(
 
 
 class Shaky(MemoryStore):
-    """Every fifth read fails, about."""
+    """A store of which, while it is `shaky`, about every fifth read fails."""
 
     chance = random.Random(4)
     shaky = False

@@ -63,7 +63,7 @@ async def test_what_is_uploaded_leaves_the_log_soon_although_no_more_comes(tmp_p
 
 
 class Broken:
-    """A partition with a mistake in it."""
+    """A partition that raises an unexpected exception when the uploader asks what is waiting."""
 
     topic_id, index, segment_bytes = 99, 0, 0
 
@@ -206,7 +206,7 @@ async def test_objects_past_retention_go_although_the_metadata_failed_when_they_
 
 
 async def assert_nothing_is_left(broker, clock: ManualClock, objects: MemoryStore) -> None:
-    """Once a round has looked at it, and the grace is over."""
+    """Run a round of expiration, let the grace period pass, and check that a collection deletes the only object."""
     assert len(await keys(objects)) == 1
     await broker.lifetimes.round()
     clock.advance(SMALL.grace_s)

@@ -32,7 +32,7 @@ def served(directory: Path) -> Iterator[Place]:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """The same environment, with this checkout as the package and `danube` on the path."""
+    """Return the environment of this process, with this checkout as the package and `danube` on the path."""
     commands = directory / "bin"
     commands.mkdir()
     command = commands / "danube"
@@ -46,7 +46,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def _serving(directory: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The native address of a broker process that ends with the block, cleanly."""
+    """Start a broker process and yield its native address; it is stopped at the end of the block."""
     command = [sys.executable, "-m", "pydanube.cli", "serve", "--data-dir", str(directory / "data"), "--port", "0"]
     with (directory / "broker.log").open("w+b") as log:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -23,7 +23,7 @@ from pydanube.storage.wal import LogWriter, NodeIdentity
 
 @asynccontextmanager
 async def broker_over(store: MetadataStore, objects: ObjectStore, directory: Path, clock: Clock):
-    """A broker with a log of its own."""
+    """Open a broker on this metadata and object store, which others may share, with its own log."""
     async with AsyncExitStack() as parts:
         registry = Registry(store, clock)
         await registry.load()

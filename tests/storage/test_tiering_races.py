@@ -20,7 +20,7 @@ AT_ONCE = replace(SMALL, grace_s=0)
 
 
 class Slow(MemoryStore):
-    """Others get their turn in the middle of every call."""
+    """A store that lets other tasks run in the middle of every call."""
 
     async def get(self, key, start=0, end=None):
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def read_on(client: BrokerClient, chance: random.Random, until_offset: int
 
 
 async def crumbled(broker, client: BrokerClient, segments: int) -> None:
-    """A history of batches that were uploaded one by one."""
+    """Make a history of batches that were uploaded one by one."""
     for number in range(segments):
         await filled(client, 1, first=number)
         await upload_all(broker)

@@ -22,7 +22,7 @@ def settings() -> dict:
 
 
 async def rolled(broker, rounds: int = 3) -> None:
-    """Others write until every file that was there before could have gone."""
+    """Publish to other topics until every earlier file of the log could have been released."""
     busy = client_of(broker, "busy")
     if str(busy.topic) not in await broker.list_topics(ANONYMOUS):
         await busy.create()
@@ -115,7 +115,8 @@ async def test_offsets_go_on_although_all_of_it_expired_before_it_was_uploaded(t
 
 
 async def expired_at_once(broker, clock: ManualClock) -> None:
-    """A topic that was written to once: all of it goes, none of it was uploaded, and nothing follows."""
+    """Make a topic whose messages retention drops before they are uploaded, and to which nothing is published
+    afterwards."""
     client = BrokerClient(broker)
     await client.create()
     await broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 10})
