@@ -28,7 +28,6 @@ HOSTS = {
     "apache.org",
     "example.com",
     "json-schema.org",
-HOSTS = {"keepachangelog.com", "semver.org", "www.apache.org", "apache.org", "json-schema.org"} | {
     "127.0.0.1",
     "localhost",
 }

@@ -130,7 +130,7 @@ class ConsumeOptions:
 
     @property
     def bounds(self) -> Bounds:
-        """What is read without a subscription. Whoever asks for an end, and says no start, wants all up to it."""
+        """What is read without a subscription. With an end and without a start, everything up to the end is read."""
         has_end = self.stop_at_end or self.until is not None
         start = self.start or (EARLIEST if has_end else LATEST)
         at_end = self.stop_at_end or (self.until is not None and self.until.kind == "latest")

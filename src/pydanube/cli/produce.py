@@ -289,7 +289,7 @@ async def _check_new_topic(client: Client, wanted: ProduceOptions, first: InputM
     try:
         limit = (await client.policies(wanted.topic.namespace)).effective.message_bytes_max
     except Denied:
-        return  # whoever may publish need not be allowed to see policies
+        return  # a principal that may publish need not have permission to read policies
     longest = max(map(len, first.payloads))
     if limit and longest > limit:
         raise Invalid(

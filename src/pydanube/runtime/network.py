@@ -184,7 +184,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._stop_writing()
 
     def send_now(self, *buffers: Buffer) -> None:
-        """`send`, then `flush`: for urgent data, without waiting for the end of the turn of the loop."""
+        """Send and flush: for urgent data, without waiting for the end of the turn of the loop."""
         if self._closing:
             return
         for buffer in buffers:
@@ -195,7 +195,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._stop_writing()
 
     def send_first(self, *buffers: Buffer) -> None:
-        """`send_now` for the first call in a turn of the loop; later calls in that turn are written together."""
+        """Send at once in the first call of a turn of the loop; the data of later calls in that turn is written
+        together."""
         if self._flush_planned or self._closing:
             self.send(*buffers)
         else:
@@ -211,7 +212,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._flush()
 
     def pause_reading(self) -> None:
-        """No frame reaches the handler until `resume_reading`, not even one that has arrived."""
+        """Pass no frame to the handler until `resume_reading`, not even one that has arrived."""
         if self._reading and not self._closing:
             self._reading = False
             self._transport.pause_reading()
@@ -273,7 +274,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Return when the connection is closed. Cancelling this does not affect the connection."""
+        """Wait until the connection is closed. Cancelling this does not affect the connection."""
         await asyncio.shield(self._lost)
 
     # -- called by the event loop ------------------------------------------------------------------------------------

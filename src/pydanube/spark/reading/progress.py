@@ -5,7 +5,7 @@ the stream has not read. A stream without a checkpoint whose subscription exists
 position.
 
 The subscription is created when Spark has finished the first batch, and not before: Spark ends a failed query without
-a call that could delete the subscription, and one that nobody moves would hold retention for ever.
+a call that could delete the subscription, and a subscription that is never moved would hold retention for ever.
 
 Only Spark's checkpoint decides what is read. So the position is moved in the background, slightly late, by compare and
 set: if something else moved it (a policy, a user, another stream by mistake), that is detected, logged and accepted.
