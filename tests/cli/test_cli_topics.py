@@ -97,7 +97,7 @@ def test_policies_of_stored_messages_are_refused_where_nothing_is_stored(danube,
 def test_what_exists_already_is_described_where_it_differs(danube, topic):
     danube("topics", "create", topic, "--non-reliable")
     again = danube("topics", "create", topic, "--if-not-exists")
-    assert (again.returncode, "plain, non-reliable" in again.stderr) == (0, True)
+    assert (again.returncode, "non-partitioned, non-reliable" in again.stderr) == (0, True)
     assert danube("topics", "create", topic, "--non-reliable", "--if-not-exists").stderr == ""
 
 

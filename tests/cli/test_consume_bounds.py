@@ -35,6 +35,7 @@ def test_exit_ends_on_an_empty_topic_and_on_a_pattern_that_nothing_matches(danub
     danube("topics", "create", topic, "--partitions", "2")
     assert lines(danube, topic, "-e") == []
     assert lines(danube, f"{topic}-none-*", "-e") == []
+    assert danube("consume", f"{topic}-none-*", "-e").stderr == f"no topic matches {topic}-none-*\n"
 
 
 def test_exit_before_the_count_is_no_failure(danube, numbers):
@@ -45,6 +46,12 @@ def test_the_last_messages_of_each_partition(danube, numbers):
     assert lines(danube, numbers, "--last", "2", "-e") == ["08", "09", "18", "19", "28", "29"]
     assert lines(danube, numbers, "--last", "1", "--count", "3") == ["09", "19", "29"]
     assert len(lines(danube, numbers, "--last", "1000", "-e")) == 30
+
+
+def test_an_offset_from_the_end_is_answered_with_last(danube, topic):
+    refused = danube("consume", topic, "--from", "-5", "-e")
+    assert refused.returncode == 2
+    assert "use -5s, -5m or -5h for how long ago, or --last 5 for the last 5 messages" in refused.stderr
 
 
 def test_partitions_can_be_chosen(danube, numbers):

@@ -8,12 +8,14 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 from pydanube.cli import checks, store_check
 from pydanube.cli.app import cli
+from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects import ObjectInfo
 from pydanube.runtime.objects.memory import MemoryStore
 from pydanube.spark import java
@@ -126,6 +128,17 @@ def test_a_store_that_is_not_there_fails_with_a_remedy(monkeypatch: pytest.Monke
     finding = next(finding for finding in report["findings"] if finding["check"] == "object store")
     assert (code, finding["status"]) == (1, "fail")
     assert finding["remedy"]
+
+
+class FailingPut(MemoryStore):
+    async def put(self, *_: object, **__: object) -> NoReturn:
+        raise Unavailable(f"{self.url}: access denied")
+
+
+async def test_the_address_of_a_store_that_fails_is_said_once():
+    store = FailingPut()
+    (finding,) = await store_check.check_store(store)
+    assert finding.detail == f"{store.url}: access denied"
 
 
 class HangingGet(MemoryStore):

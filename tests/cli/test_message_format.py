@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,12 +49,17 @@ def test_a_format_prints_what_it_says(text: str, printed: list[bytes]):
     assert list(MessageFormat.parse(text).render(BATCH)) == printed
 
 
-@pytest.mark.parametrize(
-    ("text", "named"), [("%s %q", "'%q'"), ("50%", "'%'"), (r"\q", r"'\\\\q'"), ("x\\", "is no escape"), ("", "empty")]
-)
+@pytest.mark.parametrize(("text", "named"), [("%s %q", "'%q'"), ("50%", "'%'"), ("x\\", "is no escape"), ("", "empty")])
 def test_what_a_format_does_not_know_is_refused_by_name(text: str, named: str):
     with pytest.raises(Invalid, match=named):
         MessageFormat.parse(text)
+
+
+@pytest.mark.parametrize("parse", [MessageFormat.parse, delimiter])
+def test_an_unknown_escape_is_shown_as_it_was_typed(parse: Callable[[str], object]):
+    with pytest.raises(Invalid) as refused:
+        parse(r"a \q")
+    assert refused.value.message.startswith(r"'\q' in 'a \q' is no escape")
 
 
 def test_delimiters_have_the_same_escapes_and_no_fields():

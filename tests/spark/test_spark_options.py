@@ -60,6 +60,10 @@ def test_topics_subscriptions_and_offsets_have_dots_in_their_names() -> None:
             "option 'kafka.bootstrap.servers' is Kafka's: here it is 'servers'",
         ),
         ({"subscribe": "orders"}, "option 'subscribe' is Kafka's: here it is 'topic'"),
+        (
+            {"subscribepattern": "/default/orders-.*"},
+            "option 'subscribepattern' is Kafka's: here it is 'topic', with a glob such as /default/orders-\\*",
+        ),
         ({**TOPIC, "queryid": "x"}, "option 'queryId' is not for reading"),
         ({**TOPIC, "servers": "http://x"}, "option servers: broker URL"),
         ({**TOPIC, "maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': use a whole number"),

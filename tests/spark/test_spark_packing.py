@@ -279,3 +279,10 @@ def test_a_partition_that_does_not_exist_is_refused(named: int, told: str) -> No
     ]
     with pytest.raises(Invalid, match=told):
         list(packer().packed(iter([arrow(rows)])))
+
+
+def test_rows_that_name_partitions_need_a_partitioned_topic() -> None:
+    rows = [{"payload": b"x", "topic": "/default/one", "partition": 1}]
+    told = "column partition is 1, and /default/one has one partition only: create a topic with more"
+    with pytest.raises(Invalid, match=told):
+        list(packer().packed(iter([arrow(rows)])))

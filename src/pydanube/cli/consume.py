@@ -19,6 +19,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position, datetime_from_micros
 from pydanube.model.topics import SubscriptionDescription, SubscriptionTypeName
 
+from . import values
 from .message_format import MessageFormat, escaped
 from .options import DELIMITER, DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
 from .output import fail, note, payload_json, payload_text
@@ -39,7 +40,18 @@ def _topics(text: str) -> str:
     return text
 
 
+def _start(text: str) -> Position:
+    """Parse the position of --from; a negative number, which kcat and Spark count from the end, is --last here."""
+    try:
+        return values.position(text)
+    except Invalid as error:
+        if not (text[:1] == "-" and text[1:].isdecimal()):
+            raise
+        raise Invalid(f"{error.message}, or --last {text[1:]} for the last {text[1:]} messages") from None
+
+
 TOPICS: Final = Parsed("topic", _topics)
+START: Final = Parsed("position", _start)
 FORMAT: Final = Parsed("format", MessageFormat.parse)
 PREFETCH_MESSAGES: Final = 10_000
 END_POLL_SECONDS: Final = 0.25
@@ -183,8 +195,8 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
 @click.option(
     "--from",
     "start",
-    type=POSITION,
-    help="earliest, latest, an offset, a time, or -10m.  [default: latest; with an end: earliest]",
+    type=START,
+    help="earliest, latest, an offset, a time, or -10m.  [default: latest; without -s and with an end: earliest]",
 )
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="From the last N messages of each partition on.")
 @click.option(
@@ -244,6 +256,8 @@ async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, Ended]:
         end = None
         if wanted.subscription is not None and wanted.stop_at_end:
             end = await BacklogEnd.find(client, wanted.topic, wanted.subscription)
+        if isinstance(source, AllPartitions) and source.finished and not wanted.partitions:
+            note(f"no topic matches {wanted.topic}")
         while not stop.asked and not printer.full:
             batch = await _next_batch(source, stop, wanted.timeout, end)
             if batch is None:

@@ -120,7 +120,7 @@ def _parsed(decode: Callable[[bytes], JsonLine], number: int, line: bytes) -> tu
         parsed = decode(line)
         return parsed.content(), parsed
     except msgspec.ValidationError as error:
-        raise Invalid(f"line {number}: {error}; it is written as 'danube consume --json' prints it") from None
+        raise Invalid(f"line {number}: {error}; use lines as 'danube consume --json' prints them") from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Invalid(f"line {number} is not a JSON object: {error}") from None
     except binascii.Error as error:

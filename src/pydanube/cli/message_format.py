@@ -32,10 +32,13 @@ _ESCAPES: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _PARTS: Final = re.compile(r"(?s)\\x[0-9A-Fa-f]{2}|\\.?|%.?|[^\\%]+")
 
 
-def unescaped(text: str) -> bytes:
-    r"""Return the bytes of a text with escapes such as \n, \0 and \x1f. Raises Invalid for others."""
+def unescaped(text: str, whole: str | None = None) -> bytes:
+    r"""Return the bytes of a text with escapes such as \n, \0 and \x1f.
+
+    Raises Invalid for other escapes; the message shows them in `whole`, which `text` is a part of.
+    """
     return b"".join(
-        _unescape(part, text) if part[0] == "\\" else part.encode("utf-8", "surrogateescape")
+        _unescape(part, whole or text) if part[0] == "\\" else part.encode("utf-8", "surrogateescape")
         for part in _PARTS.findall(text)
     )
 
@@ -51,7 +54,7 @@ def _unescape(part: str, text: str) -> bytes:
     if len(part) == 4:
         return bytes([int(part[2:], 16)])
     if part[1:] not in _ESCAPES:
-        raise Invalid(rf"{part!r} in {text!r} is no escape: there are \n, \r, \t, \0, \\ and \xNN (two hex digits)")
+        raise Invalid(rf"'{part}' in '{text}' is no escape: there are \n, \r, \t, \0, \\ and \xNN (two hex digits)")
     return _ESCAPES[part[1:]]
 
 
@@ -80,7 +83,7 @@ def escaped(rendered: bytes) -> bytes:
 
 def _column(part: str, text: str) -> Column:
     if part[0] != "%" or part == "%%":
-        literal = b"%" if part == "%%" else unescaped(part)
+        literal = b"%" if part == "%%" else unescaped(part, text)
         return lambda batch: repeat(literal, len(batch))
     if part[1:] not in _FIELDS:
         known = " ".join(f"%{one}" for one in _FIELDS)

@@ -323,7 +323,8 @@ def _unknown(name: str, known: Iterable[str], elsewhere: Iterable[str], purpose:
     if (documented := {one.lower(): one for one in elsewhere}.get(name.lower())) is not None:
         return f"option {documented!r} is not for {purpose}: leave it out"
     if (here := KAFKAS.get(name.lower())) in known:
-        return f"option {name!r} is Kafka's: here it is {here!r}"
+        hint = ", with a glob such as /default/orders-*" if name.lower() == "subscribepattern" else ""
+        return f"option {name!r} is Kafka's: here it is {here!r}{hint}"
     spelling = {one.lower(): one for one in known}
     near = get_close_matches(name.lower(), spelling, 1, 0.6)
     hint = f"did you mean {spelling[near[0]]!r}?" if near else f"known are {', '.join(known)}"

@@ -187,7 +187,10 @@ def _named_partitions(
     if len(wrong):
         row = wrong[0]
         topic, partitions = targets[codes[row]]
-        raise Invalid(f"column partition is {named[row]}, and {topic} has partitions 0 to {partitions - 1}")
+        has = f"partitions 0 to {partitions - 1}"
+        if partitions == 1:
+            has = "one partition only: create a topic with more (`danube topics create --partitions`) and write to that"
+        raise Invalid(f"column partition is {named[row]}, and {topic} has {has}")
     return np.where(_valid(column), named, otherwise) if column.null_count else named
 
 
