@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from pydanube.cli.reading import Bounds
+from pydanube.model.gaps import Gaps
+from pydanube.model.topics import PartitionDescription
+
 pytestmark = pytest.mark.process
 
 
@@ -45,6 +49,13 @@ def test_the_last_messages_of_each_partition(danube, numbers):
     assert lines(danube, numbers, "--last", "2", "-e") == ["08", "09", "18", "19", "28", "29"]
     assert lines(danube, numbers, "--last", "1", "--count", "3") == ["09", "19", "29"]
     assert len(lines(danube, numbers, "--last", "1000", "-e")) == 30
+
+
+def test_the_last_messages_are_counted_without_offsets_that_hold_none():
+    gaps = Gaps([(40, 100_000), (100_002, 200_000)])
+    partition = PartitionDescription(0, "", 1, 10, 200_000, 1, 1, missing_offsets=199_958, gaps=gaps)
+    starts = {last: Bounds(last=last).of(partition)[0].value for last in (1, 2, 3, 32, 33, 10**30)}
+    assert starts == {1: 100_001, 2: 100_000, 3: 39, 32: 10, 33: 10, 10**30: 10}
 
 
 def test_partitions_can_be_chosen(danube, numbers):

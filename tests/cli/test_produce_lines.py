@@ -129,7 +129,9 @@ def test_a_line_that_is_no_message_is_named_and_leaves_no_topic(pipe, topic, lin
     assert topic.encode() not in pipe("topics", "list").stdout
 
 
-@pytest.mark.parametrize(("option", "good", "bad"), [("-K:", b"k:v", b"\xff:v"), ("--json-lines", b'{"payload":""}', b"{")])
+@pytest.mark.parametrize(
+    ("option", "good", "bad"), [("-K:", b"k:v", b"\xff:v"), ("--json-lines", b'{"payload":""}', b"{")]
+)
 def test_a_line_is_named_by_its_number_in_a_long_input(pipe, topic, option: str, good: bytes, bad: bytes):
     refused = pipe("produce", topic, option, stdin=b"\n".join([good] * 4_321 + [bad] + [good] * 10))
     assert refused.returncode == 1

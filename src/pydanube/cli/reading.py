@@ -50,7 +50,7 @@ class Bounds:
 
     start: Position = LATEST
     last: int | None = None
-    """Begin so many offsets before the end; `start` does not count then."""
+    """Begin so many messages before the end; `start` does not count then."""
     until: Position | None = None
     """Stop before this offset or time."""
     stop_at_end: bool = False
@@ -66,7 +66,8 @@ class Bounds:
         """Return where to begin in a partition, and where to stop (None: nowhere)."""
         start, end = self.start, self.until
         if self.last is not None:
-            start = Position("offset", max(partition.start_offset, partition.end_offset - self.last))
+            first = partition.gaps.back(partition.end_offset, self.last)
+            start = Position("offset", max(partition.start_offset, first))
         if self.stop_at_end and (end is None or end.kind == "offset"):
             stop = partition.end_offset if end is None else min(end.value, partition.end_offset)
             end = Position("offset", stop)
