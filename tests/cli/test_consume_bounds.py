@@ -105,6 +105,20 @@ def test_a_subscription_exits_at_its_end_although_nothing_is_acked(danube, numbe
     assert len(lines(danube, numbers, *options)) == 30
 
 
+def test_a_subscription_does_not_wait_for_keys_that_its_filter_refuses(danube, topic):
+    for key in ("a", "b"):
+        danube("produce", topic, "-k", key, "-m", key)
+    options = ["-s", "s", "--type", "key-shared", "-e", "--from", "earliest"]
+    assert lines(danube, topic, *options, "--key-filter", "a*") == ["a"]
+    assert lines(danube, topic, *options) == ["b"]
+
+
+def test_a_subscription_does_not_wait_for_messages_that_are_delayed(danube, topic):
+    danube("produce", topic, "-m", "later", "--deliver-after", "1h")
+    danube("produce", topic, "-m", "now")
+    assert lines(danube, topic, "-s", "s", "--type", "shared", "-e", "--from", "earliest") == ["now"]
+
+
 def test_a_new_subscription_that_starts_at_the_end_says_so(danube, numbers):
     done = danube("consume", numbers, "-s", "new", "-e")
     assert (done.returncode, done.stdout) == (0, "")
