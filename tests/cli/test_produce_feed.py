@@ -42,6 +42,25 @@ async def test_lines_of_a_file(tmp_path: Path, text: bytes, lines: list[bytes]):
     assert await flat(feed.file_lines(tmp_path / "f", None)) == lines
 
 
+@pytest.mark.parametrize("read_bytes", [1, 2, 3, 7])
+@pytest.mark.parametrize("delimiter", [b"\r\n", b"aa", b"aba"])
+async def test_a_delimiter_of_several_bytes_may_arrive_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delimiter: bytes, read_bytes: int
+):
+    monkeypatch.setattr(feed, "READ_BYTES", read_bytes)
+    text = b"aba\r\r\nabaaa\n\r\naaaab\r\nabab\r"
+    (tmp_path / "f").write_bytes(text)
+    assert await flat(feed.file_lines(tmp_path / "f", None, feed.LineFormat(delimiter))) == text.split(delimiter)
+
+
+async def test_a_long_line_in_many_pieces_is_searched_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Searched again with every piece, this line would take minutes."""
+    monkeypatch.setattr(feed, "READ_BYTES", 64)
+    (tmp_path / "f").write_bytes(b"x" * 8_000_000 + b"\nend")
+    found = await flat(feed.file_lines(tmp_path / "f", None))
+    assert list(map(len, found)) == [8_000_000, 3]
+
+
 @given(
     lines=st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b)),
     pieces=st.integers(1, 7),

@@ -48,11 +48,15 @@ LINES: Final = LineFormat()
 async def lines(descriptor: int, count: int | None, form: LineFormat = LINES) -> AsyncIterator[list[bytes]]:
     """Yield lines without line ends, to the end of the input or `count` lines. If cancelled, no read stays pending."""
     left = count
-    rest, before = b"", 0
+    rest, before = bytearray(), 0
     while left is None or left > 0:
         data = await _read(descriptor)
-        whole = (rest + data).split(form.delimiter)
-        rest = whole.pop() if data else b""
+        searched = max(0, len(rest) + 1 - len(form.delimiter))
+        rest += data
+        whole: list[bytes] = []
+        if not data or rest.find(form.delimiter, searched) >= 0:  # else a long line goes on: it is searched only once
+            whole = bytes(rest).split(form.delimiter)
+            rest = bytearray(whole.pop() if data else b"")
         if not data and whole == [b""]:
             return
         if len(rest) > form.bytes_max:

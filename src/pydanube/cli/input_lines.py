@@ -16,10 +16,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from pydanube.client.producing.message_intake import attributes_size, checked_payload
+from pydanube.client.producing.message_intake import attributes_size, checked_payload, delivery_time_us
 from pydanube.client.producing.partitioning import encoded_key
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
+from pydanube.runtime.clock import SystemClock
 
 JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_MAX
 """The longest line of JSON: a payload of control characters, each written as \\u0000, takes six times its bytes."""
@@ -47,6 +48,14 @@ class InputMessages:
                 encoded_key(key)
         for attributes in self.attributes or ():
             attributes_size(attributes)
+        for _, deliver_at in self.times:
+            if deliver_at is not None:
+                delivery_time_us(deliver_at, None, SystemClock())
+
+    @property
+    def delayed(self) -> bool:
+        """Whether a message has a delivery time of its own."""
+        return any(deliver_at is not None for _, deliver_at in self.times)
 
 
 async def plain(source: AsyncIterator[list[bytes]]) -> AsyncIterator[InputMessages]:
@@ -64,7 +73,7 @@ async def keyed(source: AsyncIterator[list[bytes]], delimiter: bytes) -> AsyncIt
     async for lines in source:
         payloads: list[bytes] = []
         keys: list[str | None] = []
-        for number, line in zip(numbers, lines, strict=False):
+        for line, number in zip(lines, numbers, strict=False):
             before, found, after = line.partition(delimiter)
             payloads.append(after if found else line)
             keys.append(_key(number, before) if found and before else None)
@@ -98,7 +107,7 @@ class JsonLine(msgspec.Struct, forbid_unknown_fields=True):
     def content(self) -> bytes:
         if self.payload_encoding == "utf-8":
             return self.payload.encode()
-        return base64.b64decode(self.payload, validate=True)
+        return base64.b64decode(self.payload.encode(), validate=True)
 
 
 async def from_json(source: AsyncIterator[list[bytes]]) -> AsyncIterator[InputMessages]:
@@ -106,7 +115,7 @@ async def from_json(source: AsyncIterator[list[bytes]]) -> AsyncIterator[InputMe
     decode = msgspec.json.Decoder(JsonLine).decode
     numbers = count(1)
     async for lines in source:
-        found = [_parsed(decode, number, line) for number, line in zip(numbers, lines, strict=False) if line.strip()]
+        found = [_parsed(decode, number, line) for line, number in zip(lines, numbers, strict=False) if line.strip()]
         yield InputMessages(
             [payload for payload, _ in found],
             [line.key for _, line in found],
