@@ -40,7 +40,7 @@ def tracked() -> list[Path]:
     if listed.returncode == 0 and listed.stdout:
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]
     else:
-        folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks")]
+        folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "deploy")]
         paths = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
     return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
 

@@ -436,12 +436,16 @@ async def test_a_store_that_is_away_stops_manifests_and_nothing_else(tmp_path: P
         client = BrokerClient(broker)
         await client.create()
         assert not await broker.tiers.manifests.write_if_due()
+        assert broker.describe(ANONYMOUS).state == (
+            "manifests, which a restore needs, cannot be written: no route to the store"
+        )
         await client.publish(await client.producer(), [b"x"])
         objects.away = False
         assert not await broker.tiers.manifests.write_if_due(), "not at once again"
         clock.advance(5)
         assert await broker.tiers.manifests.write_if_due()
         assert broker.tiers.manifests.failure is None
+        assert broker.describe(ANONYMOUS).state == "ok"
 
 
 async def test_the_gap_of_a_restore_does_not_count_as_waiting(tmp_path: Path, objects: ObjectStore):

@@ -14,6 +14,22 @@ import pytest
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("topics", "delete", "/default/no-such-topic"),
+        ("namespaces", "delete", "no-such-namespace"),
+        ("subscriptions", "delete", "/default/no-such-topic", "s"),
+    ],
+)
+def test_deleting_what_does_not_exist_does_not_advise_to_create_it(danube, words: tuple[str, ...]):
+    refused = danube(*words, "--yes")
+    assert refused.returncode == 1
+    assert "does not exist" in refused.stderr
+    assert "create" not in refused.stderr
+    assert " list` shows those that do" in refused.stderr
+
+
 def answer(done) -> object:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -47,6 +47,26 @@ def test_a_port_in_use_is_a_warning_with_a_remedy():
     assert "--port 0" in finding.remedy
 
 
+def test_it_looks_at_what_is_configured(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "danube.toml").write_text(
+            f'[server]\nport = {port}\nhttp_port = 0\n[log]\ndirectory = "{tmp_path}/log"\n'
+        )
+        code, output = doctor("--json", "--no-sync", "--config", str(tmp_path / "danube.toml"))
+    found = {finding["detail"].partition(":")[0]: finding for finding in json.loads(output)["findings"]}
+    assert (code, found["native"]["check"], found["native"]["status"]) == (0, f"port {port}", "warn")
+    assert "in use" in found["native"]["detail"]
+    assert (found["http"]["check"], found["http"]["status"]) == ("port 0", "ok")
+    assert str(tmp_path) in next(one["detail"] for one in found.values() if one["check"] == "disk space")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nohost.invalid"])
+def test_a_host_that_is_not_here_fails(host: str):
+    finding = checks.port("native", 0, host)
+    assert (finding.status, "server.host" in finding.remedy) == ("fail", True)
+
+
 def test_a_full_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(checks, "DISK_FREE_FAIL", 1 << 62)
     code, output = doctor("--no-sync", "--json", "--data-dir", str(tmp_path))

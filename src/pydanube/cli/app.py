@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "inspect": ("inspect:inspect", "Look into stored files without a broker."),
     "config": ("config:config", "Show and check the configuration."),
     "doctor": ("doctor:doctor", "Check whether this machine is ready for a broker."),
+    "completion": ("completion:completion", "Print the script that completes commands in a shell."),
     "bench": ("bench.command:bench", "Measure throughput and latency, with baselines and an integrity check."),
 }
 

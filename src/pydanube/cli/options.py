@@ -12,7 +12,7 @@ import click
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
 
-from . import values
+from . import message_format, values
 from .streams import is_terminal
 
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
@@ -61,6 +61,7 @@ POSITION: Final = Parsed("position", values.position)
 ATTRIBUTE: Final = Parsed("name=value", _attribute)
 PLACE: Final = Parsed("partition:offset", values.place)
 DURATION: Final = Parsed("seconds", values.duration)
+DELIMITER: Final = Parsed("text", message_format.delimiter)
 MOMENT: Final = Parsed("time", values.moment)
 POLICY: Final = Parsed("name=value", values.policy)
 POLICY_NAME: Final = Parsed("name", values.policy_name)

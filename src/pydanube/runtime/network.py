@@ -499,6 +499,18 @@ async def open_server(
     return server
 
 
+async def check_free(host: str, port: int) -> None:
+    """Raise the OSError that listening on `host` and `port` would raise. Nothing listens on return."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
+
+
 def address_of(server: asyncio.Server) -> tuple[str, int]:
     """Return host and port on which a server listens (the first, if there are several)."""
     host, port = server.sockets[0].getsockname()[:2]

@@ -187,7 +187,7 @@ class Subscriptions:
     async def _remove(
         self, topic: TopicName, subscription: str, prepare: Callable[[SubscriptionRecord], None] | None = None
     ) -> None:
-        topic_id = self._registry.topic(topic).topic_id
+        topic_id = self._registry.topic(topic, to_delete=True).topic_id
         await self._registry.delete_subscription(topic, subscription, prepare)
         gone = NotFound(f"subscription {subscription!r} on {topic} was deleted")
         for partition in self._partitions.open_of(topic_id):

@@ -380,6 +380,8 @@ class ObjectStorage:
             first = next(iter(unreadable.values())).error.message
             others = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
             return f"a partition cannot be uploaded: {first}{others}"
+        if self.manifests.failure is not None:
+            return f"manifests, which a restore needs, cannot be written: {self.manifests.failure.message}"
         return ""
 
     async def forget_topic(self, topic_id: int) -> None:
