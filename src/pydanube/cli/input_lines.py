@@ -34,11 +34,13 @@ class InputMessages:
     times: list[tuple[datetime | None, datetime | None]] = field(default_factory=list)
     """The publish time and the delivery time of each message, where its line may tell them."""
     numbers: Sequence[int] = ()
-    """The line of each message; empty: they are not lines."""
+    """The line of each message, or its number if there are no lines."""
+    unit: Literal["line", "message"] = "line"
+    """What the numbers count."""
 
     def place(self, row: int) -> str:
         """Return where the message was read, for an error."""
-        return f"line {self.numbers[row]}" if self.numbers else "the message"
+        return f"{self.unit} {self.numbers[row]}"
 
     def without_empty(self) -> InputMessages:
         """Return the messages that have a payload or a key."""
@@ -51,7 +53,8 @@ class InputMessages:
             self.keys and [self.keys[row] for row in kept],
             self.attributes and [self.attributes[row] for row in kept],
             self.times and [self.times[row] for row in kept],
-            self.numbers and [self.numbers[row] for row in kept],
+            [self.numbers[row] for row in kept],
+            self.unit,
         )
 
     def __len__(self) -> int:
@@ -68,11 +71,13 @@ class InputMessages:
             attributes_size(attributes)
 
 
-async def plain(source: AsyncIterator[list[bytes]]) -> AsyncIterator[InputMessages]:
-    """Yield messages without keys."""
+async def plain(
+    source: AsyncIterator[list[bytes]], unit: Literal["line", "message"] = "line"
+) -> AsyncIterator[InputMessages]:
+    """Yield messages without keys; `unit` is what errors call each of them."""
     begin = 1
     async for payloads in source:
-        yield InputMessages(payloads, numbers=range(begin, begin + len(payloads)))
+        yield InputMessages(payloads, numbers=range(begin, begin + len(payloads)), unit=unit)
         begin += len(payloads)
 
 

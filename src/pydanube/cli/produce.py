@@ -211,7 +211,8 @@ def produce(
     if rate is not None:
         source = feed.at_rate(source, rate)
     wanted = ProduceOptions(attributes=dict(attributes), **given)
-    parsed = _parsed(source, key_delimiter, json_lines, encoded=wanted.schema is not None)
+    are_lines = not messages and not whole
+    parsed = _parsed(source, key_delimiter, json_lines, encoded=wanted.schema is not None, are_lines=are_lines)
     told = with_client(url, lambda client: _publish(client, wanted, parsed))
     if as_json:
         emit_json(told)
@@ -240,11 +241,13 @@ def _line_bytes_max(key_delimiter: bytes | None, json_lines: bool) -> int:
 
 
 def _parsed(
-    source: AsyncIterator[list[bytes]], key_delimiter: bytes | None, json_lines: bool, *, encoded: bool
+    source: AsyncIterator[list[bytes]], key_delimiter: bytes | None, json_lines: bool, *, encoded: bool, are_lines: bool
 ) -> AsyncIterator[InputMessages]:
     if json_lines:
         return input_lines.from_json(source, encoded=encoded)
-    return input_lines.plain(source) if key_delimiter is None else input_lines.keyed(source, key_delimiter)
+    if key_delimiter is not None:
+        return input_lines.keyed(source, key_delimiter)
+    return input_lines.plain(source, "line" if are_lines else "message")
 
 
 def _source(
