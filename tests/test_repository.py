@@ -21,7 +21,16 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pydanube"
 MODULES = sorted((ROOT / "src").rglob("*.py"))
 
-HOSTS = {"keepachangelog.com", "semver.org", "www.apache.org", "apache.org", "127.0.0.1", "localhost"}
+HOSTS = {
+    "keepachangelog.com",
+    "semver.org",
+    "www.apache.org",
+    "apache.org",
+    "example.com",
+    "json-schema.org",
+    "127.0.0.1",
+    "localhost",
+}
 """Whom our pages and programs may point at: anybody can reach them."""
 
 THIS_MACHINE = ["/" + "work/", "/" + "root/", "/" + "opt/wheels", "/home/" + "runner"]

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -53,8 +53,6 @@ from .storage.wal import LogWriter, MetadataStamp, RecoveredLog, WalSettings
 if TYPE_CHECKING:
     from .gateway.http import HttpServer, HttpSettings
 
-T = TypeVar("T")
-
 log = get_logger(__name__)
 
 DEFAULT_NODE: Final = "broker-1"
@@ -88,6 +86,20 @@ DRAIN_SECONDS: Final = 10.0
 
 HTTP_DRAIN_SECONDS_MIN: Final = 1.0
 """How long HTTP requests get at least, when native clients needed all of that time."""
+
+
+class Listener(NamedTuple):
+    """How a listener is called, in the settings and on the command line."""
+
+    name: str
+    setting: str
+    option: str
+
+
+NATIVE: Final = Listener("native", "port", "--port")
+HTTP: Final = Listener("HTTP", "http_port", "--http-port")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +177,8 @@ class Server:
 
     async def _open(self) -> None:
         settings, clock, disk = self._settings, self._components.clock, self._components.disk
-        await self._check_ports()  # before the data directory is touched
+        for listener in (NATIVE, HTTP) if settings.server.http else (NATIVE,):
+            await self._on_port(listener, check_free)  # before the data directory is touched
         node = settings.server.name or DEFAULT_NODE
         directory = DataDirectory.open(disk, settings.server.data_dir, cluster=None, node=node)
         self._parts.callback(directory.close)
@@ -213,38 +226,31 @@ class Server:
     async def _open_listeners(self, broker: Broker, tasks: Tasks) -> str:
         """Open the listeners, the native one last: who can connect there finds everything open. Return its host."""
         settings, clock = self._settings, self._components.clock
-        server, reserved = settings.server, 0
-        if server.http:
+        reserved = 0
+        if settings.server.http:
             from .gateway.http import HttpServer  # imports a web framework: only where it is used
 
             places = _http_places(settings)
             reserved = places.connections + 3 * places.at_once
             self._http = HttpServer(broker, _http_settings(settings, places), clock, tasks)
-            self.http_address = await self._start("HTTP", "http_port", self._http.start)
+            self.http_address = await self._on_port(HTTP, self._http.start)
         self._native = NativeServer(broker, _native_settings(settings, reserved), clock, tasks)
-        self.native_address = await self._start("native", "port", self._native.start)
+        self.native_address = await self._on_port(NATIVE, self._native.start)
         return self.native_address[0]
 
-    async def _check_ports(self) -> None:
-        """Raise what starting the listeners would raise because of their addresses."""
-        if self._settings.server.http:
-            await self._start("HTTP", "http_port", check_free)
-        await self._start("native", "port", check_free)
-
-    async def _start(self, listener: str, setting: str, start: Callable[[str, int], Awaitable[T]]) -> T:
-        """Call `start` with the host and port of a listener. Raises Refused, with the setting and the option for
-        another port, if it is taken."""
-        host, port = self._settings.server.host, getattr(self._settings.server, setting)
+    async def _on_port(self, listener: Listener, act: Callable[[str, int], Awaitable[T]]) -> T:
+        """Call `act` with host and port of a listener. Raises Refused, with the way to another port, if it is taken."""
+        host, port = self._settings.server.host, getattr(self._settings.server, listener.setting)
         try:
-            return await start(host, port)
+            return await act(host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            source = self._settings.sources.get(f"server.{setting}", "default")
+            key = f"server.{listener.setting}"
+            source = self._settings.sources.get(key, "default")
             raise Refused(
-                f"{_bracketed(host)}:{port} is taken, perhaps by another broker: it is server.{setting} ({source}); "
-                f"choose another port for the {listener} listener with --{setting.replace('_', '-')} (0 takes a free "
-                f"one)"
+                f"{_bracketed(host)}:{port} is taken, perhaps by another broker: it is {key} ({source}), for the "
+                f"{listener.name} listener; choose another with {listener.option} (0 takes a free one)"
             ) from None
 
     def _advertised_address(self) -> str:

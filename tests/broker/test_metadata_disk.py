@@ -11,7 +11,7 @@ from pydanube.settings import Settings
 
 
 class SmallDisk(OsDisk):
-    """A disk of which a test says how much of it is free."""
+    """A disk whose free space the test chooses."""
 
     def __init__(self) -> None:
         self.free = METADATA_FREE_BYTES_MIN - 1

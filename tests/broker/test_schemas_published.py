@@ -12,7 +12,7 @@ from staging_harness import payloads as staged_payloads
 
 from pydanube.broker.schemas import validation
 from pydanube.broker.schemas.records import VERSIONS
-from pydanube.codec.batch import Batch, Codec
+from pydanube.codec.batch import Batch, Codec, encode
 from pydanube.core.access import ANONYMOUS
 from pydanube.model.errors import Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.failure import FailurePolicy, Poison
@@ -442,6 +442,21 @@ async def test_a_bug_of_a_library_fails_its_batch_and_no_other(client, monkeypat
         await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
     monkeypatch.setattr(validation.BatchCheck, "step", step)
     await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
+
+
+async def test_an_answer_that_raises_does_not_stop_the_batches_behind(client):
+    await bind(client)
+    producer = await client.producer()
+    batch = encode(
+        [b"x"], publish_times=1, producer_id=producer.producer_id, producer_epoch=0, schema_id=1, schema_version=1
+    )
+
+    def done(result):
+        raise ZeroDivisionError
+
+    client.broker.publish(ANONYMOUS, producer, memoryview(batch), done)
+    await client.publish(producer, [b"1"], schema_id=1, schema_version=1)
+    assert await payloads(client) == [b"1"]
 
 
 async def test_a_topic_without_a_binding_has_no_intake(client):

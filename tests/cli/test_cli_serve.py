@@ -147,7 +147,8 @@ def test_a_port_that_is_taken_says_whose_it_is_and_how_to_choose_another(tmp_pat
         )
     assert ended.returncode == 1
     assert f"127.0.0.1:{port} is taken" in ended.stderr
-    assert f"another port for the {listener} listener with {option} (0 takes a free one)" in ended.stderr
+    assert f"for the {listener} listener; choose another with {option} (0 takes a free one)" in ended.stderr
+    assert not (tmp_path / "d").exists()
     assert "Traceback" not in ended.stderr
 
 

@@ -228,7 +228,7 @@ def test_two_threads_may_close_a_client_and_what_is_queued_is_published(url: str
 
 
 def make_producers(client: BlockingClient) -> None:
-    """Until it is being closed."""
+    """Make producers until that raises, because the client is being closed."""
     for _ in range(1_000_000):
         client.producer(TOPIC)
 

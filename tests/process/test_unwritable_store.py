@@ -18,7 +18,7 @@ CAP_DAC_OVERRIDE = 1
 
 
 def obey_permissions() -> None:
-    """Even root may not write then what its mode forbids; for anybody else it is so anyway."""
+    """Let the broker obey file permissions, also if the tests run as root."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 

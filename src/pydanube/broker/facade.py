@@ -177,7 +177,7 @@ class Broker:
             version=__version__,
             node=self._settings.node,
             cluster=self._settings.cluster,
-            state=next(iter(self.write_problems()), self._lesser_problem() or "ok"),
+            state=self._state(),
             topics=len(self._registry.topics()),
             started_at=self._started_at,
         )
@@ -191,9 +191,11 @@ class Broker:
         problems = [] if refusing is None else [f"read-only: {refusing}"]
         return problems if unwritable is None else [*problems, f"metadata cannot be written: {unwritable}"]
 
-    def _lesser_problem(self) -> str:
-        """Return what is wrong although the broker can store what it is sent; empty while nothing is."""
-        return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "")
+    def _state(self) -> str:
+        """Return "ok", or the most serious of the broker's problems."""
+        for problem in self.write_problems():
+            return problem
+        return self._metadata_trouble() or (self.tiers.trouble if self.tiers is not None else "") or "ok"
 
     @property
     def staging(self) -> Staging:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import EARLIEST, LATEST, Position, datetime_from_micros
-from pydanube.model.topics import SubscriptionDescription
+from pydanube.model.topics import SubscriptionDescription, SubscriptionTypeName
 
 from .message_format import MessageFormat, escaped
 from .options import DELIMITER, DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
@@ -134,7 +134,7 @@ class ConsumeOptions:
 
     @property
     def bounds(self) -> Bounds:
-        """What is read without a subscription. Whoever asks for an end, and says no start, wants all up to it."""
+        """What is read without a subscription. With an end and without a start, everything up to the end is read."""
         has_end = self.stop_at_end or self.until is not None
         start = self.start or (EARLIEST if has_end else LATEST)
         at_end = self.stop_at_end or (self.until is not None and self.until.kind == "latest")
@@ -343,7 +343,7 @@ def _source(
     return client.consumer(
         wanted.topic,
         subscription=wanted.subscription,
-        type=kind,
+        type=cast(SubscriptionTypeName, kind),
         start=wanted.start or LATEST,
         name=wanted.name,
         priority=wanted.priority or 0,

@@ -61,7 +61,9 @@ def _findings(data_dir: Path | None, path: Path | None, *, measure: bool) -> Ite
     if measure:
         yield checks.sync_speed(log_directory)
     server = settings.server
-    ports = {"native": server.port, "grpc": server.grpc_port, "admin": server.admin_port, "http": server.http_port}
+    ports = {"native": server.port, "grpc": server.grpc_port, "admin": server.admin_port}
+    if server.http:
+        ports["http"] = server.http_port
     for listener, number in ports.items():
         yield checks.port(listener, number, server.host)
     storage = settings.storage

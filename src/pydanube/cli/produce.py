@@ -21,6 +21,7 @@ import click
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
+from pydanube.model.topics import AckLevelName
 
 from . import feed, input_lines
 from .input_lines import InputMessages
@@ -45,6 +46,7 @@ from .values import SchemaName
 
 if TYPE_CHECKING:
     from pydanube.client import Client, Producer
+    from pydanube.client.producing.partitioning import PartitionBy
     from pydanube.model.schemas import SchemaVersion
 
 SENDS_IN_FLIGHT: Final = 16
@@ -61,13 +63,13 @@ class ProduceOptions:
     topic: TopicName
     key: str | None
     attributes: dict[str, str]
-    compression: str
+    compression: Literal["none", "lz4", "zstd"]
     access: Literal["shared", "exclusive"]
     partition: int | None
     deliver_after: float | None
     deliver_at: datetime | None
     partitions: int | None
-    ack_level: str | None
+    ack_level: AckLevelName | None
     non_reliable: bool
     schema: SchemaName | None
 
@@ -315,7 +317,7 @@ async def _check_new_topic(client: Client, wanted: ProduceOptions, first: InputM
     try:
         limit = (await client.policies(wanted.topic.namespace)).effective.message_bytes_max
     except Denied:
-        return  # whoever may publish need not be allowed to see policies
+        return  # a principal that may publish need not have permission to read policies
     longest = max(map(len, first.payloads))
     if limit and longest > limit:
         raise Invalid(
@@ -359,7 +361,7 @@ def _producer(client: Client, wanted: ProduceOptions, schema: SchemaVersion | No
         schema=(0, 0) if schema is None else (schema.schema_id, schema.version),
         subject="" if schema is None else schema.subject,
     )
-    partition_by = "key" if wanted.partition is None else wanted.partition
+    partition_by: PartitionBy = "key" if wanted.partition is None else wanted.partition
     return client._keep(Producer(client._brokers, str(wanted.topic), settings, True, partition_by))
 
 

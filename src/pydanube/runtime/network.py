@@ -184,7 +184,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._stop_writing()
 
     def send_now(self, *buffers: Buffer) -> None:
-        """`send`, then `flush`: for urgent data, without waiting for the end of the turn of the loop."""
+        """Send and flush: for urgent data, without waiting for the end of the turn of the loop."""
         if self._closing:
             return
         for buffer in buffers:
@@ -195,7 +195,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._stop_writing()
 
     def send_first(self, *buffers: Buffer) -> None:
-        """`send_now` for the first call in a turn of the loop; later calls in that turn are written together."""
+        """Send at once in the first call of a turn of the loop; the data of later calls in that turn is written
+        together."""
         if self._flush_planned or self._closing:
             self.send(*buffers)
         else:
@@ -211,7 +212,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._flush()
 
     def pause_reading(self) -> None:
-        """No frame reaches the handler until `resume_reading`, not even one that has arrived."""
+        """Pass no frame to the handler until `resume_reading`, not even one that has arrived."""
         if self._reading and not self._closing:
             self._reading = False
             self._transport.pause_reading()
@@ -231,6 +232,10 @@ class FramedConnection(asyncio.BufferedProtocol):
         ended = select.poll()
         ended.register(self._descriptor, _HUNG_UP)
         return bool(ended.poll(0))
+
+    def unread(self, bytes_max: int) -> bytes:
+        """Return a copy of the first bytes that have arrived and were not passed on, at most `bytes_max`."""
+        return bytes(self._chunk[self._start : min(self._end, self._start + bytes_max)])
 
     def release_idle_memory(self) -> None:
         """Free the receive chunk if it is empty. For connections that have been idle for a while."""
@@ -269,7 +274,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Return when the connection is closed. Cancelling this does not affect the connection."""
+        """Wait until the connection is closed. Cancelling this does not affect the connection."""
         await asyncio.shield(self._lost)
 
     # -- called by the event loop ------------------------------------------------------------------------------------
@@ -316,12 +321,14 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._closing = True
         self._descriptor = -1
         self._drop_outgoing()
-        self._drop_received()
         if self._linger is not None:
             self._linger.cancel()
         if not self._lost.done():
             self._lost.set_result(None)
-        self._handler.connection_lost(self._error or exc)
+        try:
+            self._handler.connection_lost(self._error or exc)
+        finally:
+            self._drop_received()
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 

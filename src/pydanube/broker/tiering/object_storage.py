@@ -158,12 +158,12 @@ class ObjectStorage:
         self.collector = GarbageCollector(objects, self.catalog, clock, grace_us, self._is_in_progress)
 
     def open_partition(
-        self, ownership: Ownership, past: PartitionHistory, remembered_max: int, partition: StoredPartition
+        self, ownership: Ownership, history: PartitionHistory, remembered_max: int, partition: StoredPartition
     ) -> TieredPartition:
         """Upload what this partition stores from now on."""
         topic_id = ownership.topic_id
         tiered = TieredPartition(
-            topic_id, partition, ownership, past, self.catalog, self._writer, self._clock, remembered_max
+            topic_id, partition, ownership, history, self.catalog, self._writer, self._clock, remembered_max
         )
         self.partitions[topic_id, partition.index] = tiered
         return tiered
