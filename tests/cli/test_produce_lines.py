@@ -184,3 +184,16 @@ def test_an_empty_input_creates_no_topic_unless_asked(pipe, topic):
 def test_options_of_lines_that_contradict_others_are_wrong_usage(pipe, topic, options: list[str], named: str):
     refused = pipe("produce", topic, *options)
     assert (refused.returncode, named in refused.stderr.decode()) == (2, True), refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "wrong"),
+    [
+        (["--json-lines"], b'{"payload": "x"}\n', b"{\n"),
+        (["-K", ":"], b"k:x\n", b"\xff:x\n"),
+    ],
+)
+def test_the_line_is_the_right_one_far_into_the_input(pipe, topic, options: list[str], good: bytes, wrong: bytes):
+    refused = pipe("produce", topic, *options, stdin=good * 3499 + wrong)
+    assert refused.returncode == 1
+    assert b"line 3500" in refused.stderr
