@@ -48,6 +48,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         ("danube consume /default/t --exi", {"--exit"}),
         ("danube consume /default/t --type ", {"exclusive", "shared", "failover", "key-shared"}),
         ("danube completion ", {"bash", "zsh", "fish"}),
+        ("danube cosnume cons", {"consume"}),
     ],
 )
 def test_bash_completes_what_was_typed(tmp_path: Path, typed: str, offered: set[str]):

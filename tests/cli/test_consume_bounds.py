@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from pydanube.cli.reading import Bounds
+from pydanube.model.gaps import Gaps
+from pydanube.model.topics import PartitionDescription
+
 pytestmark = pytest.mark.process
 
 
@@ -45,6 +49,13 @@ def test_the_last_messages_of_each_partition(danube, numbers):
     assert lines(danube, numbers, "--last", "2", "-e") == ["08", "09", "18", "19", "28", "29"]
     assert lines(danube, numbers, "--last", "1", "--count", "3") == ["09", "19", "29"]
     assert len(lines(danube, numbers, "--last", "1000", "-e")) == 30
+
+
+def test_the_last_messages_are_counted_without_offsets_that_hold_none():
+    gaps = Gaps([(40, 100_000), (100_002, 200_000)])
+    partition = PartitionDescription(0, "", 1, 10, 200_000, 1, 1, missing_offsets=199_958, gaps=gaps)
+    starts = {last: Bounds(last=last).of(partition)[0].value for last in (1, 2, 3, 32, 33, 10**30)}
+    assert starts == {1: 100_001, 2: 100_000, 3: 39, 32: 10, 33: 10, 10**30: 10}
 
 
 def test_partitions_can_be_chosen(danube, numbers):
@@ -92,6 +103,20 @@ def test_a_subscription_exits_at_its_end_although_nothing_is_acked(danube, numbe
     options = ["-s", "s", "--type", kind, "-e", "--from", "earliest", "--no-ack"]
     assert len(lines(danube, numbers, *options)) == 30
     assert len(lines(danube, numbers, *options)) == 30
+
+
+def test_a_subscription_does_not_wait_for_keys_that_its_filter_refuses(danube, topic):
+    for key in ("a", "b"):
+        danube("produce", topic, "-k", key, "-m", key)
+    options = ["-s", "s", "--type", "key-shared", "-e", "--from", "earliest"]
+    assert lines(danube, topic, *options, "--key-filter", "a*") == ["a"]
+    assert lines(danube, topic, *options) == ["b"]
+
+
+def test_a_subscription_does_not_wait_for_messages_that_are_delayed(danube, topic):
+    danube("produce", topic, "-m", "later", "--deliver-after", "1h")
+    danube("produce", topic, "-m", "now")
+    assert lines(danube, topic, "-s", "s", "--type", "shared", "-e", "--from", "earliest") == ["now"]
 
 
 def test_a_new_subscription_that_starts_at_the_end_says_so(danube, numbers):

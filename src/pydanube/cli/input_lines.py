@@ -15,10 +15,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from pydanube.client.producing.message_intake import attributes_size, checked_payload
+from pydanube.client.producing.message_intake import attributes_size, checked_payload, delivery_time_us
 from pydanube.client.producing.partitioning import encoded_key
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import MESSAGE_BYTES_MAX
+from pydanube.runtime.clock import SystemClock
 
 JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_MAX
 """The longest line of JSON: a payload of control characters, each written as \\u0000, takes six times its bytes."""
@@ -69,6 +70,14 @@ class InputMessages:
                 encoded_key(key)
         for attributes in self.attributes or ():
             attributes_size(attributes)
+        for _, deliver_at in self.times:
+            if deliver_at is not None:
+                delivery_time_us(deliver_at, None, SystemClock())
+
+    @property
+    def delayed(self) -> bool:
+        """Whether a message has a delivery time of its own."""
+        return any(deliver_at is not None for _, deliver_at in self.times)
 
 
 async def plain(
@@ -134,7 +143,7 @@ class JsonLine(msgspec.Struct, forbid_unknown_fields=True):
             text = msgspec.json.decode(self.payload, type=str)
         except msgspec.ValidationError as error:
             raise msgspec.ValidationError(f"{error} - at `$.payload`") from None
-        return text.encode() if self.payload_encoding == "utf-8" else base64.b64decode(text, validate=True)
+        return text.encode() if self.payload_encoding == "utf-8" else base64.b64decode(text.encode(), validate=True)
 
 
 async def from_json(source: AsyncIterator[list[bytes]], *, encoded: bool = False) -> AsyncIterator[InputMessages]:

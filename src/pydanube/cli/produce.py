@@ -86,15 +86,16 @@ class ProduceOptions:
         InputMessages([], [self.key], [self.attributes]).check()
         delivery_time_us(self.deliver_at, self.deliver_after, SystemClock())
 
-    def check_new_topic(self) -> None:
-        """Raise Invalid for options that the topic, if this command creates it, could not fulfil."""
+    def check_new_topic(self, first: InputMessages) -> None:
+        """Raise Invalid for what the topic, if this command creates it, could not fulfil."""
         count = self.partitions or 1
         if self.partition is not None and self.partition >= count:
             raise Invalid(
                 f"{self.topic} does not exist, and would be created without partition {self.partition}: "
                 f"it would have {count}, counted from 0; --partitions gives it more"
             )
-        if self.non_reliable and (self.deliver_at is not None or self.deliver_after is not None):
+        delayed = self.deliver_at is not None or self.deliver_after is not None or first.delayed
+        if self.non_reliable and delayed:
             raise Invalid("a non-reliable topic keeps nothing, and cannot deliver it later: leave out --non-reliable")
 
 
@@ -313,7 +314,7 @@ async def _check_new_topic(client: Client, wanted: ProduceOptions, first: InputM
         await client.count_partitions(str(wanted.topic))
         return
     except NotFound:
-        wanted.check_new_topic()
+        wanted.check_new_topic(first)
     try:
         limit = (await client.policies(wanted.topic.namespace)).effective.message_bytes_max
     except Denied:

@@ -50,7 +50,7 @@ class Bounds:
 
     start: Position = LATEST
     last: int | None = None
-    """Begin so many offsets before the end; `start` does not count then."""
+    """Begin so many messages before the end; `start` does not count then."""
     until: Position | None = None
     """Stop before this offset or time."""
     stop_at_end: bool = False
@@ -66,7 +66,8 @@ class Bounds:
         """Return where to begin in a partition, and where to stop (None: nowhere)."""
         start, end = self.start, self.until
         if self.last is not None:
-            start = Position("offset", max(partition.start_offset, partition.end_offset - self.last))
+            first = partition.gaps.back(partition.end_offset, self.last)
+            start = Position("offset", max(partition.start_offset, first))
         if self.stop_at_end and (end is None or end.kind == "offset"):
             stop = partition.end_offset if end is None else min(end.value, partition.end_offset)
             end = Position("offset", stop)
@@ -228,7 +229,8 @@ class BacklogEnd:
     """Finds out when a subscription has delivered everything that was stored when its consumer began.
 
     A subscription that keeps the order of its messages is done with a partition when the last of them came. Any other
-    is done when the broker has no message left that was not delivered: some go to other consumers.
+    is done when the broker has no message left that was not delivered: some go to other consumers. Messages that no
+    consumer's key filter accepts, and those whose delivery time is to come, are not waited for.
     """
 
     def __init__(self, client: Client, subscription: str, ends: dict[Place, int], in_order: bool) -> None:
@@ -273,7 +275,18 @@ class BacklogEnd:
                 done.update(place for place in self._ends if place[0] == topic)
             else:
                 done.update(self._delivered(found))
+                if not done.issuperset(place for place in self._ends if place[0] == topic):
+                    done.update(await self._exhausted(topic))
         return done.issuperset(self._ends)
+
+    async def _exhausted(self, topic: str) -> set[Place]:
+        """Return the partitions whose messages are all delivered, delayed, or accepted by no consumer."""
+        return {
+            (topic, partition.index)
+            for partition in (await self._client.topic_statistics(topic)).partitions
+            for one in partition.subscriptions
+            if one.name == self._subscription and one.backlog <= one.unacked + one.delayed + one.unmatched
+        }
 
     def _delivered(self, found: SubscriptionDescription) -> set[Place]:
         return {
