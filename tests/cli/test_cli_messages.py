@@ -39,6 +39,7 @@ def test_json_tells_everything_about_a_message(danube, topic):
     assert set(message) == {
         "topic", "partition", "offset", "key", "payload", "payload_encoding", "attributes",
         "publish_time", "append_time", "producer", "deliver_at", "redeliveries", "failure_reason",
+        "schema_id", "schema_version",
     }  # fmt: skip
     assert message["topic"] == topic
     assert (message["partition"], message["offset"], message["redeliveries"]) == (0, 0, 0)

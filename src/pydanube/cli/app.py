@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "consume": ("consume:consume", "Receive messages from a topic."),
     "topics": ("topics:topics", "Create, grow, list, describe, measure and delete topics."),
     "subscriptions": ("subscriptions:subscriptions", "Create, list, describe, move and delete subscriptions."),
+    "schemas": ("schemas:schemas", "Register, read, compare and delete schemas, and bind topics to them."),
     "dlq": ("dlq:dlq", "List, show, redrive and drop dead letters."),
     "top": ("top:top", "Watch topics and subscriptions: rates, backlogs, redeliveries."),
     "namespaces": ("namespaces:namespaces", "Create, list, describe and delete namespaces."),

@@ -7,7 +7,7 @@ redelivered. On Ctrl-C the acks are flushed first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -24,6 +24,7 @@ from .message_format import MessageFormat, escaped
 from .options import DELIMITER, DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
 from .output import fail, note, payload_json, payload_text
 from .reading import AllPartitions, BacklogEnd, Bounds, is_pattern, topics_of
+from .schema_payloads import DecodedBatch, PayloadDecoder
 from .session import Stop, with_client
 from .streams import is_terminal, need_stdout
 
@@ -78,6 +79,7 @@ class ConsumeOptions:
     count: int | None
     as_json: bool
     raw: bool
+    decode: bool
     format_: MessageFormat | None
     delimiter: bytes | None
     timeout: float | None
@@ -137,6 +139,8 @@ class ConsumeOptions:
         given = [name for name, value in forms.items() if value]
         if len(given) > 1:
             raise click.UsageError(f"{given[0]} and {given[1]} exclude each other")
+        if self.decode and self.raw:
+            raise click.UsageError("--decode and --raw exclude each other: --raw writes payloads as they were sent")
         if self.delimiter is not None and given and given != ["--raw"]:
             raise click.UsageError(f"--delimiter is for text and --raw: {given[0]} says itself where a message ends")
 
@@ -169,6 +173,7 @@ danube consume /default/orders --from -1h --until -10m
 danube consume /default/orders -e --format '%p:%o %T %k %s\\n'
 danube consume /default/images --last 1 -e --raw > cat.jpg  exactly the bytes that were published
 danube consume /default/orders -e --json | danube produce /default/copy --json-lines
+danube consume /default/orders --last 5 -e --decode         Avro and Protobuf as JSON, by the schemas of the registry
 danube consume /default/orders -s debug --no-ack            look, and leave everything to come again
 danube consume /default/orders -s workers --type shared     run several: each gets a part
 danube consume /default/orders -s hot --type failover --name standby --priority 2
@@ -209,6 +214,7 @@ danube consume /default/orders -s debug --count 1 --nack --reason 'no stock'   l
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with everything about the message.")
 @click.option("--raw", is_flag=True, help="Exactly the bytes of the payloads, with nothing between them but -D.")
+@click.option("--decode", is_flag=True, help="Payloads as JSON, by the schema of each; without one: as they are.")
 @click.option("-f", "--format", "format_", type=FORMAT, help="Print each message like this; see above.")
 @click.option(
     "-D", "--delimiter", type=DELIMITER, help=r"What follows each payload.  [default: \n; with --raw: nothing]"
@@ -231,6 +237,11 @@ def consume(url: str, **given: Any) -> None:
     remembers its place; --from counts only when that creates the subscription. Without -s nothing is remembered. A time
     without a zone is UTC. Ctrl-C is the usual end: exit code 0.
 
+    --decode prints payloads that were published with a schema ('danube schemas') as JSON, one a line. With --json the
+    payload is that value, payload_encoding is json, and subject names the schema; 'produce --json-lines --schema'
+    publishes it again. A payload without a schema, or one that does not fit its schema, stays as it is; the latter is
+    told on stderr.
+
     A --format is written as for kcat; it ends with a newline only if it says so:
 
     \b
@@ -252,6 +263,7 @@ async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, Ended]:
     """Print messages until the end; return how many, and why it ended."""
     stop = Stop()
     printer = Printer(wanted)
+    decoder = PayloadDecoder(client) if wanted.decode else None
     async with _source(client, wanted, await _existing(client, wanted)) as source:
         end = None
         if wanted.subscription is not None and wanted.stop_at_end:
@@ -262,7 +274,8 @@ async def _consume(client: Client, wanted: ConsumeOptions) -> tuple[int, Ended]:
             batch = await _next_batch(source, stop, wanted.timeout, end)
             if batch is None:
                 break
-            printed = printer.show(batch)
+            printed = printer.cut(batch)
+            printer.write(printed, None if decoder is None else await decoder.decode(printed))
             if end is not None:
                 end.note(printed)
             if isinstance(source, AllPartitions) or wanted.no_ack:
@@ -358,10 +371,10 @@ class Printer:
     """Writes messages to stdout, at most `count`."""
 
     def __init__(self, wanted: ConsumeOptions) -> None:
+        self._wanted = wanted
         self._left = wanted.count
         self._terminal = is_terminal(sys.stdout)
         self._delimiter = wanted.delimiter if wanted.delimiter is not None else b"" if wanted.raw else b"\n"
-        self._rendered = self._renderer(wanted)
         self._encode = msgspec.json.Encoder().encode
         self.printed = 0
 
@@ -369,38 +382,33 @@ class Printer:
     def full(self) -> bool:
         return self._left == 0
 
-    def show(self, batch: ReceivedBatch) -> ReceivedBatch:
-        """Write the batch, cut to the count that is left, and return what was written."""
-        if self._left is not None and len(batch) > self._left:
-            batch = batch.part(0, self._left)
-        sys.stdout.buffer.write(b"".join(self._rendered(batch)))
+    def cut(self, batch: ReceivedBatch) -> ReceivedBatch:
+        """Return the part of a batch that is printed: what is left of the count."""
+        return batch.part(0, self._left) if self._left is not None and len(batch) > self._left else batch
+
+    def write(self, batch: ReceivedBatch, decoded: DecodedBatch | None = None) -> None:
+        """Write the batch, which `cut` returned."""
+        payloads: Sequence[bytes] = batch.payloads
+        if decoded is not None:
+            texts = zip(payloads, decoded.texts, strict=True)
+            payloads = [payload if text is None else text for payload, text in texts]
+        rows = self._as_json(batch, decoded) if self._wanted.as_json else self._rendered(batch, payloads)
+        sys.stdout.buffer.write(b"".join(rows))
         sys.stdout.buffer.flush()
         self.printed += len(batch)
         if self._left is not None:
             self._left -= len(batch)
-        return batch
 
-    def _renderer(self, wanted: ConsumeOptions) -> Callable[[ReceivedBatch], Iterable[bytes]]:
-        """Return the function that makes the output of a batch."""
-        if wanted.as_json:
-            return self._as_json
-        if wanted.raw:
-            return self._as_bytes
-        if wanted.format_ is None:
-            return self._as_text
-        render = wanted.format_.render
-        return (lambda batch: map(escaped, render(batch))) if self._terminal else render
+    def _rendered(self, batch: ReceivedBatch, payloads: Sequence[bytes]) -> Iterable[bytes]:
+        """Return the output of a batch as text, as bytes or in a format."""
+        if self._wanted.raw:
+            return (payload + self._delimiter for payload in payloads)
+        if self._wanted.format_ is None:
+            return (payload_text(one, terminal=self._terminal).encode() + self._delimiter for one in payloads)
+        rendered = self._wanted.format_.render(batch, payloads)
+        return map(escaped, rendered) if self._terminal else rendered
 
-    def _as_text(self, batch: ReceivedBatch) -> Iterator[bytes]:
-        for payload in batch.payloads:
-            yield payload_text(payload, terminal=self._terminal).encode() + self._delimiter
-
-    def _as_bytes(self, batch: ReceivedBatch) -> Iterator[bytes]:
-        for payload in batch.payloads:
-            yield payload
-            yield self._delimiter
-
-    def _as_json(self, batch: ReceivedBatch) -> Iterator[bytes]:
+    def _as_json(self, batch: ReceivedBatch, decoded: DecodedBatch | None) -> Iterator[bytes]:
         """Yield one JSON line per message, from columns: values that repeat are converted once."""
         producer = batch.producer
         times: dict[int, str] = {}
@@ -416,7 +424,13 @@ class Printer:
             offset, key, content, attributes, micros = row
             if micros not in times:
                 times[micros] = datetime_from_micros(micros).isoformat()
+            payload: str | msgspec.Raw
             payload, encoding = payload_json(content)
+            subject = {}
+            if decoded is not None:
+                subject = {"subject": decoded.subjects[place]}
+                if (text := decoded.texts[place]) is not None:
+                    payload, encoding = msgspec.Raw(text), "json"
             due = batch.deliver_at_at(place)
             yield (
                 self._encode(
@@ -434,6 +448,9 @@ class Printer:
                         "deliver_at": due.isoformat() if due is not None else None,
                         "redeliveries": redeliveries,
                         "failure_reason": reason,
+                        "schema_id": batch.schema_id,
+                        "schema_version": batch.schema_version,
+                        **subject,
                     }
                 )
                 + b"\n"

@@ -1,17 +1,16 @@
 """Makes messages of the lines that `danube produce` reads: payloads, keys before a delimiter, or JSON objects.
 
-A JSON line has the fields that `danube consume --json` prints, so that its output can be published as it is. Errors
-name the line.
+A JSON line has the fields that `danube consume --json` prints, so that its output can be published as it is; with
+`--decode`, its payload is a JSON value. Errors name the line.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import count
 from typing import Final, Literal
 
 import msgspec
@@ -35,6 +34,29 @@ class InputMessages:
     attributes: list[dict[str, str]] | None = None
     times: list[tuple[datetime | None, datetime | None]] = field(default_factory=list)
     """The publish time and the delivery time of each message, where its line may tell them."""
+    numbers: Sequence[int] = ()
+    """The line of each message, or its number if there are no lines."""
+    unit: Literal["line", "message"] = "line"
+    """What the numbers count."""
+
+    def place(self, row: int) -> str:
+        """Return where the message was read, for an error."""
+        return f"{self.unit} {self.numbers[row]}"
+
+    def without_empty(self) -> InputMessages:
+        """Return the messages that have a payload or a key."""
+        keys = self.keys or [None] * len(self)
+        kept = [row for row, payload in enumerate(self.payloads) if payload.strip() or keys[row] is not None]
+        if len(kept) == len(self):
+            return self
+        return InputMessages(
+            [self.payloads[row] for row in kept],
+            self.keys and [self.keys[row] for row in kept],
+            self.attributes and [self.attributes[row] for row in kept],
+            self.times and [self.times[row] for row in kept],
+            [self.numbers[row] for row in kept],
+            self.unit,
+        )
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -58,10 +80,14 @@ class InputMessages:
         return any(deliver_at is not None for _, deliver_at in self.times)
 
 
-async def plain(source: AsyncIterator[list[bytes]]) -> AsyncIterator[InputMessages]:
-    """Yield messages without keys."""
+async def plain(
+    source: AsyncIterator[list[bytes]], unit: Literal["line", "message"] = "line"
+) -> AsyncIterator[InputMessages]:
+    """Yield messages without keys; `unit` is what errors call each of them."""
+    begin = 1
     async for payloads in source:
-        yield InputMessages(payloads)
+        yield InputMessages(payloads, numbers=range(begin, begin + len(payloads)), unit=unit)
+        begin += len(payloads)
 
 
 async def keyed(source: AsyncIterator[list[bytes]], delimiter: bytes) -> AsyncIterator[InputMessages]:
@@ -69,15 +95,17 @@ async def keyed(source: AsyncIterator[list[bytes]], delimiter: bytes) -> AsyncIt
 
     A line without a delimiter, and one that begins with it, has no key.
     """
-    numbers = count(1)
+    begin = 1
     async for lines in source:
         payloads: list[bytes] = []
         keys: list[str | None] = []
-        for line, number in zip(lines, numbers, strict=False):
+        numbers = range(begin, begin + len(lines))
+        for number, line in zip(numbers, lines, strict=True):
             before, found, after = line.partition(delimiter)
             payloads.append(after if found else line)
             keys.append(_key(number, before) if found and before else None)
-        yield InputMessages(payloads, keys)
+        yield InputMessages(payloads, keys, numbers=numbers)
+        begin += len(lines)
 
 
 def _key(number: int, text: bytes) -> str:
@@ -90,8 +118,8 @@ def _key(number: int, text: bytes) -> str:
 class JsonLine(msgspec.Struct, forbid_unknown_fields=True):
     """A line of `consume --json`. What the broker gives a message is read, and not sent."""
 
-    payload: str
-    payload_encoding: Literal["utf-8", "base64"] = "utf-8"
+    payload: msgspec.Raw
+    payload_encoding: Literal["utf-8", "base64", "json"] = "utf-8"
     key: str | None = None
     attributes: dict[str, str] = {}
     publish_time: datetime | None = None
@@ -103,30 +131,49 @@ class JsonLine(msgspec.Struct, forbid_unknown_fields=True):
     producer: str = ""
     redeliveries: int = 0
     failure_reason: str | None = None
+    schema_id: int = 0
+    schema_version: int = 0
+    subject: str | None = None
 
     def content(self) -> bytes:
-        if self.payload_encoding == "utf-8":
-            return self.payload.encode()
-        return base64.b64decode(self.payload.encode(), validate=True)
+        """Return the payload; a value of JSON as its text."""
+        if self.payload_encoding == "json":
+            return bytes(self.payload)
+        try:
+            text = msgspec.json.decode(self.payload, type=str)
+        except msgspec.ValidationError as error:
+            raise msgspec.ValidationError(f"{error} - at `$.payload`") from None
+        return text.encode() if self.payload_encoding == "utf-8" else base64.b64decode(text.encode(), validate=True)
 
 
-async def from_json(source: AsyncIterator[list[bytes]]) -> AsyncIterator[InputMessages]:
-    """Yield messages of lines that are JSON objects. Empty lines are passed over."""
+async def from_json(source: AsyncIterator[list[bytes]], *, encoded: bool = False) -> AsyncIterator[InputMessages]:
+    """Yield messages of lines that are JSON objects. Empty lines are passed over.
+
+    With `encoded`, payloads will be encoded with a schema, and are texts or values of JSON; else they are sent as they
+    are.
+    """
     decode = msgspec.json.Decoder(JsonLine).decode
-    numbers = count(1)
+    begin = 1
     async for lines in source:
-        found = [_parsed(decode, number, line) for line, number in zip(lines, numbers, strict=False) if line.strip()]
+        numbers = [number for number, line in enumerate(lines, begin) if line.strip()]
+        found = [_parsed(decode, number, lines[number - begin], encoded) for number in numbers]
+        begin += len(lines)
         yield InputMessages(
             [payload for payload, _ in found],
             [line.key for _, line in found],
             [line.attributes for _, line in found],
             [(line.publish_time, line.deliver_at) for _, line in found],
+            numbers,
         )
 
 
-def _parsed(decode: Callable[[bytes], JsonLine], number: int, line: bytes) -> tuple[bytes, JsonLine]:
+def _parsed(decode: Callable[[bytes], JsonLine], number: int, line: bytes, encoded: bool) -> tuple[bytes, JsonLine]:
     try:
         parsed = decode(line)
+        if parsed.payload_encoding == "json" and not encoded:
+            raise Invalid(f"line {number}: its payload was decoded with a schema; --schema encodes it again")
+        if parsed.payload_encoding == "base64" and encoded:
+            raise Invalid(f"line {number}: its payload is base64, and --schema takes JSON, as --decode prints it")
         return parsed.content(), parsed
     except msgspec.ValidationError as error:
         raise Invalid(f"line {number}: {error}; use lines as 'danube consume --json' prints them") from None

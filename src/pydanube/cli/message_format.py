@@ -14,7 +14,7 @@ Everything else after a % or a backslash is refused by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
@@ -25,8 +25,8 @@ from .output import payload_text
 if TYPE_CHECKING:
     from pydanube.client import ReceivedBatch
 
-Column = Callable[["ReceivedBatch"], Iterable[bytes]]
-"""Returns the text of one field for every message of a batch."""
+Column = Callable[["ReceivedBatch", Sequence[bytes]], Iterable[bytes]]
+"""Returns the text of one field for every message of a batch, which is given with the payloads to print."""
 
 _ESCAPES: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _PARTS: Final = re.compile(r"(?s)\\x[0-9A-Fa-f]{2}|\\.?|%.?|[^\\%]+")
@@ -64,9 +64,10 @@ class MessageFormat:
     def __init__(self, text: str) -> None:
         self._columns = [_column(part, text) for part in _PARTS.findall(text)]
 
-    def render(self, batch: ReceivedBatch) -> Iterator[bytes]:
-        """Yield the bytes of each message."""
-        return map(b"".join, zip(*(column(batch) for column in self._columns), strict=True))
+    def render(self, batch: ReceivedBatch, payloads: Sequence[bytes] | None = None) -> Iterator[bytes]:
+        """Yield the bytes of each message. `payloads` takes the place of the batch's own."""
+        printed = batch.payloads if payloads is None else payloads
+        return map(b"".join, zip(*(column(batch, printed) for column in self._columns), strict=True))
 
     @classmethod
     def parse(cls, text: str) -> MessageFormat:
@@ -84,34 +85,34 @@ def escaped(rendered: bytes) -> bytes:
 def _column(part: str, text: str) -> Column:
     if part[0] != "%" or part == "%%":
         literal = b"%" if part == "%%" else unescaped(part, text)
-        return lambda batch: repeat(literal, len(batch))
+        return lambda batch, _: repeat(literal, len(batch))
     if part[1:] not in _FIELDS:
         known = " ".join(f"%{one}" for one in _FIELDS)
         raise Invalid(f"{part!r} in {text!r} is no field of a message: there are {known} and %%")
     return _FIELDS[part[1:]]
 
 
-def _keys(batch: ReceivedBatch) -> Iterator[bytes]:
+def _keys(batch: ReceivedBatch, _: Sequence[bytes]) -> Iterator[bytes]:
     return ((key or "").encode() for key in batch.keys)
 
 
-def _key_lengths(batch: ReceivedBatch) -> Iterator[bytes]:
+def _key_lengths(batch: ReceivedBatch, _: Sequence[bytes]) -> Iterator[bytes]:
     return (b"-1" if key is None else b"%d" % len(key.encode()) for key in batch.keys)
 
 
-def _attributes(batch: ReceivedBatch) -> Iterator[bytes]:
+def _attributes(batch: ReceivedBatch, _: Sequence[bytes]) -> Iterator[bytes]:
     return (",".join(f"{name}={value}" for name, value in one.items()).encode() for one in batch.attributes)
 
 
 _FIELDS: Final[dict[str, Column]] = {
-    "s": lambda batch: batch.payloads,
-    "S": lambda batch: (b"%d" % len(payload) for payload in batch.payloads),
-    "R": lambda batch: (len(payload).to_bytes(4, "big") for payload in batch.payloads),
+    "s": lambda _, payloads: payloads,
+    "S": lambda _, payloads: (b"%d" % len(payload) for payload in payloads),
+    "R": lambda _, payloads: (len(payload).to_bytes(4, "big") for payload in payloads),
     "k": _keys,
     "K": _key_lengths,
-    "t": lambda batch: repeat(batch.topic.encode(), len(batch)),
-    "p": lambda batch: repeat(b"%d" % batch.partition, len(batch)),
-    "o": lambda batch: (b"%d" % offset for offset in batch.offsets.tolist()),
-    "T": lambda batch: (b"%d" % (micros // 1000) for micros in batch.publish_times_us.tolist()),
+    "t": lambda batch, _: repeat(batch.topic.encode(), len(batch)),
+    "p": lambda batch, _: repeat(b"%d" % batch.partition, len(batch)),
+    "o": lambda batch, _: (b"%d" % offset for offset in batch.offsets.tolist()),
+    "T": lambda batch, _: (b"%d" % (micros // 1000) for micros in batch.publish_times_us.tolist()),
     "h": _attributes,
 }

@@ -43,6 +43,8 @@ def record(message: Message) -> dict[str, Any]:
         "deliver_at": _iso(message.deliver_at),
         "redeliveries": message.redeliveries,
         "failure_reason": message.failure_reason,
+        "schema_id": message.schema_id,
+        "schema_version": message.schema_version,
     }
 
 

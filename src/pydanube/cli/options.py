@@ -11,6 +11,7 @@ import click
 
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.model.schemas import parse_subject
 from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
 from . import message_format, values
@@ -62,6 +63,10 @@ PLACE: Final = Parsed("partition:offset", values.place)
 DURATION: Final = Parsed("seconds", values.duration)
 DELIMITER: Final = Parsed("text", message_format.delimiter)
 MOMENT: Final = Parsed("time", values.moment)
+SUBJECT: Final = Parsed("subject", parse_subject)
+SCHEMA: Final = Parsed("subject:version", values.SchemaName.parse)
+REFERENCE: Final = Parsed("name=subject:version", values.schema_reference)
+VERSION: Final = Parsed("version", values.schema_version)
 POLICY: Final = Parsed("name=value", values.policy)
 POLICY_NAME: Final = Parsed("name", values.policy_name)
 ACK_LEVEL: Final = click.Choice(["durable", "written", "memory"])

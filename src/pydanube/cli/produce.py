@@ -32,17 +32,22 @@ from .options import (
     DELIMITER,
     DURATION,
     MOMENT,
+    SCHEMA,
     TOPIC,
     examples,
     json_option,
     url_option,
 )
 from .output import emit_json, note, number, size
+from .schema_payloads import PayloadEncoder
 from .session import with_client
 from .streams import is_terminal
+from .values import SchemaName
 
 if TYPE_CHECKING:
     from pydanube.client import Client, Producer
+    from pydanube.client.producing.partitioning import PartitionBy
+    from pydanube.model.schemas import SchemaVersion
 
 SENDS_IN_FLIGHT: Final = 16
 SEND_SECONDS: Final = 30.0
@@ -66,6 +71,7 @@ class ProduceOptions:
     partitions: int | None
     ack_level: AckLevelName | None
     non_reliable: bool
+    schema: SchemaName | None
 
     @property
     def create(self) -> bool:
@@ -116,6 +122,9 @@ danube produce /default/prices --non-reliable --count 100 -m 42   creates it wit
 danube produce /default/mails -m 'remember me' --deliver-after 10m
 danube produce /default/mails -m 'happy new year' --deliver-at 2027-01-01T00:00:00Z
 danube produce /default/ledger --access exclusive --partition 0 -m entry
+danube produce /default/orders --schema orders --file orders.jsonl   lines of JSON, encoded to Avro or Protobuf
+danube produce /default/orders --schema orders:2 -m '{"id": 1}'      with version 2 of the subject
+danube produce /default/orders --schema orders -k user-1 -m ''       a tombstone
 """
     )
 )
@@ -155,6 +164,12 @@ danube produce /default/ledger --access exclusive --partition 0 -m entry
 @click.option("--partitions", type=click.IntRange(min=0), help="Create the topic with so many if it does not exist.")
 @click.option("--ack-level", type=ACK_LEVEL, help="Create the topic with this level if it does not exist.")
 @click.option("--non-reliable", is_flag=True, help="Create the topic without storage if it does not exist.")
+@click.option(
+    "--schema",
+    type=SCHEMA,
+    metavar="SUBJECT[:VERSION]",
+    help="Payloads are JSON: encode them with this schema.  [default version: the latest]",
+)
 @click.option("--compression", type=COMPRESSION, default="none", show_default=True, help="Of the batches.")
 @url_option
 @json_option
@@ -181,6 +196,10 @@ def produce(
     time and delivery time; -a adds attributes. Delayed messages (--deliver-after, --deliver-at) wait at the broker for
     shared and key-shared subscriptions; others keep their order and get them at once. A message that the broker cannot
     take now (a backlog is full, a restart) is sent again for up to 30 seconds.
+
+    With --schema each payload is JSON and is encoded to the format of the schema (see 'danube schemas'); what does not
+    fit is named with its line, and nothing after it is sent. Without a version it is the one that the topic is pinned
+    to, or the latest. Empty lines are passed over; with a key, an empty payload is a tombstone.
     """
     if messages and file is not None:
         raise click.UsageError("-m and --file exclude each other")
@@ -195,7 +214,8 @@ def produce(
     if rate is not None:
         source = feed.at_rate(source, rate)
     wanted = ProduceOptions(attributes=dict(attributes), **given)
-    parsed = _parsed(source, key_delimiter, json_lines)
+    are_lines = not messages and not whole
+    parsed = _parsed(source, key_delimiter, json_lines, encoded=wanted.schema is not None, are_lines=are_lines)
     told = with_client(url, lambda client: _publish(client, wanted, parsed))
     if as_json:
         emit_json(told)
@@ -224,11 +244,13 @@ def _line_bytes_max(key_delimiter: bytes | None, json_lines: bool) -> int:
 
 
 def _parsed(
-    source: AsyncIterator[list[bytes]], key_delimiter: bytes | None, json_lines: bool
+    source: AsyncIterator[list[bytes]], key_delimiter: bytes | None, json_lines: bool, *, encoded: bool, are_lines: bool
 ) -> AsyncIterator[InputMessages]:
     if json_lines:
-        return input_lines.from_json(source)
-    return input_lines.plain(source) if key_delimiter is None else input_lines.keyed(source, key_delimiter)
+        return input_lines.from_json(source, encoded=encoded)
+    if key_delimiter is not None:
+        return input_lines.keyed(source, key_delimiter)
+    return input_lines.plain(source, "line" if are_lines else "message")
 
 
 def _source(
@@ -250,6 +272,10 @@ def _source(
 async def _publish(client: Client, wanted: ProduceOptions, source: AsyncIterator[InputMessages]) -> dict[str, Any]:
     begin = time.perf_counter()
     wanted.check()
+    schema = None
+    if wanted.schema is not None:
+        encoder = await PayloadEncoder.open(client, str(wanted.topic), wanted.schema)
+        schema, source = encoder.schema.version, encoder.encoded(source, all_keyed=wanted.key is not None)
     first = await _first_messages(source)
     if first is not None:
         await _check_new_topic(client, wanted, first)
@@ -257,7 +283,8 @@ async def _publish(client: Client, wanted: ProduceOptions, source: AsyncIterator
         await _create(client, wanted)
     tracker = SendTracker(wanted)
     if first is not None:
-        await _send_all(client, tracker, first, source)
+        await _send_all(client, tracker, first, source, schema)
+    used = {} if schema is None else {"schema": {"subject": schema.subject, "version": schema.version}}
     return {
         "topic": str(wanted.topic),
         "messages": tracker.messages,
@@ -266,6 +293,7 @@ async def _publish(client: Client, wanted: ProduceOptions, source: AsyncIterator
         "partitions": {
             str(index): {"first": first, "last": last} for index, (first, last) in sorted(tracker.places.items())
         },
+        **used,
     }
 
 
@@ -300,17 +328,15 @@ async def _check_new_topic(client: Client, wanted: ProduceOptions, first: InputM
 
 
 async def _send_all(
-    client: Client, tracker: SendTracker, first: InputMessages, source: AsyncIterator[InputMessages]
+    client: Client,
+    tracker: SendTracker,
+    first: InputMessages,
+    source: AsyncIterator[InputMessages],
+    schema: SchemaVersion | None,
 ) -> None:
-    """Open a producer and send all messages."""
+    """Open a producer and send all messages; `schema` is what their payloads were encoded with."""
     wanted = tracker.wanted
-    async with client.producer(
-        str(wanted.topic),
-        compression=wanted.compression,
-        timeout=SEND_SECONDS,
-        access=wanted.access,
-        partition_by="key" if wanted.partition is None else wanted.partition,
-    ) as producer:
+    async with _producer(client, wanted, schema) as producer:
         with _progress() as progress:
             tracker.begin(producer, progress)
             watching = asyncio.get_running_loop().create_task(tracker.report_obstacles())
@@ -321,6 +347,23 @@ async def _send_all(
                 raise
             finally:
                 watching.cancel()
+
+
+def _producer(client: Client, wanted: ProduceOptions, schema: SchemaVersion | None) -> Producer:
+    """Return a producer of payloads that are encoded already; `schema` is named in every batch."""
+    from pydanube.client.producing.producer import Producer
+    from pydanube.client.settings import ProducerSettings
+    from pydanube.codec.batch import Codec
+
+    settings = ProducerSettings(
+        codec=Codec.parse(wanted.compression),
+        timeout=SEND_SECONDS,
+        access=wanted.access,
+        schema=(0, 0) if schema is None else (schema.schema_id, schema.version),
+        subject="" if schema is None else schema.subject,
+    )
+    partition_by: PartitionBy = "key" if wanted.partition is None else wanted.partition
+    return client._keep(Producer(client._brokers, str(wanted.topic), settings, True, partition_by))
 
 
 async def _create(client: Client, wanted: ProduceOptions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,13 @@ from pydanube.model.topics import AckLevelName, TopicDescription
 from .options import ACK_LEVEL, NAMESPACE, TOPIC, confirm, examples, json_option, url_option, yes_option
 from .output import emit_json, fields, size, table
 from .policies import topic_policies
+from .schema_bindings import binding_dict, binding_text, find_binding
 from .session import with_client
 from .stats import stats
+
+if TYPE_CHECKING:
+    from pydanube.client import Client
+    from pydanube.model.schemas import Binding
 
 
 @click.group(
@@ -68,7 +73,6 @@ def create(
     as_json: bool,
 ) -> None:
     """Create a topic."""
-    from pydanube.client import Client
     from pydanube.model.errors import AlreadyExists
     from pydanube.model.topics import AckLevel, TopicConfig
 
@@ -133,10 +137,14 @@ def list_(namespace: str | None, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def describe(topic: TopicName, url: str, as_json: bool) -> None:
-    """Show a topic's partitions, offsets, size and subscriptions."""
-    found = with_client(url, lambda client: client.describe_topic(str(topic)))
+    """Show a topic's partitions, offsets, size and subscriptions, and the schema that it carries."""
+
+    async def work(client: Client) -> tuple[TopicDescription, Binding | None]:
+        return await client.describe_topic(str(topic)), await find_binding(client, str(topic))
+
+    found, binding = with_client(url, work)
     if as_json:
-        emit_json(as_dict(found))
+        emit_json(as_dict(found) | {"schema": None if binding is None else binding_dict(binding)})
         return
     fields(
         [
@@ -146,6 +154,7 @@ def describe(topic: TopicName, url: str, as_json: bool) -> None:
             ("reliable", "yes" if found.config.reliable else "no"),
             ("ack level", found.config.ack_level if found.config.reliable else "none: nothing is stored"),
             ("subscriptions", ", ".join(found.subscriptions) or "none"),
+            ("schema", "none" if binding is None else binding_text(binding)),
         ]
     )
     click.echo()

@@ -1,4 +1,4 @@
-"""Parses times, durations, places of messages and policies from the command line. Raises Invalid for other text.
+"""Parses times, durations, places of messages, schemas and policies from the command line. Raises Invalid otherwise.
 
 A duration is a number of seconds, or one with a unit: 500ms, 30s, 10m, 2h, 7d, 1w. A place is PARTITION:OFFSET.
 """
@@ -6,6 +6,7 @@ A duration is a number of seconds, or one with a unit: 500ms, 30s, 10m, 2h, 7d, 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
@@ -15,6 +16,7 @@ import click
 from pydanube.model.errors import Invalid
 from pydanube.model.policies import FIELDS, BacklogAction
 from pydanube.model.positions import OFFSET_END, Position
+from pydanube.model.schemas import parse_subject
 
 _UNITS: Final[dict[str, int | Decimal]] = {
     "ms": Decimal("0.001"), "": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800,
@@ -136,3 +138,37 @@ class TakesAgo(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [f"now{one}" if _AGO.fullmatch(one) else one for one in args])
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaName:
+    """SUBJECT or SUBJECT:VERSION. Version 0: the latest."""
+
+    subject: str
+    version: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> SchemaName:
+        """Parse a subject with an optional version. What follows the last colon is a version if it is a number or
+        `latest`: names of subjects may have colons too."""
+        subject, colon, version = text.rpartition(":")
+        if colon and (version == "latest" or version.isdigit()):
+            return cls(parse_subject(subject), schema_version(version))
+        return cls(parse_subject(text))
+
+
+def schema_reference(text: str) -> tuple[str, SchemaName]:
+    """Parse NAME=SUBJECT:VERSION: the name that a definition uses, and what it means."""
+    name, equals, schema = text.partition("=")
+    if not equals or not name:
+        raise Invalid(f"{text!r} is not a reference: write it as NAME=SUBJECT:VERSION, such as shop.Address=address:1")
+    return name, SchemaName.parse(schema)
+
+
+def schema_version(text: str) -> int:
+    """Parse a version; 0: the latest."""
+    if text == "latest":
+        return 0
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 2**31:
+        raise Invalid(f"{text!r} is not a version: use a number from 1 on, or latest")
+    return int(text)

@@ -146,6 +146,13 @@ class ParsedProtobuf:
         """
         return self._decode(*split_message_indexes(payload))
 
+    def to_json(self, message: Any) -> Any:
+        """Return a decoded message in the form of protobuf's JSON, with the field names of the definition."""
+        try:
+            return json_format.MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=self._pool)
+        except (json_format.Error, TypeError, ValueError, KeyError) as error:
+            raise Invalid(f"the message cannot be written as JSON: {one_line(error)}") from None
+
     def encode(self, value: Any) -> bytes:
         """Return the payload of a message of the first message type, or of a dict in the form of protobuf's JSON."""
         first = self.message_at((0,)).DESCRIPTOR.full_name
