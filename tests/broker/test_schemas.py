@@ -458,6 +458,38 @@ async def test_the_registry_is_restored_from_the_object_store_and_no_number_is_u
         assert not {one.global_id for one in made} & {one.global_id for one in (*lost, kept)}
 
 
+async def test_what_is_registered_while_a_manifest_is_written_does_not_spoil_it(tmp_path, monkeypatch):
+    """A manifest is read from the metadata store page by page, and new versions are on the last page."""
+    objects, lost = MemoryStore(), []
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    async with open_broker(tmp_path / "before", objects=objects, crash=True) as broker:
+        await broker.schemas.set_compatibility(ANONYMOUS, None, Compatibility.NONE)
+        await register(broker, "orders", STRING)
+        store = broker.tiers.manifests._store
+        real_list = store.list
+
+        async def list_one(prefix, *, start_after="", limit=1000):
+            if start_after.startswith(records.VERSIONS) and not lost:
+                lost.append(await register(broker, "users", SchemaDefinition(SchemaFormat.JSON, "{}")))
+                user = SchemaReference("user", "users", 1)
+                using = SchemaDefinition(SchemaFormat.JSON, '{"$ref": "user"}', (user,))
+                lost.append(await register(broker, "orders", using))
+            return await real_list(prefix, start_after=start_after, limit=1)
+
+        monkeypatch.setattr(store, "list", list_one)
+        await broker.tiers.manifests.write()
+        monkeypatch.undo()
+    async with await EmbeddedStore.open(tmp_path / "after" / "metadata.db", SystemClock()) as store:
+        await rebuild(objects, store, SystemClock(), StoreOwner("cluster"))
+    async with open_broker(tmp_path / "after", objects=objects) as broker:
+        assert await broker.schemas.subjects(ANONYMOUS, deleted=True) == ["orders"]
+        assert await broker.schemas.versions(ANONYMOUS, "orders", deleted=True) == [1]
+        made = [await register(broker, "users", STRING), await register(broker, "orders", BYTES)]
+        assert made[0].schema_id > lost[0].schema_id and made[1].version > lost[1].version
+        assert made[1].global_id > lost[1].global_id
+
+
 async def test_numbers_given_out_after_the_only_manifest_are_not_used_again(tmp_path):
     """The manifest knows of no schema at all."""
     objects = MemoryStore()

@@ -220,6 +220,34 @@ async def test_framed_payloads_name_their_schemas(client):
     await client.publish(producer, [b"", framed(1, b"1")])
 
 
+async def test_a_batch_may_have_payloads_of_more_schemas_than_a_topic_keeps_ready(client, monkeypatch):
+    schemas = client.broker.schemas
+    monkeypatch.setattr(validation, "VALIDATORS_KEPT", 2)
+    ids = [(await schemas.register(ANONYMOUS, "orders", one)).global_id for one in (NUMBER, STRING, BYTES)]
+    await bind(client, framing=Framing.CONFLUENT, tombstones=True)
+    producer = await client.producer()
+    rows = [framed(one, b"1") for one in ids] * 20 + [b""]
+    async with asyncio.timeout(60):
+        await client.publish(producer, rows)
+        with pytest.raises(Invalid, match=r"row 61 .*number"):
+            await client.publish(producer, [*rows, framed(ids[0], b"x")])
+    assert await payloads(client) == rows
+
+
+async def test_a_topic_bound_again_takes_the_subject_that_was_made_again(client):
+    schemas = client.broker.schemas
+    await bind(client)
+    kept = schemas.check_of(client.topic)  # as a batch does that is still being checked
+    await schemas.unbind(ANONYMOUS, client.topic)
+    for permanent in (False, True):
+        await schemas.delete_subject(ANONYMOUS, "orders", permanent)
+    made = await schemas.register(ANONYMOUS, "orders", NUMBER)
+    await bind(client)
+    producer = await client.producer()
+    await client.publish(producer, [b"1"], schema_id=made.schema_id, schema_version=1)
+    assert kept is not None and await payloads(client) == [b"1"]
+
+
 async def test_a_framed_payload_on_a_topic_without_framing_is_invalid_with_a_hint(client):
     await bind(client)
     producer = await client.producer()

@@ -340,6 +340,7 @@ async def test_a_page_of_another_origin_may_not_change_anything() -> None:
         async with await Peer.connect(there) as peer:
             answer = await peer.request("POST", "/size", b"x", origin="http://localhost:1")
             assert answer.status == 403
+            assert (await peer.request("POST", "/size", b"x", origin="http://[")).status == 403
             assert (await peer.request("POST", "/size", b"x", origin="http://danube")).status == 200
             assert (await peer.request("GET", "/size", origin="http://localhost:1")).status == 200
 

@@ -247,6 +247,20 @@ def test_what_is_wrong_has_confluents_codes(registry: Registry) -> None:
     assert registry.get("/subjects/a/versions") == [1]
 
 
+def test_an_id_of_any_length_is_only_not_found(registry: Registry) -> None:
+    for digits in (10, 20, 21, 5000):
+        for path in ("", "/schema", "/subjects", "/versions"):
+            assert registry.call("GET", f"/schemas/ids/{'9' * digits}{path}") == (404, 40403)
+    assert registry.call("GET", "/schemas/ids/-1") == registry.call("GET", "/schemas/ids/one") == (404, 404)
+
+
+def test_the_default_context_may_be_named_and_others_are_refused(registry: Registry) -> None:
+    registry.register(":.:contexts", ORDER)
+    assert registry.get("/subjects/contexts/versions") == registry.get("/subjects/:.:contexts/versions") == [1]
+    assert registry.call("POST", "/subjects/:.other:contexts/versions", avro(ORDER)) == (422, 42205)
+    assert registry.call("GET", "/config/:.other:") == (422, 42205)
+
+
 def test_null_fields_are_as_if_they_were_not_there(registry: Registry) -> None:
     body = avro(ORDER, schemaType=None, references=None, metadata=None, ruleSet=None, id=None, version=None, unknown=1)
     assert registry.call("POST", "/subjects/a/versions", body)[0] == 200

@@ -372,11 +372,11 @@ class Schemas:
         binding = record.binding
         if binding is None or binding.policy is ValidationPolicy.NONE:
             return None
+        subject = self._subjects.find(binding.subject)
         former = self._bound.get(record.topic_id)
-        if former is not None and former.binding == binding:
+        if former is not None and former.is_for(binding, subject):
             return former
         warned = former.warned if former is not None else None
-        subject = self._subjects.find(binding.subject)
         bound = BoundTopic(str(topic), binding, subject, self._definitions, self._clock, warned)
         self._bound[record.topic_id] = bound
         return bound

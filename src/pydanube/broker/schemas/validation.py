@@ -116,6 +116,11 @@ class BoundTopic:
         self._log_after = float("-inf")
         self._unlogged = 0
 
+    def is_for(self, binding: Binding, subject: Subject | None) -> bool:
+        """Return whether batches are checked against this binding and this subject. A subject that was deleted and made
+        again is another one."""
+        return self.binding == binding and self._subject is subject
+
     def begin(self, batch: Batch, partition: int) -> PayloadCheck | None:
         """Check the schema that the batch names, and return the check of its payloads if they have to be checked.
 
@@ -263,6 +268,9 @@ class BatchCheck:
         clock = self._bound.clock
         since = clock.monotonic()
         payloads = batch.payloads_between(start, end)
+        if validator is None:
+            payloads = payloads[: _rows_of_few_schemas(payloads)]
+            end = start + len(payloads)
         found = self._check_framed(payloads) if validator is None else self._check_rows(validator.schema, payloads)
         if self._missing:
             return False
@@ -339,6 +347,16 @@ class BatchCheck:
     def _violated(self, error: DanubeError) -> None:
         self._row = self._batch.count  # with `warn`, the rest need not be checked
         self._bound.violated(self._partition, error)
+
+
+def _rows_of_few_schemas(payloads: Sequence[bytes]) -> int:
+    """Return how many of the payloads, from the first on, need no more validators than a topic keeps."""
+    prefixes: set[bytes] = set()
+    for row, payload in enumerate(payloads):
+        prefixes.add(payload[:PREFIX_BYTES])
+        if len(prefixes) > VALIDATORS_KEPT:
+            return row
+    return len(payloads)
 
 
 class _Waiting(NamedTuple):

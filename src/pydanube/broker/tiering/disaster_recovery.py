@@ -31,7 +31,16 @@ import msgspec
 from pydanube.broker.registry import records
 from pydanube.broker.registry.ids import LEDGER_COUNTER
 from pydanube.broker.registry.records import PartitionRecord, RestoredRecord, SubscriptionRecord, TopicRecord
-from pydanube.broker.schemas.records import DEFINITION_COUNTER, SCHEMA_COUNTER, SUBJECTS, SubjectRecord
+from pydanube.broker.schemas.records import (
+    DEFINITION_COUNTER,
+    SCHEMA_COUNTER,
+    SUBJECTS,
+    VERSIONS,
+    SubjectRecord,
+    VersionIndex,
+    subject_of_key,
+    version_of_key,
+)
 from pydanube.codec.manifest import ClusterManifest, Pair, PartitionPositions
 from pydanube.codec.segment import END_BYTES, SegmentFooter, decode_footer, read_trailer
 from pydanube.core.dispatch.cursor import Cursor
@@ -196,11 +205,14 @@ class _Restore:
         self._subscriptions: dict[int, list[Pair]] = {}
         self._wanted: dict[str, int] = {}
         """Sizes of the objects in the catalog."""
+        self._versions: set[tuple[int, int]] = set()
+        """The versions of the schema registry that are restored: schema ids and versions."""
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._writes: list[Put] = []
 
     async def run(self) -> None:
         self._read_topics()
+        self._choose_versions()
         async for pair in self._pairs():
             await self._restore_key(*pair)
         unlisted = await self._compare_with_store()
@@ -237,6 +249,27 @@ class _Restore:
             for index in range(record.config().partition_count):
                 self._known[record.topic_id, index] = _KnownPartition()
 
+    def _choose_versions(self) -> None:
+        """Leave out versions that were registered while the manifest was written, and are in it without their subject,
+        or without a version that they refer to."""
+        schema_ids: dict[str, int] = {}
+        references: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        for page in self._manifest.pairs():
+            for key, value in page:
+                if key.startswith(SUBJECTS):
+                    schema_ids[subject_of_key(key)] = records.unpack(value, SubjectRecord).schema_id
+                elif key.startswith(VERSIONS):
+                    used = records.unpack(value, VersionIndex).references
+                    references[version_of_key(key)] = [(subject, version) for _, subject, version in used]
+        known = set(schema_ids.values())
+        self._versions = {place for place in references if place[0] in known}
+        while lost := {
+            place
+            for place in self._versions
+            if any((schema_ids.get(subject, 0), one) not in self._versions for subject, one in references[place])
+        }:
+            self._versions -= lost
+
     def _raise_counter(self, counter: str, number: int) -> None:
         self._counters[counter] = max(self._counters[counter], number)
 
@@ -261,6 +294,9 @@ class _Restore:
             subject.last_version += VERSIONS_SKIPPED
             await self._put(key, records.pack(subject))
             self._report.subjects += 1
+        elif key.startswith(VERSIONS):
+            if version_of_key(key) in self._versions:
+                await self._put(key, value)
         else:
             await self._put(key, value)
 

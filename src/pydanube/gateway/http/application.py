@@ -144,7 +144,12 @@ class _Body:
 def _is_foreign(headers: Headers) -> bool:
     """Return whether a browser sends the request for a page of another origin, which could be any page."""
     origin = headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != headers.get("host")
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc != headers.get("host")
+    except ValueError:  # brackets that are no IPv6 address
+        return True
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

@@ -44,7 +44,10 @@ BASE: Final = "/schema-registry"
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 TYPES: Final = ["AVRO", "JSON", "PROTOBUF"]
 _ALL_CONTEXTS: Final = ":*:"
+_DEFAULT_CONTEXT: Final = ":.:"
+_CONTEXT: Final = ":."
 _VERSION_MAX: Final = 2**31 - 1
+_ID_DIGITS_MAX: Final = 20
 
 T = TypeVar("T")
 
@@ -170,10 +173,10 @@ class SchemaRegistry:
             Route("/contexts", _contexts),
             Route("/v1/metadata/version", _server_version),
             Route("/schemas/types", _types),
-            Route("/schemas/ids/{id:int}", self._get_by_id),
-            Route("/schemas/ids/{id:int}/schema", self._get_text_by_id),
-            Route("/schemas/ids/{id:int}/subjects", self._subjects_of_id),
-            Route("/schemas/ids/{id:int}/versions", self._versions_of_id),
+            Route("/schemas/ids/{id}", self._get_by_id),
+            Route("/schemas/ids/{id}/schema", self._get_text_by_id),
+            Route("/schemas/ids/{id}/subjects", self._subjects_of_id),
+            Route("/schemas/ids/{id}/versions", self._versions_of_id),
             Route("/subjects", self._list_subjects),
             Route(subject, self._lookup, methods=["POST"]),
             Route(subject, self._delete_subject, methods=["DELETE"]),
@@ -209,7 +212,7 @@ class SchemaRegistry:
 
     async def _by_id(self, request: Request) -> SchemaVersion:
         try:
-            return await self._schemas.by_global_id(principal_of(request), request.path_params["id"])
+            return await self._schemas.by_global_id(principal_of(request), _id(request))
         except NotFound as error:
             raise RegistryError(Code.SCHEMA_NOT_FOUND, f"Schema not found: {error.message}") from None
 
@@ -217,7 +220,7 @@ class SchemaRegistry:
         only = request.query_params.get("subject", "")
         try:
             places = await self._schemas.versions_of_global_id(
-                principal_of(request), request.path_params["id"], flag(request, "deleted")
+                principal_of(request), _id(request), flag(request, "deleted")
             )
         except NotFound as error:
             raise RegistryError(Code.SCHEMA_NOT_FOUND, f"Schema not found: {error.message}") from None
@@ -540,9 +543,21 @@ async def _types(_request: Request) -> Response:
     return _answer(TYPES)
 
 
+def _id(request: Request) -> int:
+    text = request.path_params["id"]
+    if not (text.isascii() and text.isdecimal()):
+        raise HTTPException(404)
+    if len(text) > _ID_DIGITS_MAX:
+        raise RegistryError(Code.SCHEMA_NOT_FOUND, "Schema not found: the id has more than 32 bits")
+    return int(text)
+
+
 def _subject(request: Request) -> str:
+    name = unquote(request.path_params["subject"]).removeprefix(_DEFAULT_CONTEXT)
+    if name.startswith(_CONTEXT):
+        raise RegistryError(Code.NOT_PERMITTED, f"subject '{name}' names a context: there is the default one only")
     try:
-        return parse_subject(unquote(request.path_params["subject"]))
+        return parse_subject(name)
     except Invalid as error:
         raise RegistryError(Code.INVALID_SUBJECT, error.message) from None
 
