@@ -1,4 +1,4 @@
-"""One Spark for all tests that need it.
+"""Where events are logged in tests, and one Spark for all tests that need it.
 
 Spark takes as long to start as twenty tests to run. So there is one JVM, and all tests that use it belong to one
 group, which pytest-xdist gives to one worker. A test takes the fixture `spark` of tests/spark, a session of its own,
@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pydanube.runtime import telemetry
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Up sooner, and slower after minutes of the same work, which no test does."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _events_on_stderr() -> None:
+    """Show events as in a program without logging of its own; pytest's handlers would take them."""
+    telemetry.configure("warning")
 
 
 @pytest.fixture(scope="session")

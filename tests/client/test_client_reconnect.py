@@ -294,19 +294,6 @@ class TestConnections:
             receipts = await producer.send_many([b"%d" % number for number in range(10)])
             assert [receipt.offset for receipt in receipts] == list(range(10))
 
-    async def test_a_port_that_speaks_something_else_is_unavailable(self) -> None:
-        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(8)
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
-            await writer.drain()
-            await reader.read()
-            writer.close()
-
-        async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(Unavailable, match="cannot be read"):
-                await Connection.open(BrokerAddress("127.0.0.1", port), SystemClock())
-
     async def test_a_port_that_says_nothing_is_unavailable_in_time(self) -> None:
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()

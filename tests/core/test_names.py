@@ -14,7 +14,7 @@ from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
 
 
 @pytest.mark.parametrize(
-    "text", ["", "orders", "/orders", "default/orders", "/default/", "/a/b/c", "/default/or ders", "/d/ö", "/d/a.b", 7]
+    "text", ["", "orders", "/orders", "default/orders", "/default/", "/a/b/c", "/default/or ders", "/d/ö", "/d/a..b", 7]
 )
 def test_what_is_not_a_full_name_is_refused_with_an_example(text):
     with pytest.raises(Invalid):

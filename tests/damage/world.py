@@ -31,6 +31,7 @@ from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import Put
 from pydanube.model.errors import DanubeError
 from pydanube.model.failure import Poison
+from pydanube.model.topics import AckLevelName, SubscriptionTypeName
 from pydanube.runtime.clock import SystemClock
 
 HANG_S = 120
@@ -184,7 +185,7 @@ class _World:
         name: str,
         partitions: int = 0,
         reliable: bool = True,
-        ack_level: str = "durable",
+        ack_level: AckLevelName = "durable",
     ) -> None:
         await client.create_topic(name, partitions=partitions, reliable=reliable, ack_level=ack_level)
         topic = ExpectedTopic(partitions, reliable, ack_level if reliable else "memory")
@@ -196,7 +197,7 @@ class _World:
         client: pydanube.Client,
         topic: str,
         name: str,
-        kind: str,
+        kind: SubscriptionTypeName,
         policy: pydanube.FailurePolicy | None = None,
     ) -> None:
         await client.create_subscription(topic, name, type=kind, start="earliest", failure_policy=policy)

@@ -24,8 +24,9 @@ from itertools import count
 
 import pydanube
 from pydanube.model.errors import DanubeError
+from pydanube.model.topics import SubscriptionTypeName
 
-TYPES = ("exclusive", "failover", "shared", "key-shared")
+TYPES: tuple[SubscriptionTypeName, ...] = ("exclusive", "failover", "shared", "key-shared")
 PREFETCH = 300
 FLUSH_EVERY = 4
 """Batches: what lies between two flushes is what may come again."""
@@ -37,7 +38,9 @@ def say(**what: object) -> None:
     sys.stdout.flush()
 
 
-async def consume(client: pydanube.Client, topic: str, kind: str, name: str, sessions: Iterator[int]) -> None:
+async def consume(
+    client: pydanube.Client, topic: str, kind: SubscriptionTypeName, name: str, sessions: Iterator[int]
+) -> None:
     """For ever: a session that was refused or taken away is followed by another one."""
     while True:
         with suppress(DanubeError):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import json
+import logging
 import sys
 from contextlib import suppress
 
@@ -155,6 +156,7 @@ async def test_nothing_starts_after_close() -> None:
 @pytest.fixture(autouse=True)
 def _unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_destination", telemetry._Destination())
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda _: False)  # pytest's own do not count
 
 
 def test_an_event_is_one_line_of_fields_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,6 +195,35 @@ def test_a_guest_in_somebody_elses_program_shows_only_warnings(capsys: pytest.Ca
     assert capsys.readouterr().err == ""
     log.warning("thing.worsened")
     assert "thing.worsened" in capsys.readouterr().err
+
+
+def test_a_program_that_logs_gets_the_events_at_its_own_levels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    theirs = logging.getLogger("pydanube.client.x")
+    monkeypatch.setattr(theirs, "handlers", [handler])
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda one: bool(one.handlers))
+    theirs.setLevel(logging.INFO)
+    log = telemetry.get_logger("pydanube.client.x")
+    log.debug("thing.looked_at")
+    log.info("thing.happened", topic="/default/orders", note="two\nlines")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("thing.failed")
+    assert [(one.levelname, one.name, one.getMessage()) for one in records] == [
+        ("INFO", "pydanube.client.x", "thing.happened topic=/default/orders note='two\\nlines'"),
+        ("ERROR", "pydanube.client.x", "thing.failed"),
+    ]
+    assert records[1].exc_info is not None and records[1].exc_info[0] is ValueError
+    telemetry.configure("info")
+    log.info("thing.served")
+    assert len(records) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "thing.served" in err
 
 
 def test_a_closed_or_missing_stderr_breaks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

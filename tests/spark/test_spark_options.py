@@ -31,6 +31,19 @@ def test_topics_are_names_and_patterns_with_commas_between_them() -> None:
     assert (options.topics, options.patterns) == (("/default/a", "/default/b"), ("/default/c-*",))
 
 
+def test_topics_subscriptions_and_offsets_have_dots_in_their_names() -> None:
+    given = {
+        "topic": "/shop.eu/orders.v1,/shop.eu/orders.*",
+        "startingOffsets": '{"/shop.eu/orders.v1": {"0": 17}}',
+        "subscription": "billing.v2",
+    }
+    options = ReadOptions.parse(given, "stream")
+    assert (options.topics, options.patterns) == (("/shop.eu/orders.v1",), ("/shop.eu/orders.*",))
+    assert options.start is not None
+    assert options.start.bound_of("/shop.eu/orders.v1", 0) == Bound("offset", 17)
+    assert options.subscription == "billing.v2"
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST, Position, datetime_from_micros
-from pydanube.model.topics import SubscriptionDescription
+from pydanube.model.topics import SubscriptionDescription, SubscriptionTypeName
 
 from .options import DURATION, POSITION, SUBSCRIPTION, SUBSCRIPTION_TYPE, Parsed, examples, url_option
 from .output import fail, note, payload_json, payload_text
@@ -204,7 +204,7 @@ def _source(
     return client.consumer(
         wanted.topic,
         subscription=wanted.subscription,
-        type=kind,
+        type=cast(SubscriptionTypeName, kind),
         start=start,
         name=wanted.name,
         priority=wanted.priority or 0,

@@ -11,11 +11,10 @@ import click
 
 from pydanube.model.errors import Invalid
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
+from pydanube.runtime.environment import DEFAULT_URL, URL_VARIABLE
 
 from . import values
 from .streams import is_terminal
-
-DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]  # generic only in the later releases of click that we allow
@@ -85,7 +84,7 @@ def _check_url(context: click.Context, _parameter: click.Parameter, url: str | N
 
 url_option = click.option(
     "--url",
-    envvar="DANUBE_URL",
+    envvar=URL_VARIABLE,
     default=DEFAULT_URL,
     show_default=True,
     show_envvar=True,

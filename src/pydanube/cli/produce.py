@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from pydanube.model.names import TopicName
+from pydanube.model.topics import AckLevelName
 
 from . import feed
 from .options import ACK_LEVEL, ATTRIBUTE, COMPRESSION, DURATION, MOMENT, TOPIC, examples, json_option, url_option
@@ -39,13 +40,13 @@ class ProduceOptions:
     topic: TopicName
     key: str | None
     attributes: dict[str, str]
-    compression: str
+    compression: Literal["none", "lz4", "zstd"]
     access: Literal["shared", "exclusive"]
     partition: int | None
     deliver_after: float | None
     deliver_at: datetime | None
     partitions: int | None
-    ack_level: str | None
+    ack_level: AckLevelName | None
     non_reliable: bool
 
     @property

@@ -11,7 +11,7 @@ from pydanube.model.errors import NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST, Position
 from pydanube.model.statistics import SubscriptionStatistics
-from pydanube.model.topics import SubscriptionDescription
+from pydanube.model.topics import SubscriptionDescription, SubscriptionTypeName
 
 from . import failure
 from .backlog import advance, peek, seek, skip
@@ -75,7 +75,13 @@ danube subscriptions create /default/orders mailers --type key-shared --ack-time
 @url_option
 @json_option
 def create(
-    topic: TopicName, subscription: str, type_: str, start: Position, url: str, as_json: bool, **given: Any
+    topic: TopicName,
+    subscription: str,
+    type_: SubscriptionTypeName,
+    start: Position,
+    url: str,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Create a subscription; what is published from now on waits for it.
 

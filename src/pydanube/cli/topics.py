@@ -8,7 +8,7 @@ import click
 
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
-from pydanube.model.topics import TopicDescription
+from pydanube.model.topics import AckLevelName, TopicDescription
 
 from .options import ACK_LEVEL, NAMESPACE, TOPIC, confirm, examples, json_option, url_option, yes_option
 from .output import emit_json, fields, size, table
@@ -57,7 +57,13 @@ danube topics create /default/prices --non-reliable         never stored; who is
 @url_option
 @json_option
 def create(
-    topic: TopicName, partitions: int, ack_level: str, reliable: bool, if_not_exists: bool, url: str, as_json: bool
+    topic: TopicName,
+    partitions: int,
+    ack_level: AckLevelName,
+    reliable: bool,
+    if_not_exists: bool,
+    url: str,
+    as_json: bool,
 ) -> None:
     """Create a topic."""
     from pydanube.client import Client

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from typing import Final, Literal, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.admin.schemas import Schemas
-from pydanube.client.connection.address import parse_addresses
+from pydanube.client.connection.address import BrokerAddress, parse_addresses
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.consuming.consumer import Consumer, ConsumerOptions
@@ -31,17 +31,18 @@ from pydanube.client.producing.partitioning import PartitionBy
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.staged_writes import StagedWrites, StageOrigin, Stager
 from pydanube.codec.batch import Codec
+from pydanube.model.errors import Invalid
 from pydanube.model.failure import FailurePolicy
 from pydanube.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from pydanube.model.names import TopicName
 from pydanube.model.positions import LATEST
+from pydanube.model.topics import SubscriptionTypeName
 from pydanube.runtime.clock import Clock, SystemClock
+from pydanube.runtime.environment import URL_VARIABLE, broker_url
 from pydanube.runtime.randomness import seeded
 
 from .lifecycle import Openable
-from .settings import ConsumerSettings, ProducerSettings, check_count, check_number
-
-DEFAULT_URL: Final = "danube://127.0.0.1:6655"
+from .settings import AccessName, CompressionName, ConsumerSettings, ProducerSettings, check_count, check_number
 
 OpenableT = TypeVar("OpenableT", bound=Openable)
 
@@ -51,13 +52,16 @@ class Client(Admin, StagedWrites):
 
     _what = "client"
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 30.0, clock: Clock | None = None) -> None:
+    def __init__(self, url: str | None = None, *, timeout: float = 30.0, clock: Clock | None = None) -> None:
         super().__init__()
         check_number("timeout", timeout, 0.001, 1e6)
-        self.url = url
+        self.url, addresses = _where(url)
         self._timeout = timeout
-        self._brokers = Brokers(parse_addresses(url), clock or SystemClock(), seeded(), timeout)
+        self._brokers = Brokers(addresses, clock or SystemClock(), seeded(), timeout)
         self._made: WeakSet[Openable] = WeakSet()
+
+    def _describe(self) -> str:
+        return f"{self.url} {self._state}"
 
     @property
     def cluster(self) -> str:
@@ -71,9 +75,9 @@ class Client(Admin, StagedWrites):
         topic: str,
         *,
         name: str | None = None,
-        access: Literal["shared", "exclusive"] = "shared",
+        access: AccessName = "shared",
         partition_by: PartitionBy = "key",
-        compression: str | None = None,
+        compression: CompressionName | None = None,
         batch_bytes: int = 256 * KIB,
         batch_messages: int = 10_000,
         linger_ms: float = 5.0,
@@ -123,7 +127,7 @@ class Client(Admin, StagedWrites):
         topic: str | Iterable[str],
         *,
         subscription: str,
-        type: str | None = None,  # noqa: A002  the word of the contract
+        type: SubscriptionTypeName | None = None,  # noqa: A002  the word of the contract
         start: AnyPosition = LATEST,
         name: str | None = None,
         priority: int = 0,
@@ -231,8 +235,8 @@ class Client(Admin, StagedWrites):
     async def _begin(self) -> None:
         await self._brokers.retrying(self._brokers.connect_any)
 
-    async def _finish(self) -> None:
-        results = await asyncio.gather(*(made.close() for made in list(self._made)), return_exceptions=True)
+    async def _finish(self, timeout: float | None) -> None:
+        results = await asyncio.gather(*(made.close(timeout) for made in list(self._made)), return_exceptions=True)
         for failure in results:
             if isinstance(failure, BaseException):
                 raise failure
@@ -241,9 +245,21 @@ class Client(Admin, StagedWrites):
         await self._brokers.close()
 
 
-def connect(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> Client:
+def _where(url: str | None) -> tuple[str, list[BrokerAddress]]:
+    """Return the URL, or that of the environment if it is None, and the brokers that it lists. Raises Invalid."""
+    if url is not None:
+        return url, parse_addresses(url)
+    url = broker_url()
+    try:
+        return url, parse_addresses(url)
+    except Invalid as error:
+        raise Invalid(f"the environment variable {URL_VARIABLE} is wrong: {error.message}") from None
+
+
+def connect(url: str | None = None, *, timeout: float = 30.0) -> Client:
     """Return a client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
 
+    Without a URL, the environment variable DANUBE_URL tells where they are, and else danube://127.0.0.1:6655 does.
     `timeout` is how many seconds a request that may succeed later is tried again before it raises Unavailable.
     """
     return Client(url, timeout=timeout)

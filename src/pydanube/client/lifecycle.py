@@ -17,9 +17,20 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from pydanube.model.errors import DanubeError, Refused
+from pydanube.runtime.telemetry import get_logger
+
+from .settings import check_number
+
+log = get_logger(__name__)
 
 CANCELLED_SECONDS: Final = 5.0
 """When the block is left by cancellation, unfinished work gets this long to complete, then it is dropped."""
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Check the timeout of `close`; raises Invalid."""
+    if timeout is not None:
+        check_number("timeout", timeout, 0, 1e6)
 
 
 class Openable:
@@ -31,6 +42,19 @@ class Openable:
         self._opened = False
         self._closed = False
         self._ended = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._describe()}>"
+
+    def _describe(self) -> str:
+        """Return what the repr says: what it is for, and its state."""
+        return self._state
+
+    @property
+    def _state(self) -> str:
+        if self._closed:
+            return "closed"
+        return "open" if self._opened else "not open"
 
     async def open(self) -> Self:
         """Open it and return it. Raises the error with which the broker refuses; cancelled or failed, it is closed."""
@@ -54,18 +78,23 @@ class Openable:
         if was_closed and isinstance(error, DanubeError):  # the error is a consequence of closing
             raise Refused(f"this {self._what} was closed while it was being opened") from error
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Complete what is under way and release everything. Closing it again waits until the first close has ended.
 
+        timeout     seconds to wait for queued messages to be stored and for acks to be confirmed; 0 does not wait.
+                    None: as long as their own timeouts allow while a broker answers, and 5 seconds when none does
+
+        Raises Unavailable, or the error of the messages, if something was not completed; it is closed all the same.
         Cancelled, unfinished work is dropped and nothing is left behind.
         """
+        check_timeout(timeout)
         if self._closed:
             await self._ended.wait()
             return
         self._closed = True
         try:
             if self._opened:
-                await self._finish()
+                await self._finish(timeout)
         finally:
             await self._release()
 
@@ -84,8 +113,8 @@ class Openable:
     async def _begin(self) -> None:
         """Acquire what it needs."""
 
-    async def _finish(self) -> None:
-        """Complete what is under way; may raise."""
+    async def _finish(self, timeout: float | None) -> None:
+        """Complete what is under way; may raise. `timeout` as in `close`."""
 
     async def _end(self) -> None:
         """Release everything, without waiting for the network for more than a moment."""
@@ -105,9 +134,11 @@ class Openable:
         try:
             async with asyncio.timeout(CANCELLED_SECONDS if isinstance(error, asyncio.CancelledError) else None):
                 await self.close()
-        except Exception:
-            if error is None:  # an exception from inside the block matters more
+        except Exception as failure:
+            if error is None:
                 raise
+            # the exception from inside the block matters more
+            log.warning("client.close_failed", closed=self._what, error=str(failure))
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()

@@ -377,9 +377,9 @@ class BlockingSegments(Blocking[Segments]):
             self._thread.stop()
             raise
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         try:
-            super().close()
+            super().close(timeout)
         finally:
             self._thread.stop()
 

@@ -16,6 +16,12 @@ from pydanube.model.limits import (
     PRODUCER_NAME_BYTES_MAX,
 )
 
+AccessName = Literal["shared", "exclusive"]
+"""How users write whether other producers may publish to the topic."""
+
+CompressionName = Literal["none", "lz4", "zstd"]
+"""How users write a `Codec`."""
+
 BATCH_BYTES_HIGHEST: Final = BATCH_BYTES_MAX // 2
 """The highest setting of `batch_bytes`: half of the hard limit, because sizes are estimated while a batch is filled."""
 
@@ -57,7 +63,7 @@ class ProducerSettings:
     timeout: float = 30.0
     refresh_seconds: float = 5.0
     """How often a producer checks whether its topic has more partitions."""
-    access: Literal["shared", "exclusive"] = "shared"
+    access: AccessName = "shared"
     schema: tuple[int, int] = (0, 0)
     """Schema id and version, which are written to every batch."""
     subject: str = ""

@@ -1,7 +1,9 @@
 """Names, parsed once where they enter the process. A value of one of these types holds valid text.
 
 A topic is ``/namespace/topic``. Danube clients address partition k of it as the topic ``/namespace/topic-part-k``; that
-suffix is therefore reserved. Names are always compared whole, never by prefix.
+suffix is therefore reserved. Names are always compared whole, never by prefix. Namespaces, topics and subscriptions
+follow one rule: letters, digits, ``_`` and ``-``, with single dots between them, as in ``orders.v1``. No name begins or
+ends with a dot or is ``..``, so every name is safe as a part of a path.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ from typing import Final, Self
 from .errors import Invalid
 from .limits import NAME_CHARACTERS_MAX
 
-_WORD: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_CHARACTERS_MAX}}}")
+_WORD: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _PARTITION_SUFFIX: Final = re.compile(r"-part-(0|[1-9][0-9]*)$")
 DEFAULT_NAMESPACE: Final = "default"
 
 
 def _word(text: str, what: str) -> str:
-    if not isinstance(text, str) or not _WORD.fullmatch(text):
-        raise Invalid(f"{what} {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_' and '-'")
+    if not isinstance(text, str) or len(text) > NAME_CHARACTERS_MAX or not _WORD.fullmatch(text):
+        raise Invalid(
+            f"{what} {text!r} is not a name: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_' and '-', "
+            "and single dots between them"
+        )
     return text
 
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Literal
 
 from .errors import Invalid
 from .failure import NATIVE, FailurePolicy
 from .gaps import NO_GAPS, Gaps
 from .limits import PARTITIONS_MAX
+
+AckLevelName = Literal["durable", "written", "memory"]
+"""How users write an `AckLevel`."""
+
+SubscriptionTypeName = Literal["exclusive", "shared", "failover", "key-shared"]
+"""How users write a `SubscriptionType`."""
 
 
 class AckLevel(IntEnum):

@@ -232,6 +232,10 @@ class FramedConnection(asyncio.BufferedProtocol):
         ended.register(self._descriptor, _HUNG_UP)
         return bool(ended.poll(0))
 
+    def unread(self, bytes_max: int) -> bytes:
+        """Return a copy of the first bytes that have arrived and were not passed on, at most `bytes_max`."""
+        return bytes(self._chunk[self._start : min(self._end, self._start + bytes_max)])
+
     def release_idle_memory(self) -> None:
         """Free the receive chunk if it is empty. For connections that have been idle for a while."""
         if self._start == self._end:
@@ -316,12 +320,14 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._closing = True
         self._descriptor = -1
         self._drop_outgoing()
-        self._drop_received()
         if self._linger is not None:
             self._linger.cancel()
         if not self._lost.done():
             self._lost.set_result(None)
-        self._handler.connection_lost(self._error or exc)
+        try:
+            self._handler.connection_lost(self._error or exc)
+        finally:
+            self._drop_received()
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 

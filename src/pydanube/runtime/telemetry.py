@@ -5,8 +5,10 @@ An event is a dotted name in the past tense, its data are fields: `log.info("seg
     2026-01-31T12:00:00.000000Z info     segment.sealed           topic=/default/orders bytes=67108864 logger=storage
     {"time": "2026-01-31T12:00:00.000000Z", "level": "info", "event": "segment.sealed", "topic": "/default/orders", ...}
 
-The client runs inside other programs: this module has its own configuration and never touches structlog's global one,
-and until `configure` is called only warnings and worse are shown.
+The client runs inside other programs: this module has its own configuration and never touches structlog's global one.
+Until `configure` is called, which servers and commands do, events go to the program's own logging (the standard
+library's, loggers `pydanube.client...`) if it has any handler, and follow its levels. In a program without one, only
+warnings and worse are shown, on stderr.
 
 Invariants
     one event is one line (a traceback follows on lines of its own, or is a JSON field); no control character of a
@@ -40,6 +42,7 @@ class _Destination:
 
     level: int = logging.WARNING
     json: bool = False
+    configured: bool = False
 
 
 _destination = _Destination()
@@ -50,6 +53,7 @@ def configure(level: str = "info", json: bool = False) -> None:
     assert level in LEVELS, f"log level {level!r} is none of {', '.join(LEVELS)}"
     _destination.level = _LEVEL_NUMBERS[level]
     _destination.json = json
+    _destination.configured = True
 
 
 def get_logger(name: str) -> Logger:
@@ -69,6 +73,22 @@ class _Stderr:
             sys.stderr.flush()
 
     debug = info = warning = error = critical = exception = fatal = log = msg
+
+
+def _give_to_program(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Pass the event to the standard library's logging if the program has set that up and this module is not."""
+    if _destination.configured:
+        return event
+    theirs = logging.getLogger(f"pydanube.{event.get('logger', '')}".rstrip("."))
+    if not theirs.hasHandlers():
+        return event
+    level = _LEVEL_NUMBERS.get(method, logging.ERROR)
+    if theirs.isEnabledFor(level):
+        exception = event.pop("exc_info", None)
+        name = _plain(str(event.pop("event")), spaces=True)
+        fields = " ".join(f"{key}={_plain(value)}" for key, value in event.items() if key != "logger")
+        theirs.log(level, "%s", f"{name} {fields}".rstrip(), exc_info=exception)
+    raise structlog.DropEvent
 
 
 def _drop_below_level(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -115,6 +135,7 @@ def _plain(value: object, *, spaces: bool = False) -> str:
 _json = structlog.processors.JSONRenderer(default=str, ensure_ascii=False)
 _BOUND: Final = structlog.make_filtering_bound_logger(logging.DEBUG)
 _PROCESSORS: Final[list[Processor]] = [
+    _give_to_program,
     _drop_below_level,
     structlog.processors.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),

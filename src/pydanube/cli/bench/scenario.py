@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from pydanube.model.limits import BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX
+from pydanube.model.topics import AckLevelName
 
 from .load import STAMP_BYTES
 
@@ -22,7 +23,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 500
     count: int = 1_000_000
     seconds: float = 0.0
-    ack_level: str = "durable"
+    ack_level: AckLevelName = "durable"
     partitions: int = 0
     topics: int = 1
     producers: int = 1
@@ -34,7 +35,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """The number of different keys of the messages; 0: no keys."""
     reliable: bool = True
     receive: Receive = "batches"
-    compression: str = "none"
+    compression: Literal["none", "lz4", "zstd"] = "none"
     rate: float = 0.0
     """Messages per second over all producers; 0: as fast as acks come back."""
     latency: bool = False

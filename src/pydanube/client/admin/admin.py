@@ -25,11 +25,13 @@ from pydanube.model.positions import LATEST, OFFSET_END
 from pydanube.model.statistics import TopicStatistics
 from pydanube.model.topics import (
     AckLevel,
+    AckLevelName,
     BrokerDescription,
     PartitionDescription,
     SubscriptionDescription,
     SubscriptionPartition,
     SubscriptionType,
+    SubscriptionTypeName,
     TopicConfig,
     TopicDescription,
 )
@@ -47,7 +49,7 @@ class Admin(StorageAdmin):
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def create_topic(
-        self, topic: str, *, partitions: int = 0, reliable: bool = True, ack_level: str = "durable"
+        self, topic: str, *, partitions: int = 0, reliable: bool = True, ack_level: AckLevelName = "durable"
     ) -> None:
         """Create a topic. Raises AlreadyExists.
 
@@ -142,7 +144,7 @@ class Admin(StorageAdmin):
         topic: str,
         subscription: str,
         *,
-        type: str = "exclusive",  # noqa: A002  the word of the contract
+        type: SubscriptionTypeName = "exclusive",  # noqa: A002  the word of the contract
         start: AnyPosition = LATEST,
         offsets: Mapping[int, int] | None = None,
         failure_policy: FailurePolicy | None = None,

@@ -179,6 +179,9 @@ class DeadLetters:
         self._client = client
         self._brokers = client._brokers
 
+    def __repr__(self) -> str:
+        return f"<DeadLetters {self.topic}>"
+
     def __aiter__(self) -> AsyncIterator[DeadLetter]:
         return self.listed()
 

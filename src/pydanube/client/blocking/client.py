@@ -26,11 +26,11 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from pydanube.client.admin.dead_letters import DeadLetter, DeadLetters
 from pydanube.client.admin.schemas import Schemas
-from pydanube.client.client import DEFAULT_URL, Client
+from pydanube.client.client import Client
 from pydanube.client.connection.pending_answers import FetchAnswer
 from pydanube.client.history.range_fetch import FETCH_BYTES as RANGE_FETCH_BYTES
 from pydanube.client.history.range_fetch import RangeFetch
-from pydanube.client.lifecycle import Openable
+from pydanube.client.lifecycle import Openable, check_timeout
 from pydanube.client.producing.message_intake import Attributes, checked_payload
 from pydanube.client.producing.producer import Producer
 from pydanube.client.producing.staged_writes import Stager
@@ -130,6 +130,9 @@ class BlockingDeadLetters:
     redrive = blocking(DeadLetters.redrive)
     drop = blocking(DeadLetters.drop)
 
+    def __repr__(self) -> str:
+        return f"<BlockingDeadLetters {self.topic}>"
+
     @property
     def topic(self) -> str:
         return self._inner.topic
@@ -210,9 +213,11 @@ class BlockingClient(Blocking[Client]):
         atexit.register(self._close_at_exit)
         return self
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
+        """Close everything that was made of this client, then end its thread; see the async `close`."""
+        check_timeout(timeout)
         try:
-            super().close()
+            super().close(timeout)
         finally:
             self._thread.stop()
             atexit.unregister(self._close_at_exit)
@@ -285,6 +290,6 @@ class BlockingClient(Blocking[Client]):
     forget_staged_query = blocking(Client.forget_staged_query)
 
 
-def connect_blocking(url: str = DEFAULT_URL, *, timeout: float = 30.0) -> BlockingClient:
+def connect_blocking(url: str | None = None, *, timeout: float = 30.0) -> BlockingClient:
     """Return a blocking client, to be opened with `with`. Arguments as `connect`."""
     return BlockingClient(Client(url, timeout=timeout), LoopThread())

@@ -14,6 +14,9 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, c
 
 from pydanube.client.lifecycle import Openable
 from pydanube.model.errors import Refused
+from pydanube.runtime.telemetry import get_logger
+
+log = get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -164,6 +167,9 @@ class Blocking(Generic[OpenableT]):
         self._inner = inner
         self._thread = thread
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._inner._describe()}>"
+
     def _hand_over(self) -> None:
         """Pass collected sends or acks to the loop."""
 
@@ -171,13 +177,13 @@ class Blocking(Generic[OpenableT]):
         self._thread.call(self._inner.open())
         return self
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Complete what is under way and release everything; see the async `close`."""
         if self._inner._has_ended or not self._inner._opened:
             return
         try:
             self._hand_over()
-            self._thread.call(self._inner.close())
+            self._thread.call(self._inner.close(timeout))
         except Refused as error:
             if type(error) is not Refused or self._thread.is_running:  # otherwise another thread has just closed it
                 raise
@@ -190,6 +196,7 @@ class Blocking(Generic[OpenableT]):
     ) -> None:
         try:
             self.close()
-        except Exception:
+        except Exception as failure:
             if error is None:
                 raise
+            log.warning("client.close_failed", closed=self._inner._what, error=str(failure))

@@ -39,6 +39,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.version import __version__
 
 from .address import BrokerAddress
+from .foreign_peer import FIRST_BYTES, NATIVE_PORT_HINT, ForeignPeer, describe_peer, greeting_length
 from .pending_answers import (
     AckAnswer,
     Answer,
@@ -67,7 +68,8 @@ that the next ones in the queue get their turn."""
 SILENT_INTERVALS_MAX: Final = 3
 """Intervals without a single byte, each begun with a PING, before the connection is given up."""
 
-_FRAMING: Final = network.Framing(frame_length=frames.frame_length, header_bytes=frames.HEADER.size)
+_FRAMING: Final = network.Framing(frame_length=greeting_length, header_bytes=frames.HEADER.size)
+"""Until the broker has greeted; then frames of any size may come."""
 _CORRELATIONS: Final = 0xFFFFFFFF
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -183,12 +185,16 @@ class Connection:
         self._consumers: dict[int, DeliveryListener] = {}
         self._on_lost: dict[object, Callable[[DanubeError], None]] = {}
         self._reason: DanubeError | None = None
+        self._welcomed = False
+        self._foreign = ""
+        """What the peer is, if it is not a danube broker."""
         self._keep_alive: KeepAlive | None = None
 
     @classmethod
     async def open(cls, address: BrokerAddress, clock: Clock, timeout: float = HANDSHAKE_SECONDS) -> Connection:
-        """Connect and exchange HELLO and WELCOME. Raises Unavailable, or the error with which the broker refuses.
+        """Connect and exchange HELLO and WELCOME.
 
+        Raises Unavailable, the error with which the broker refuses, or ForeignPeer if something else answers.
         Cancelled, the connection is closed.
         """
         made: list[Connection] = []
@@ -205,17 +211,30 @@ class Connection:
             async with asyncio.timeout(timeout):
                 self.welcome = await self._greeted
         except TimeoutError:
+            self._recognise_peer()
             framed.abort()
-            raise Unavailable(f"broker at {address} did not greet within {timeout:g} s") from None
-        except BaseException:
+            if self._foreign:
+                raise ForeignPeer(self._foreign) from None
+            raise Unavailable(
+                f"{address} accepted the connection and did not greet within {timeout:g} s: "
+                f"it is not a danube broker, or it hangs; {NATIVE_PORT_HINT}"
+            ) from None
+        except BaseException as error:
             framed.abort()
+            if self._foreign and isinstance(error, DanubeError):
+                raise ForeignPeer(self._foreign) from None
             raise
         self.window.limit = self.welcome.publish_window_bytes
         if self.lost is None and self.welcome.keep_alive_ms > 0:
             self._keep_alive = KeepAlive(
-                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self._ping, self._give_up_silent
+                self.welcome.keep_alive_ms / 1_000, lambda: framed.last_received, self.ping, self._give_up_silent
             )
         return self
+
+    @property
+    def last_received(self) -> float:
+        """When bytes last arrived, in seconds of the clock's `monotonic`."""
+        return self._framed.last_received
 
     @property
     def usable(self) -> bool:
@@ -404,6 +423,7 @@ class Connection:
                 self._announced(decoded)
 
     def stream_broken(self, error: DanubeError) -> None:
+        self._recognise_peer()
         self._reason = Unavailable(f"broker at {self.address} sent what cannot be read: {error}")
         self._framed.abort()
 
@@ -413,9 +433,8 @@ class Connection:
     def connection_lost(self, error: Exception | None) -> None:
         if self._keep_alive is not None:
             self._keep_alive.stop()
-        self.lost = self._reason or Unavailable(
-            f"connection to {self.address} was lost" + (f": {error}" if error is not None else "")
-        )
+        self._recognise_peer()
+        self.lost = self._reason or self._lost_error(error)
         fail(self._greeted, self.lost)
         asked, self._asked = self._asked, {}
         for one in asked.values():
@@ -430,6 +449,22 @@ class Connection:
         callbacks, self._on_lost = self._on_lost, {}
         for callback in callbacks.values():
             self._notify(callback, self.lost)
+
+    def _lost_error(self, error: Exception | None) -> Unavailable:
+        because = f": {error}" if error is not None else ""
+        if self._welcomed:
+            return Unavailable(f"connection to {self.address} was lost{because}")
+        return Unavailable(
+            f"{self.address} closed the connection before it greeted{because}: it is a broker that is starting or "
+            f"stopping, or not a danube broker, for example a TLS server; {NATIVE_PORT_HINT}"
+        )
+
+    def _recognise_peer(self) -> None:
+        """Before the greeting: note what the peer is, if its first bytes are not those of a danube broker."""
+        if not self._welcomed and not self._foreign:
+            described = describe_peer(self._framed.unread(FIRST_BYTES))
+            if described:
+                self._foreign = f"{self.address} is not a danube broker: {described} answered; {NATIVE_PORT_HINT}"
 
     def _notify(self, callback: Callable[[DanubeError], None], lost: DanubeError) -> None:
         """Call one listener; an exception it raises is reported and does not stop the other listeners."""
@@ -485,6 +520,8 @@ class Connection:
         match frame.kind:
             case FrameKind.WELCOME if not self._greeted.done():
                 self._greeted.set_result(requests.decode(frame.head, requests.Welcome))
+                self._welcomed = True
+                self._framed.frame_length = frames.frame_length
             case FrameKind.GOAWAY:
                 self.going_away = True
                 if frame.head:
@@ -506,7 +543,7 @@ class Connection:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _ping(self) -> None:
+    def ping(self) -> None:
         self._framed.send(frames.encode(FrameKind.PING))
 
     def _give_up_silent(self) -> None:

@@ -11,7 +11,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from copy import copy
 from math import inf
 from random import Random
@@ -20,19 +21,26 @@ from typing import Final, TypeVar
 import msgspec
 
 from pydanube.codec.native import requests
-from pydanube.model.errors import DanubeError, Full, NotFound, NotOwner, Unavailable
+from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, NotOwner, Unavailable
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
 from .address import BrokerAddress
 from .backoff import RetryBackoff
-from .connection import HANDSHAKE_SECONDS, Connection
+from .connection import HANDSHAKE_SECONDS, SILENT_INTERVALS_MAX, Connection, KeepAlive
+from .foreign_peer import ForeignPeer
 
 log = get_logger(__name__)
 
 UNREACHABLE_SECONDS: Final = 15.0
 """How long an advertised address that could not be reached is not tried again."""
+
+CLOSE_INTERVAL_SECONDS: Final = 1.25
+"""While something is being closed, brokers of which nothing was heard are pinged after each interval of this length."""
+
+CLOSE_SILENT_SECONDS: Final = (SILENT_INTERVALS_MAX + 1) * CLOSE_INTERVAL_SECONDS
+"""Closing gives up when no broker was heard for so long: the brokers are gone, or cannot be reached."""
 
 HOPS_MAX: Final = 4
 """NotOwner answers that are followed at once. Later ones wait first, because the brokers disagree about the owner."""
@@ -49,6 +57,13 @@ def worth_retrying(error: DanubeError) -> bool:
     return isinstance(error, Unavailable | NotOwner | Full)
 
 
+def close_limit_reason(timeout: float | None) -> str:
+    """Return why `Brokers.close_limit` ended its block."""
+    if timeout is None:
+        return f"no broker was heard for {CLOSE_SILENT_SECONDS:g} s"
+    return f"the {timeout:g} s that close() was given have passed"
+
+
 class Brokers:
     """The connections of one client, and its cache of partition owners."""
 
@@ -61,6 +76,10 @@ class Brokers:
         """Seconds after which a request that keeps failing raises Unavailable."""
         self.cluster = ""
         """The identity of the cluster, from the WELCOME of the latest connection."""
+        self._outages: dict[BrokerAddress, bool] = {}
+        """Addresses whose connection was lost and not opened again, and whether a failure to do so was logged."""
+        self._greeted = False
+        """Whether any broker has ever greeted this client."""
         self._tasks = Tasks(on_crash=lambda _task, _error: None)  # callers that await a task get its error
         # a listed broker that does not answer leaves time to try the others
         self._handshake_seconds = min(HANDSHAKE_SECONDS, timeout / (len(addresses) + 1))
@@ -78,6 +97,29 @@ class Brokers:
         await self._tasks.close()
         connections, self._connections = list(self._connections.values()), {}
         await asyncio.gather(*(connection.close() for connection in connections))
+
+    @asynccontextmanager
+    async def close_limit(self, timeout: float | None) -> AsyncIterator[None]:
+        """Raise TimeoutError in the block after `timeout` seconds; with None, when no broker is heard for a while."""
+        async with asyncio.timeout(timeout) as limit:
+            if timeout is not None:
+                yield
+                return
+            loop = asyncio.get_running_loop()
+            watch = KeepAlive(
+                CLOSE_INTERVAL_SECONDS, self._last_received, self._ping, lambda: limit.reschedule(loop.time())
+            )
+            try:
+                yield
+            finally:
+                watch.stop()
+
+    def _last_received(self) -> float:
+        return max((one.last_received for one in self._connections.values()), default=0.0)
+
+    def _ping(self) -> None:
+        for connection in self._connections.values():
+            connection.ping()
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -109,35 +151,68 @@ class Brokers:
 
     async def _connect(self, address: BrokerAddress) -> Connection:
         try:
-            connection = await Connection.open(address, self.clock, self._handshake_seconds)
+            connection = await self._open_connection(address)
         except DanubeError as error:
             self._unreachable[address] = self.clock.monotonic() + UNREACHABLE_SECONDS
-            log.debug("broker.unreachable", address=str(address), error=error.message)
+            self._log_unreachable(address, error)
             raise
         self._unreachable.pop(address, None)
+        event = "broker.connected" if self._outages.pop(address, None) is None else "broker.reconnected"
+        log.info(event, address=str(address), broker=connection.welcome.broker, cluster=connection.welcome.cluster)
+        self._greeted = True
         self.cluster = connection.welcome.cluster
         self._connections[address] = connection
         connection.on_lost(self, lambda _: self._lost(address, connection))
         return connection
 
+    async def _open_connection(self, address: BrokerAddress) -> Connection:
+        """Open a connection. Raises Invalid if the address was never that of a broker, as far as this client knows.
+
+        A client that was connected before keeps trying: another program may hold the port while the broker restarts.
+        """
+        try:
+            return await Connection.open(address, self.clock, self._handshake_seconds)
+        except ForeignPeer as peer:
+            raise (Unavailable(str(peer)) if self._greeted else Invalid(str(peer))) from None
+
     def _lost(self, address: BrokerAddress, connection: Connection) -> None:
         if self._connections.get(address) is connection:
             del self._connections[address]
+            if not self._closed and connection.lost is not None:
+                self._outages[address] = False
+                log.info("broker.connection_lost", address=str(address), error=connection.lost.message)
+
+    def _log_unreachable(self, address: BrokerAddress, error: DanubeError) -> None:
+        """Log the first failure of an outage as a warning; a caller that connects for the first time gets the error."""
+        logged = self._outages.get(address)
+        if logged is False:
+            self._outages[address] = True
+            log.warning("broker.unreachable", address=str(address), error=error.message, retried=worth_retrying(error))
+        elif logged is None and not self._greeted:
+            log.info("broker.unreachable", address=str(address), error=error.message)
+        else:
+            log.debug("broker.unreachable", address=str(address), error=error.message)
 
     async def connect_any(self) -> Connection:
-        """Return a connection to any listed broker: an open one, or one to the first broker that answers."""
+        """Return a connection to any listed broker: an open one, or one to the first broker that answers.
+
+        Raises Unavailable, or Invalid if every listed address is wrong.
+        """
         for address in self.addresses:
             known = self._connections.get(address)
             if known is not None and known.usable:
                 return known
-        failures: list[str] = []
+        failures: list[DanubeError] = []
         now = self.clock.monotonic()
         for address in sorted(self.addresses, key=lambda one: self._unreachable.get(one, 0.0) > now):
             try:
                 return await self.connect_to(address)
-            except Unavailable as error:
-                failures.append(error.message)
-        raise Unavailable("no broker can be reached: " + "; ".join(failures))
+            except (Unavailable, Invalid) as error:
+                failures.append(error)
+        told = "; ".join(one.message for one in failures)
+        if all(isinstance(one, Invalid) for one in failures):
+            raise Invalid(told)
+        raise Unavailable(f"no broker can be reached: {told}")
 
     async def owner(self, topic: str, partition: int) -> Connection:
         """Return a connection to the owner of a partition, according to the cached or looked-up route.

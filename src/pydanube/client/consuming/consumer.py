@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Final
 
-from pydanube.client.connection.routing import Brokers
+from pydanube.client.connection.routing import Brokers, close_limit_reason
 from pydanube.client.positions import AnyPosition, wire_start
 from pydanube.client.settings import ConsumerSettings, check_count, check_number, is_utf8
-from pydanube.model.errors import Invalid, Refused
+from pydanube.model.errors import Invalid, Refused, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX, FailurePolicy
 from pydanube.model.names import TopicName, parse_subscription
-from pydanube.model.topics import SubscriptionType
+from pydanube.model.topics import SubscriptionType, SubscriptionTypeName
 from pydanube.runtime.randomness import identity
 
 from .acks import Acks
@@ -32,13 +33,16 @@ from .message_stream import MessageStream
 from .messages import Message, ReceivedBatch
 from .partition_sources import PartitionSources, SubscribeOptions, is_pattern
 
+TOPICS_SHOWN: Final = 3
+"""How many topics the repr of a consumer names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
     """The options of a consumer as the user passed them, not checked; see `Client.consumer`."""
 
     subscription: str
-    type: str | None
+    type: SubscriptionTypeName | None
     start: AnyPosition
     name: str | None
     priority: int
@@ -61,10 +65,12 @@ class Consumer(MessageStream):
         settings: ConsumerSettings,
     ) -> None:
         super().__init__(brokers.clock)
+        self._brokers = brokers
         self.subscription = parse_subscription(options.subscription)
         self._type = None if options.type is None else SubscriptionType.parse(options.type)
         self.name = _checked_name(options.name) or identity()
         names, patterns = _split_topics(topics)
+        self._given = (*names, *patterns)
         self._sources = PartitionSources(brokers, self._checked(names, patterns, options), settings, self._queue)
 
     def _checked(self, names: list[str], patterns: list[str], options: ConsumerOptions) -> SubscribeOptions:
@@ -88,6 +94,14 @@ class Consumer(MessageStream):
             options.failure_policy,
             options.ack_timeout,
         )
+
+    def _describe(self) -> str:
+        topics = self.topics or list(self._given)
+        more = f" and {len(topics) - TOPICS_SHOWN} more" if len(topics) > TOPICS_SHOWN else ""
+        kind = f" type={self.type}" if self.type is not None else ""
+        state = self._state if self._queue.failure is None else "failed"
+        shown = ", ".join(topics[:TOPICS_SHOWN])
+        return f"subscription={self.subscription!r}{kind} name={self.name!r} of {shown}{more} {state}"
 
     @property
     def type(self) -> SubscriptionType | None:
@@ -161,10 +175,19 @@ class Consumer(MessageStream):
     async def _begin(self) -> None:
         await self._sources.open()
 
-    async def _finish(self) -> None:
+    async def _finish(self, timeout: float | None) -> None:
         self._queue.wake()
-        if self._queue.failure is None:
-            await self._sources.flush()
+        if self._queue.failure is not None:
+            return
+        try:
+            async with self._brokers.close_limit(timeout):
+                await self._sources.flush()
+        except TimeoutError:
+            self._sources.abandon()
+            raise Unavailable(
+                f"acks were not confirmed before the consumer was closed: {close_limit_reason(timeout)}; "
+                f"these messages may be redelivered"
+            ) from None
 
     async def _end(self) -> None:
         await self._sources.close()

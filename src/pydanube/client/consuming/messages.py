@@ -92,9 +92,13 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self._delivery.schema_version
 
     def __repr__(self) -> str:
+        return f"Message({self._describe()})"
+
+    def _describe(self) -> str:
+        key = "" if self.key is None else f", key={_shortened(self.key)}"
         return (
-            f"Message(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, key={self.key!r}, "
-            f"payload={_shortened(self.payload)})"
+            f"topic={self.topic!r}, partition={self.partition}, offset={self.offset}{key}, "
+            f"payload={_shortened(self.payload)}"
         )
 
 
@@ -102,6 +106,9 @@ class PeekedMessage(Message, frozen=True, eq=False, gc=False):
     """A message that `client.peek` found. Its redeliveries and failure reason are those of its next delivery."""
 
     _pending: PendingMessage
+
+    def __repr__(self) -> str:
+        return f"PeekedMessage({self._describe()}, state={self.state!r})"
 
     @property
     def state(self) -> PendingState:
@@ -180,10 +187,8 @@ class ReceivedBatch:
         return Message(self.payloads[index], self.offset_at(index), index, self)
 
     def __repr__(self) -> str:
-        first, last = self.offset_at(0), self.offset_at(len(self) - 1)
-        return (
-            f"ReceivedBatch(topic={self.topic!r}, partition={self.partition}, offsets={first}..{last}, len={len(self)})"
-        )
+        offsets = f", offsets={self.offset_at(0)}..{self.offset_at(len(self) - 1)}" if len(self) else ""
+        return f"ReceivedBatch(topic={self.topic!r}, partition={self.partition}{offsets}, len={len(self)})"
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
@@ -372,5 +377,7 @@ def rows_of(ranges: Sequence[tuple[int, int]], count: int) -> range | Int64Array
     return np.concatenate([np.arange(start, end, dtype=np.int64) for start, end in ranges])
 
 
-def _shortened(payload: bytes, shown: int = 40) -> str:
-    return repr(payload) if len(payload) <= shown else f"{payload[:shown]!r}... ({len(payload)} bytes)"
+def _shortened(value: bytes | str, shown: int = 40) -> str:
+    if len(value) <= shown:
+        return repr(value)
+    return f"{value[:shown]!r}... ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"

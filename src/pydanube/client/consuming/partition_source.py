@@ -160,6 +160,12 @@ class PartitionSource:
         """End the session. A broker that does not answer detaches the consumer when the connection ends."""
         await self._session.close(self._clean_up(self._session.detach()))
 
+    def abandon(self) -> None:
+        """End the session without waiting for the broker's answer."""
+        handle = self._clean_up(self._session.detach())
+        if handle is not None:
+            handle.give_back()
+
     def stop(self, error: DanubeError) -> None:
         """Do not attach again, and refuse later acks with `error`: the consumer is being closed."""
         self._stopped = True

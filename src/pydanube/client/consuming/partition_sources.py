@@ -107,12 +107,12 @@ class PartitionSources:
 
     @property
     def topics(self) -> list[str]:
-        return sorted({topic for topic, _ in self._sources})
+        return sorted({topic for topic, _ in list(self._sources)})  # a copy: threads read this too
 
     @property
     def type(self) -> SubscriptionType | None:
         """The type of the subscription; None before the first source is attached."""
-        return next((source.type for source in self._sources.values() if source.type is not None), None)
+        return next((source.type for source in list(self._sources.values()) if source.type is not None), None)
 
     def type_of(self, topic: str) -> SubscriptionType | None:
         """The type of the subscription on one topic: each topic has a subscription of its own."""
@@ -138,6 +138,11 @@ class PartitionSources:
             source.stop(Refused("this consumer is closed"))
         await self._tasks.close()
         await asyncio.gather(*(source.detach() for source in self._sources.values()))
+
+    def abandon(self) -> None:
+        """End every session without waiting for the broker, which does not answer."""
+        for source in self._sources.values():
+            source.abandon()
 
     def consumed(self, batch: ReceivedBatch) -> bool:
         """Count a batch that the user begins with. Returns whether a broker was sent new credit."""
@@ -227,9 +232,13 @@ class PartitionSources:
         return self._queue.discard(lambda batch: batch.acks is source.acks)
 
     def source_failed(self, source: PartitionSource, error: DanubeError) -> None:
+        about = {"topic": source.topic, "partition": source.partition, "subscription": self._options.subscription}
         if isinstance(error, NotFound) and source.topic not in self._options.names:
             self._sources.pop((source.topic, source.partition), None)  # found by a pattern, deleted since
+            log.info("consumer.topic_deleted", **about)
         else:
+            if self._failure is None and not self._closed:
+                log.warning("consumer.failed", **about, error=error.message)
             self._failure = self._failure or error
             source.acks.close(error)
             self._queue.fail(error)

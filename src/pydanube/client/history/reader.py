@@ -67,6 +67,10 @@ class Reader(MessageStream):
         """For each answer in the queue, the number of its batches that the user has not begun with."""
         self._answer_consumed = asyncio.Event()
 
+    def _describe(self) -> str:
+        offset = f" next_offset={self.next_offset}" if self.next_offset >= 0 else ""
+        return f"{self.topic} partition={self.partition}{offset} {self._state}"
+
     async def _ready_to_receive(self) -> None:
         if not self._opened and not self._closed:
             await self.open()
@@ -158,7 +162,7 @@ class Reader(MessageStream):
             del self._batches_left[0]
             self._answer_consumed.set()
 
-    async def _finish(self) -> None:
+    async def _finish(self, timeout: float | None) -> None:
         self._queue.wake()
 
     async def _end(self) -> None:

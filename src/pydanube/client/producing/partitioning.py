@@ -15,7 +15,7 @@ partition until its batch is closed, then to the next one; so single sends alter
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -37,7 +37,7 @@ ANY_PARTITION: Final = -1
 Choice = Callable[[str | None, bytes, int], int]
 """(key, payload, partitions) -> the partition, counted from 0"""
 
-PartitionBy = str | int | Choice
+PartitionBy = Literal["key", "round-robin"] | int | Choice
 
 UInt64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 OffsetArray: TypeAlias = "np.ndarray[Any, np.dtype[np.signedinteger[Any]]]"

@@ -35,14 +35,15 @@ from typing import Final
 from pydanube.client.connection.backoff import RetryBackoff
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.owner_session import OwnerHandle, OwnerRetry
-from pydanube.client.connection.routing import Brokers
+from pydanube.client.connection.routing import Brokers, close_limit_reason
 from pydanube.client.lifecycle import Openable
 from pydanube.client.settings import ProducerSettings
-from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpoch
+from pydanube.model.errors import DanubeError, Full, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import micros_from_datetime
 from pydanube.runtime.tasks import Tasks, run_together
+from pydanube.runtime.telemetry import get_logger
 
 from .message_intake import (
     ROW_BYTES,
@@ -58,6 +59,8 @@ from .partitioning import ANY_PARTITION, PartitionBy, Partitioner, check_partiti
 from .pending_batches import MessageRows
 from .producer_buffer import ProducerBuffer
 from .receipts import Placed, Receipt, Receipts
+
+log = get_logger(__name__)
 
 PAUSE_SECONDS: Final = 0.0005
 """A loop over `queue_many` may keep the event loop for so long; what it queued meanwhile is sent together."""
@@ -116,6 +119,11 @@ class Producer(Openable):
         """None while there is no unsettled message."""
         self._pause_at = 0.0
         """When a loop over `queue_many` lets other tasks run."""
+
+    def _describe(self) -> str:
+        name = f" name={self.name!r}" if self.name else ""
+        waiting = f", {self._buffer.messages} messages unanswered" if self._buffer.messages else ""
+        return f"{self.topic}{name} {self._state if self._final is None else 'fenced'}{waiting}"
 
     @property
     def obstacle(self) -> DanubeError | None:
@@ -429,7 +437,9 @@ class Producer(Openable):
     def _note_failure(self, error: DanubeError, messages: int) -> None:
         """Keep the failure of messages that no caller awaits, for the next flush to raise."""
         self._failed_messages += messages
-        self._failure = self._failure or error
+        if self._failure is None:
+            self._failure = error
+            log.warning("producer.messages_failed", topic=self.topic, name=self.name, error=error.message)
 
     def _fail_all(self, error: DanubeError) -> None:
         for partition in self._partitions:
@@ -457,6 +467,7 @@ class Producer(Openable):
         if self._final is None:
             self._final = error
             self._ready = False
+            log.warning("producer.fenced", topic=self.topic, name=self.name, error=error.message)
             _give_back(self._detach_all())
             self._fail_all(error)
 
@@ -573,9 +584,25 @@ class Producer(Openable):
                     partition.batches.renew(self._identity.producer_id, self._identity.producer_epoch)
                 self._partitioner = self._partitioner.grown(count)
 
-    async def _finish(self) -> None:
+    async def _finish(self, timeout: float | None) -> None:
         self._ready = False
-        await self.flush()
+        try:
+            async with self._brokers.close_limit(timeout):
+                await self.flush()
+        except TimeoutError:
+            error = self._unanswered(timeout)
+            _give_back(self._detach_all())
+            self._fail_all(error)
+            await self.flush()  # does not wait: raises what was queued and failed
+
+    def _unanswered(self, timeout: float | None) -> Unavailable:
+        """Return the error of the messages without an answer when `close` gives up."""
+        obstacle = self.obstacle
+        because = f" ({obstacle.message})" if obstacle is not None else ""
+        return Unavailable(
+            f"not acknowledged before the producer was closed: {close_limit_reason(timeout)}{because}; "
+            f"it may be stored or not"
+        )
 
     async def _end(self) -> None:
         """Give up what is not settled; nothing runs afterwards."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import Final, NamedTuple, overload
 
 import msgspec
+
+RUNS_SHOWN: Final = 3
+"""How many runs of offsets the repr of receipts shows."""
 
 
 class Receipt(NamedTuple):
@@ -68,7 +71,10 @@ class Receipts(Sequence[Receipt]):
         return (self[index] for index in range(self._count))
 
     def __repr__(self) -> str:
-        return f"Receipts(topic={self.topic!r}, count={self._count}, runs={list(self.runs)!r})"
+        runs = [f"partition {run.partition} [{run.start}, {run.start + run.count})" for run in self.runs[:RUNS_SHOWN]]
+        if len(self.runs) > RUNS_SHOWN:
+            runs.append(f"and {len(self.runs) - RUNS_SHOWN} more runs")
+        return f"Receipts(topic={self.topic!r}, count={self._count}, {', '.join(runs) or 'empty'})"
 
     def _inverse(self, rows: Sequence[Sequence[int]]) -> list[int]:
         """Return, for each payload index, its place in the concatenation of all runs."""

@@ -134,6 +134,10 @@ class Stager(Openable):
         self._stages: list[str] = []
         self._finished = False
 
+    def _describe(self) -> str:
+        origin = self._origin
+        return f"query={origin.query!r} batch_id={origin.batch_id} task={origin.task} {self._state}"
+
     async def partitions(self, topic: str, *, create: bool = True) -> int:
         """Return how many partitions the topic has. With `create`, a topic that does not exist is created.
 
