@@ -31,6 +31,7 @@ from .model.errors import (
 )
 from .model.failure import Backoff, FailurePolicy, Poison
 from .model.policies import BacklogAction, Policies
+from .model.schemas import SchemaDefinition, SchemaFormat, SchemaReference
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -92,6 +93,9 @@ __all__ = [
     "ReceivedBatch",
     "Redriven",
     "Refused",
+    "SchemaDefinition",
+    "SchemaFormat",
+    "SchemaReference",
     "Stager",
     "StaleEpoch",
     "Unauthenticated",
