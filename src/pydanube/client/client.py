@@ -176,13 +176,8 @@ class Client(Admin, StagedWrites):
             register_schema,
             self.schemas,
             self._writer_schemas,
-            self._bound_subject,
         )
         return self._keep(TypedProducer(self._brokers, topic, settings, create_topic, partition_by, registration))
-
-    async def _bound_subject(self, topic: str) -> str | None:
-        binding = await self.schemas.binding(topic)
-        return None if binding is None else binding.subject
 
     @overload
     def consumer(

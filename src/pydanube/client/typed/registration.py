@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,6 @@ class Registration:
     """False: the subject has to have the definition already."""
     registry: SchemaRegistry
     writers: WriterSchemas
-    bound_subject: Callable[[str], Awaitable[str | None]]
-    """Returns the subject that a topic is bound to."""
 
     async def run(self, topic: str) -> tuple[str, int, int]:
         """Return the subject, the schema id and the version for the batches of a topic.
@@ -35,7 +32,7 @@ class Registration:
         definition = self.value_type.definition
         if definition.references:
             self.value_type.use_references(await self.writers.references_of(definition))
-        subject = self.subject or await self.bound_subject(topic) or topic
+        subject = self.subject or await self._default_subject(topic)
         if self.create:
             registered = await self.registry.register(subject, definition)
             return subject, registered.schema_id, registered.version
@@ -44,3 +41,7 @@ class Registration:
         except NotFound as error:
             raise NotFound(f"{error.message}; register_schema=False does not register it") from None
         return subject, found.schema_id, found.version
+
+    async def _default_subject(self, topic: str) -> str:
+        binding = await self.registry.binding(topic)
+        return topic if binding is None else binding.subject
