@@ -368,6 +368,38 @@ async def test_seeking_while_a_schema_is_fetched_leaves_nothing_behind(
             await consumer.receive(timeout=0.1)
 
 
+async def test_a_reader_does_not_end_before_the_schema_of_its_last_batch_is_known(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, go_on, asked = pydanube.client.admin.schemas.Schemas.get_by_id, asyncio.Event(), asyncio.Event()
+
+    async def held(self: Any, schema_id: int, version: Any = "latest") -> Any:
+        asked.set()
+        await go_on.wait()
+        return await fetch(self, schema_id, version)
+
+    async with client.producer(TOPIC, schema=Order) as producer:
+        await producer.send_many([Order(number, "a") for number in range(3)])
+    monkeypatch.setattr(pydanube.client.admin.schemas.Schemas, "get_by_id", held)
+    async with client.reader(TOPIC, schema=Order, start="earliest", end="latest") as reader:
+        await asked.wait()
+        assert reader._queue.ended  # nothing more is read; one batch waits
+        with pytest.raises(TimeoutError):
+            await reader.receive(timeout=0)
+        go_on.set()
+        assert [message.value().id async for message in reader] == [0, 1, 2]
+
+
+async def test_the_rest_of_a_batch_has_values_too(client: Client) -> None:
+    async with client.producer(TOPIC, schema=Order) as producer:
+        await producer.send_many([Order(number, "a") for number in range(5)])
+    async with client.consumer(TOPIC, subscription="s", schema=Order, start="earliest") as consumer:
+        assert (await consumer.receive(timeout=60)).value().id == 0
+        assert [order.id for order in (await consumer.receive_batch(timeout=60)).values()] == [1, 2, 3, 4]
+    async with client.reader(TOPIC, schema=Order, start=1, end=3) as reader:
+        assert [message.value().id async for message in reader] == [1, 2]
+
+
 async def test_closing_while_a_schema_is_fetched_leaves_nothing_behind(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
