@@ -24,13 +24,15 @@ from .value_type import ValueType, not_a_value, one_line
 _MAPS: Final = ("$defs", "properties")
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalProperties")
+_read: Final = msgspec.json.Decoder().decode
 _SAYS_TYPE: Final = frozenset({"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"})
 
 
 class JsonValues(ValueType[Any]):
     """Values of one class, written and read by the functions of a library.
 
-    `dump` returns the JSON of a value, `load` reads it, and `to_plain` returns the value as dicts and lists.
+    `dump` returns the JSON of a value, `load` reads it, and `to_plain` returns what the JSON stands for: dicts, lists
+    and so on.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class JsonValues(ValueType[Any]):
             payload = self._dump(value)
         except Exception as error:  # whatever the value makes the library raise
             raise Invalid(f"the {self._kind.__name__} cannot be written as JSON: {one_line(error)}") from error
-        if self._has_floats:
-            self._check_finite(value, payload)
+        if self._has_floats and not self._is_finite(value, payload):
+            raise Invalid(f"the {self._kind.__name__} has a number that JSON does not have: NaN or infinity")
         return payload
 
     def encode_many(self, values: Sequence[Any]) -> list[bytes]:
@@ -71,12 +73,16 @@ class JsonValues(ValueType[Any]):
                 return super().encode_many(values)  # which says which one is wrong
             if not self._has_floats or b"null" not in b"".join(payloads):
                 return payloads
+            if all(map(self._is_finite, values, payloads)):
+                return payloads
         return super().encode_many(values)
 
-    def _check_finite(self, value: Any, payload: bytes) -> None:
-        """Raise Invalid for NaN and infinity, which both libraries write as null."""
-        if b"null" in payload and _has_infinite(self._to_plain(value)):
-            raise Invalid(f"the {self._kind.__name__} has a number that JSON does not have: NaN or infinity")
+    def _is_finite(self, value: Any, payload: bytes) -> bool:
+        """Return whether a value is without NaN and infinity, which both libraries write as null."""
+        if b"null" not in payload:
+            return True
+        plain = self._to_plain(value)
+        return bool(plain == _read(payload)) or not _has_infinite(plain)
 
     def decoder(self) -> Callable[[bytes], Any]:
         return self._load
@@ -89,7 +95,8 @@ def struct_values(kind: type) -> JsonValues:
         load: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
     except Exception as error:  # TypeError, NameError of annotations, and others
         raise _unsupported(kind, error) from error
-    return JsonValues(kind, document, msgspec.json.Encoder().encode, load, msgspec.to_builtins)
+    to_plain = partial(msgspec.to_builtins, str_keys=True)
+    return JsonValues(kind, document, msgspec.json.Encoder().encode, load, to_plain)
 
 
 def pydantic_values(kind: type) -> JsonValues:
@@ -102,7 +109,8 @@ def pydantic_values(kind: type) -> JsonValues:
     except Exception as error:
         raise _unsupported(kind, error) from error
     dump = partial(adapter.serializer.to_json, by_alias=True, round_trip=True, warnings="error")
-    return JsonValues(kind, document, dump, adapter.validator.validate_json, adapter.dump_python)
+    to_plain = partial(adapter.serializer.to_python, mode="json", by_alias=True, round_trip=True, warnings=False)
+    return JsonValues(kind, document, dump, adapter.validator.validate_json, to_plain)
 
 
 def _unsupported(kind: type, error: Exception) -> Invalid:
