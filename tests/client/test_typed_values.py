@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import subprocess
+import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
@@ -393,6 +395,24 @@ def test_another_version_is_read_as_the_own_one() -> None:
     }
     read = reader.decoder_of(written(writer))(writer.encode(value))
     assert read == {"price": 1.5, "number": 7.0, "state": "new"}
+
+
+def test_libraries_are_imported_only_for_the_schemas_that_need_them() -> None:
+    program = """
+import dataclasses, sys
+import pydanube.client
+from pydanube.client.typed.schema_sources import value_type_of
+
+@dataclasses.dataclass
+class Order:
+    id: int
+
+for schema in (Order, str, int):
+    value_type_of(schema)
+print([name for name in ("pydantic", "fastavro", "avro", "jsonschema_rs", "google.protobuf") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("schema", [Item, Person, AVRO_SCHEMA, timestamp_pb2.Timestamp, int])
